@@ -1,0 +1,1 @@
+"""Run directory in, `Comparison` out; pure, without torch."""

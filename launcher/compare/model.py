@@ -1,0 +1,118 @@
+"""`Comparison`: the one object that every report renders, and the schema of `comparison.json`.
+
+What does not apply is `None` (`null`), never 0. Schema version 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds per optimizer step: median over rounds, with its confidence interval."""
+
+    median: float
+    ci: Interval | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """100·(t / t_baseline − 1), in percent: positive is slower."""
+
+    percent: float | None
+    ci: Interval | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The baseline measured twice in the same rounds: what differs is noise."""
+
+    aa_percent: float | None
+    ci: Interval | None
+    launch_scatter_percent: float | None
+    """Standard deviation of the baseline's launch medians; `None` with fewer than 2 launches."""
+
+
+@dataclass(frozen=True)
+class ExposedComm:
+    """Communication outside compute, per step, from two independent sources."""
+
+    trace: float | None = None
+    ablation: float | None = None
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """Figures of one rank (of one replica for `dp`). Times are medians per step."""
+
+    rank: int
+    device: str
+    local_batch: int
+    step_ms: float | None
+    phases_ms: Mapping[str, float]
+    peak_gib: float | None
+    trace: str | None
+    span_ms: float | None = None
+    compute_ms: float | None = None
+    exposed_transfer_ms: float | None = None
+    exposed_wait_ms: float | None = None
+    exposed_memcpy_ms: float | None = None
+    idle_ms: float | None = None
+    input_ms: float | None = None
+    wait_ms: float | None = None
+    transfer_ms: float | None = None
+    exposed_comm_ms: ExposedComm = ExposedComm()
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """One variant's figures and how it ended."""
+
+    id: str
+    strategy: str
+    devices: tuple[str, ...]
+    split: tuple[int, ...]
+    split_name: str
+    global_batch: int
+    precision: str
+    accumulate: int
+    varied: Mapping[str, Any]
+    status: Status
+    reason: str | None
+    log: str | None
+    rounds: int
+    launches: int
+    step_ms: StepTime | None
+    samples_per_s: float | None
+    vs_baseline: Difference | None
+    scaling_efficiency: float | None
+    gradient_error: float | None
+    gradient_reference: str | None
+    exposed_comm_ms: ExposedComm
+    warnings: tuple[str, ...]
+    ranks: tuple[RankFigures, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a run found out; renders without a GPU and without rerunning anything."""
+
+    schema: int
+    name: str
+    job: Mapping[str, Any]
+    host: Mapping[str, Any]
+    baseline: str
+    ci_level: float | None
+    noise: Noise
+    variants: tuple[VariantResult, ...]
+    fastest: str | None
+    summary: str
+    notes: tuple[str, ...]
+    complete: bool
+    """Whether all that was planned has been run."""

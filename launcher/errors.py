@@ -1,0 +1,63 @@
+"""Every error that a person may cause, with the exit code that the command ends with.
+
+A message says what happened, where, and what to do next. Anything that is not a `GpurunError` is a bug of
+ours and keeps its traceback.
+"""
+
+from dataclasses import dataclass
+
+
+class GpurunError(Exception):
+    """Something that is not our own bug; the command prints the message and ends with `exit_code`."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a job file. Lines and columns count from 1; `None` where it stands in no file."""
+
+    message: str
+    hint: str | None = None
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        text = f"{place}: {self.message}" if place else self.message
+        return f"{text}\n    {self.hint}" if self.hint else text
+
+
+class SpecError(GpurunError):
+    """The job file or the command line is wrong. Carries all mistakes that were found, not only the first."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(Problem(p) if isinstance(p, str) else p for p in problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class MachineError(GpurunError):
+    """This machine lacks what the job asks for: devices, memory, a writable folder, disk space."""
+
+    exit_code = 3
+
+
+class VariantError(GpurunError):
+    """A variant failed or timed out; what was measured before is kept."""
+
+    exit_code = 4
+
+
+class GateError(GpurunError):
+    """A `--fail-slower` gate tripped."""
+
+    exit_code = 5
+
+
+class InterruptedRun(GpurunError):
+    """Ctrl-C or SIGTERM ended the run; what was measured before is kept."""
+
+    exit_code = 130

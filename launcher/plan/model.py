@@ -1,0 +1,84 @@
+"""What a run will do, as data: variants, launches and the processes of each launch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of running the workload, measured on its own."""
+
+    id: str
+    """`strategy-count-split[-key-value…]`, unique in a plan and safe as a file name."""
+    strategy: str
+    """`single`, `dp` or `ddp`."""
+    devices: tuple[str, ...]
+    """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`."""
+    split: tuple[int, ...]
+    """Samples per device and optimizer step; adds up to `global_batch`."""
+    split_name: str
+    """The job's own word: `even`, `48/16`, `3:1`; `-` for `single`."""
+    global_batch: int
+    precision: str
+    accumulate: int
+    """Micro-batches per optimizer step, on every device."""
+    params: Mapping[str, Any]
+    seed: int
+    varied: Mapping[str, Any]
+    """The keys under `compare` besides strategy, device_count and split, with this variant's values."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A combination of `compare` that cannot be, with the reason."""
+
+    combination: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a launch, completely: nothing is decided later."""
+
+    rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """What is added to the command's own environment."""
+    devices: tuple[str, ...]
+    """Global names of the devices that it owns: one for `single` and `ddp`, all for `dp`."""
+    log: str
+    """Path of its stdout and stderr, relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Variants that share processes, so that their steps are interleaved and drift cancels."""
+
+    id: str
+    """`01-ddp-2`: position in the order of the run, group."""
+    group: str
+    """Launches of one group repeat the same processes."""
+    repetition: int
+    """0-based; the launches of all groups with the same repetition are neighbours, and form pairs."""
+    variants: tuple[str, ...]
+    rounds: int
+    """Rounds that this launch runs at the most."""
+    processes: tuple[Process, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run will do. `launches` stand in the order in which they run (ABBA)."""
+
+    name: str
+    workload: str
+    baseline: str
+    variants: tuple[Variant, ...]
+    left_out: tuple[LeftOut, ...]
+    launches: tuple[Launch, ...]
+    notes: tuple[str, ...]
+    """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
+
+    def variant(self, variant_id: str) -> Variant:
+        return next(variant for variant in self.variants if variant.id == variant_id)

@@ -1,0 +1,1 @@
+"""Renderers: each takes one `Comparison` and gives text or files back."""

@@ -1,0 +1,1 @@
+"""Effects: processes, signals, logs, progress. Everything that a plan sets in motion."""

@@ -1,0 +1,147 @@
+"""The run directory: one object owns every file name, and every write is atomic or append-only."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from launcher.errors import MachineError
+from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Names and reads the files of one run; holds nothing but the path."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def host(self) -> Path:
+        return self.path / "host.json"
+
+    @property
+    def comparison(self) -> Path:
+        return self.path / "comparison.json"
+
+    def launch(self, launch_id: str) -> Path:
+        return self.path / "launches" / launch_id
+
+    def order(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "launch.json"
+
+    def events(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "events.jsonl"
+
+    def rendezvous(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "rendezvous"
+
+    def failure(self, launch_id: str, rank: int) -> Path:
+        return self.launch(launch_id) / "failures" / f"rank{rank}.json"
+
+    def log(self, launch_id: str, rank: int) -> Path:
+        return self.launch(launch_id) / "log" / f"rank{rank}.log"
+
+    def variant(self, variant_id: str) -> Path:
+        return self.path / "variants" / variant_id
+
+    def steps(self, variant_id: str, rank: int) -> Path:
+        return self.variant(variant_id) / f"rank{rank}.jsonl"
+
+    def trace(self, variant_id: str, rank: int) -> Path:
+        return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
+
+    def facts(self, variant_id: str) -> Path:
+        return self.variant(variant_id) / "facts.json"
+
+    def status(self, variant_id: str) -> Path:
+        return self.variant(variant_id) / "status.json"
+
+    def read_order(self, launch_id: str) -> LaunchOrder:
+        return read_json(self.order(launch_id), LaunchOrder)
+
+    def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
+        """Step records of a variant by rank, in the order in which they were written."""
+        files = self.variant(variant_id).glob("rank*.jsonl")
+        ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
+        return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
+
+    def read_facts(self, variant_id: str) -> VariantFacts:
+        path = self.facts(variant_id)
+        return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+
+    def read_status(self, variant_id: str) -> VariantStatus | None:
+        path = self.status(variant_id)
+        return read_json(path, VariantStatus) if path.exists() else None
+
+    def read_failures(self, launch_id: str) -> list[FailureRecord]:
+        files = sorted((self.launch(launch_id) / "failures").glob("rank*.json"))
+        return [read_json(file, FailureRecord) for file in files]
+
+    def read_events(self, launch_id: str) -> list[Event]:
+        return list(read_lines(self.events(launch_id), Event))
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The file's content as `kind`.
+
+    Raises:
+        MachineError: the file can't be read, or holds something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise MachineError(f"{path}: {error}") from error
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """The complete lines of an append-only file; a last line that was cut off by a crash is left out."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        yield decoder.decode(line)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces `path` in one step: a reader sees the old content or the new, never a part.
+
+    Raises:
+        MachineError: the folder can't be written, or the disk is full; what stood there before is kept.
+    """
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Like `write_json`, for bytes as they are."""
+    name = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            name = file.name
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        if name is not None and os.path.exists(name):
+            os.unlink(name)
+        raise MachineError(
+            f"can't write {path}: {error.strerror}; free some space or name another --out"
+        ) from error

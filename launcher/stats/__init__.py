@@ -1,0 +1,1 @@
+"""The statistics behind every verdict; pure functions on floats, without torch."""
