@@ -57,7 +57,7 @@ class GateError(GpurunError):
     exit_code = 5
 
 
-class InterruptedRun(GpurunError):
+class Interrupted(GpurunError):
     """Ctrl-C or SIGTERM ended the run; what was measured before is kept."""
 
     exit_code = 130

@@ -66,7 +66,7 @@ class LaunchOrder:
     rounds: int
     """Rounds of this launch at the most."""
     looks: tuple[tuple[int, float], ...]
-    """(rounds done so far, α of one comparison): when to look, and at which level. One entry: no early stop."""
+    """(rounds so far, α of one comparison): when to look, at which level. One entry: no early stop."""
     prior: Mapping[str, tuple[RoundTime, ...]] = field(default_factory=dict)
     """Rounds of earlier launches, by variant, that the looks count as well."""
     gradient_check: bool = True
