@@ -1,8 +1,10 @@
 """The run directory: one object owns every file name, and every write is atomic or append-only."""
 
+import contextlib
+import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +36,14 @@ class RunDir:
         return self.path / "host.json"
 
     @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def invocation(self) -> Path:
+        return self.path / "invocation.json"
+
+    @property
     def comparison(self) -> Path:
         return self.path / "comparison.json"
 
@@ -45,6 +55,9 @@ class RunDir:
 
     def events(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "events.jsonl"
+
+    def launch_facts(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "facts.json"
 
     def rendezvous(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "rendezvous"
@@ -108,14 +121,37 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """The complete lines of an append-only file; a last line that was cut off by a crash is left out."""
+    """The whole lines of an append-only file; a line that a crash or a full disk cut off is left out."""
     decoder = msgspec.json.Decoder(kind)
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return
     for line in text[: text.rfind(b"\n") + 1].splitlines():
-        yield decoder.decode(line)
+        with contextlib.suppress(msgspec.DecodeError):
+            yield decoder.decode(line)
+
+
+def append_lines(path: Path, values: Sequence[Any]) -> None:
+    """Appends one line of JSON per value, in a single write, so that a crash cuts at most the last of them.
+
+    Raises:
+        MachineError: the disk is full or the folder can't be written; earlier lines are kept.
+    """
+    encoded = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            written = file.write(encoded)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if written != len(encoded):
+        raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def unwritable(path: Path, error: OSError) -> MachineError:
+    """What to tell somebody whose disk is full or whose folder is closed."""
+    return MachineError(f"can't write {path}: {error.strerror}; free some space or name another --out")
 
 
 def write_json(path: Path, value: Any) -> None:

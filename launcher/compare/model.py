@@ -14,7 +14,10 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds per optimizer step: median over rounds, with its confidence interval."""
+    """Milliseconds per optimizer step: median over rounds, with its 95 % confidence interval.
+
+    With several launches: median of the launches' medians, and an interval that covers their scatter.
+    """
 
     median: float
     ci: Interval | None
@@ -22,7 +25,10 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Difference:
-    """100·(t / t_baseline − 1), in percent: positive is slower."""
+    """100·(t / t_baseline − 1), in percent: positive is slower.
+
+    t is the time of a step, or, where the global batches differ, of a sample.
+    """
 
     percent: float | None
     ci: Interval | None
@@ -97,6 +103,8 @@ class VariantResult:
     exposed_comm_ms: ExposedComm
     warnings: tuple[str, ...]
     ranks: tuple[RankFigures, ...]
+    launch_medians_ms: tuple[float, ...] = ()
+    """Median step of each launch, by repetition: what two runs are compared by."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ class Comparison:
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
+    """The variant with the highest throughput; how sure its lead is says `summary`."""
     summary: str
     notes: tuple[str, ...]
     complete: bool

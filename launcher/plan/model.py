@@ -28,6 +28,11 @@ class Variant:
     varied: Mapping[str, Any]
     """The keys under `compare` besides strategy, device_count and split, with this variant's values."""
 
+    @property
+    def world_size(self) -> int:
+        """Processes that train together: one per device for `ddp`, else one in all."""
+        return len(self.devices) if self.strategy == "ddp" else 1
+
 
 @dataclass(frozen=True)
 class LeftOut:

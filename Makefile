@@ -1,0 +1,39 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs and is safe to repeat.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## Show what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(READY) ## Make the virtual environment with pinned versions (torch's CPU build)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
+	$(BIN)/gpurun examples/quickstart.yaml
+
+test: $(READY) ## Run all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff, ruff format, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
+	$(BIN)/python -m benchmarks
+
+docs: $(READY) ## Write docs/job-file.md anew from the schema
+	$(BIN)/python -m docs.write_reference
+
+clean: ## Remove the virtual environment and all caches (not runs/)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

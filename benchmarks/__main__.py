@@ -1,0 +1,10 @@
+"""`python -m benchmarks [NAME …]`: all of them, or those that are named."""
+
+import importlib
+import sys
+
+NAMES = ("startup", "launch", "overhead", "sweep", "statistics", "reliability")
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or NAMES:
+        importlib.import_module(f"benchmarks.{name}").main()

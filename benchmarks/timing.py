@@ -1,0 +1,66 @@
+"""Timing whole commands in turn, and writing the figures down."""
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+BIN = Path(sys.executable).parent
+
+
+def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> float:
+    """Seconds that a command takes; its output is kept for the case that it fails."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        argv, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return seconds
+
+
+def in_turn(commands: Mapping[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
+    """Figures of all commands, run alternately (A B, B A, …) after one uncounted run each."""
+    figures: dict[str, list[float]] = {name: [] for name in commands}
+    for run in range(runs + 1):
+        order = list(commands) if run % 2 == 0 else list(reversed(commands))
+        for name in order:
+            figure = commands[name]()
+            if run > 0:
+                figures[name].append(figure)
+    return figures
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the ratios of neighbouring runs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def record(title: str, text: str) -> None:
+    """Prints a benchmark's result, and replaces its section in `RESULTS.md`."""
+    cpu = next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "CPU")
+    facts = (
+        f"{datetime.date.today()}, {os.cpu_count()} × {cpu}, Python {platform.python_version()}, "
+        f"torch {version('torch')}, load {os.getloadavg()[0]:.1f}"
+    )
+    section = f"## {title}\n\n{facts}\n\n{text.strip()}\n"
+    print(section)
+    old = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
+    head, *sections = old.split("\n## ")
+    kept = [s for s in sections if not s.startswith(f"{title}\n")]
+    body = "\n".join([*(f"## {s.rstrip()}\n" for s in kept), section])
+    RESULTS.write_text(f"{head.rstrip()}\n\n{body}")

@@ -1,0 +1,302 @@
+"""The command line: parses, calls one function, prints, exits. Nothing else here prints or exits."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from launcher import __version__
+from launcher.errors import GateError, GpurunError, Interrupted, SpecError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class JobGroup(click.Group):
+    """A group whose first argument may be a job file: `gpurun job.yaml` needs no word for "run"."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"--help", "-h", "--version"}
+        if args and args[0] not in own and args[0] not in self.commands and not self.is_typo(args[0]):
+            args = ["job", *args]
+        return super().parse_args(ctx, args)
+
+    def is_typo(self, word: str) -> bool:
+        """Whether a first word is more likely a mistyped command than a job file."""
+        looks_like_file = word.startswith("-") or "." in word or "/" in word or Path(word).exists()
+        return not looks_like_file
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean `gpurun {near[0]}`?" if near else "gpurun --help lists the commands"
+            raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in self.commands if not self.commands[name].hidden]
+
+
+def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """`3%` or `3`, as a number that is not negative."""
+    if value is None:
+        return None
+    try:
+        percent = float(value.strip().removesuffix("%"))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no percentage; write 3%") from None
+    if not 0 <= percent < float("inf"):
+        raise click.BadParameter(f"{value!r} must not be negative")
+    return percent
+
+
+def width() -> int:
+    """Columns of the terminal; 80 where there is none, so that piped output is the same everywhere."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
+
+
+def show_json(value: Any) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the job: steps.rounds=12.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
+run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+
+
+@click.group(
+    cls=JobGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: gpurun init && gpurun job.yaml",
+)
+@click.version_option(__version__, prog_name="gpurun")
+def cli() -> None:
+    """Run a training workload on every way of splitting its batch over this machine's devices; compare them.
+
+    \b
+    gpurun JOB.yaml [--out RUN] [--json] [--resume RUN] [--set KEY=VALUE]
+        runs the job; `gpurun job --help` tells more
+    """
+
+
+@cli.command("job", short_help="Run a job file; the word `job` may be left out.")
+@click.argument("job", type=click.Path(path_type=Path), metavar="[JOB.yaml]", required=False)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The run directory itself; default runs/NAME/TIME."
+)
+@click.option(
+    "--resume", type=click.Path(path_type=Path), help="Go on with a run: only what is missing is measured."
+)
+@json_option
+@set_option
+def job_command(
+    job: Path | None, out: Path | None, resume: Path | None, as_json: bool, overrides: tuple[str, ...]
+) -> None:
+    """Run every variant of JOB.yaml, measure and compare them.
+
+    Example: gpurun examples/quickstart.yaml --set steps.rounds=12
+
+    Exit codes: 0 ok (also with variants that are oom, skipped or unsteady), 2 the job file or the command
+    line is wrong, 3 the machine lacks what the job asks, 4 a variant failed or timed out, 130 interrupted.
+    """
+    from launcher.run.guard import split_process
+
+    if job is None and resume is None:
+        raise SpecError("which job? gpurun JOB.yaml; `gpurun init` writes one to start from")
+    with split_process() as guard:  # forks: nothing heavy may be imported before
+        from launcher.run.job import invocation_of, run_job
+
+        finished = run_job(guard, invocation_of(job, overrides), out, resume)
+    print_comparison(finished.comparison, finished.run.path, as_json)
+    if finished.error is not None:
+        raise finished.error
+
+
+def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
+    """The table for a person, or the whole comparison for a program."""
+    if as_json:
+        show_json(comparison)
+        return
+    from launcher.report.table import render_table
+
+    click.echo(render_table(comparison, width(), plain=not sys.stdout.isatty(), run_path=str(path)))
+
+
+@cli.command()
+@job_argument
+@json_option
+@set_option
+def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
+    """Validate a job file and print its plan without running anything.
+
+    Example: gpurun check job.yaml --set global_batch=128
+    """
+    from launcher.host import inspect_machine
+    from launcher.plan.build import build_plan
+    from launcher.spec.load import load_job
+
+    spec = load_job(job, overrides)
+    plan = build_plan(spec, inspect_machine())
+    if as_json:
+        show_json(plan)
+        return
+    from launcher.report.plan import render_plan
+
+    click.echo(render_plan(plan, spec, width()))
+
+
+@cli.command()
+@run_argument
+@click.option(
+    "--format", "formats", default="table", metavar="LIST", help="Of table, json, tensorboard; by commas."
+)
+def report(run: Path, formats: str) -> None:
+    """Render a run again, from its directory alone.
+
+    Example: gpurun report runs/gpt-splits/latest --format table,tensorboard
+    """
+    from launcher.compare.build import compare_run
+    from launcher.run.open import find_run
+
+    names = [name.strip() for name in formats.split(",")]
+    if unknown := set(names) - {"table", "json", "tensorboard"}:
+        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json and tensorboard")
+    found = find_run(run)
+    comparison = compare_run(found)
+    for name in names:
+        if name == "tensorboard":
+            from launcher.report.tensorboard import write_tensorboard
+
+            write_tensorboard(comparison, found)
+            click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
+        else:
+            print_comparison(comparison, found.path, as_json=name == "json")
+
+
+@cli.command()
+@run_argument
+@click.option("--port", default=0, help="Port on 127.0.0.1; default: a free one.")
+def view(run: Path, port: int) -> None:
+    """Open TensorBoard for a run, or for a folder of runs, on 127.0.0.1 until Ctrl-C.
+
+    Example: gpurun view runs/gpt-splits/latest
+    """
+    from launcher.run.view import open_view
+
+    with open_view(run, port=port) as server:
+        click.echo(f"TensorBoard: {server.url}  (Ctrl-C ends it)")
+        server.wait()
+
+
+@cli.command()
+@json_option
+def devices(as_json: bool) -> None:
+    """Show this machine's GPUs and CPU.
+
+    Example: gpurun devices --json
+    """
+    from launcher.host import inspect_machine
+
+    machine = inspect_machine()
+    if as_json:
+        show_json(machine)
+        return
+    from launcher.report.devices import render_devices
+
+    click.echo(render_devices(machine, width()))
+
+
+@cli.command()
+@click.argument("a", type=click.Path(path_type=Path), metavar="A")
+@click.argument("b", type=click.Path(path_type=Path), metavar="B")
+@click.option(
+    "--fail-slower",
+    callback=parse_percent,
+    metavar="PERCENT",
+    help="Exit with 5 if a variant of B is surely slower by more: 3%.",
+)
+@json_option
+def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
+    """Compare run B with run A, variant by variant; a gate for CI.
+
+    Example: gpurun diff runs/gpt/2026-01-01_10-00-00 runs/gpt/latest --fail-slower 3%
+    """
+    from launcher.compare.build import compare_run
+    from launcher.compare.diff import diff_runs, gate
+    from launcher.run.open import find_run
+
+    difference = diff_runs(compare_run(find_run(a)), compare_run(find_run(b)))
+    if as_json:
+        show_json(difference)
+    else:
+        from launcher.report.diff import render_diff
+
+        click.echo(render_diff(difference, width()))
+    if fail_slower is not None and (tripped := gate(difference, fail_slower)):
+        names = ", ".join(variant.label for variant in tripped)
+        raise GateError(f"slower by more than {fail_slower:g} %, beyond doubt: {names}")
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+def init(path: Path, force: bool) -> None:
+    """Write a commented job file to start from.
+
+    Example: gpurun init job.yaml
+    """
+    from launcher.rundir import write_bytes
+    from launcher.spec.template import job_template
+
+    if path.exists() and not force:
+        raise SpecError(f"{path} exists; --force overwrites it")
+    write_bytes(path, job_template().encode())
+    click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of job files, for editors.
+
+    Example: gpurun schema > job.schema.json
+    """
+    from launcher.spec.schema import job_schema
+
+    show_json(job_schema())
+
+
+def main() -> None:
+    """Runs the command; users' mistakes become a message and an exit code, ours keep their traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(Interrupted.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except GpurunError as error:
+        click.echo(f"gpurun: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away (`gpurun report … | head`): there is nobody to say anything to.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

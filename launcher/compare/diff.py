@@ -1,0 +1,152 @@
+"""Two runs against each other: how much slower or faster each variant became, and whether that is sure."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from launcher.compare.label import value_text, variant_label
+from launcher.compare.model import Comparison, Difference, VariantResult
+from launcher.compare.standings import is_ranked
+from launcher.compare.summary import MORE_LAUNCHES
+from launcher.stats.launches import welch_interval
+from launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
+
+ALPHA = 0.05
+"""Of all variants together."""
+
+PASSING_FACTS = {
+    "memory_available_gib",
+    "used_gib",
+    "utilisation_percent",
+    "processes",
+    "sm_clock_mhz",
+    "power_w",
+    "temperature_c",
+    "cpu_mhz",
+    "load_average",
+}
+"""Host facts of the moment: they differ between any two runs and tell no two hosts apart."""
+
+
+@dataclass(frozen=True)
+class VariantDiff:
+    """One variant in both runs. Percent of b against a: positive is slower."""
+
+    id: str
+    label: str
+    a_ms: float | None
+    b_ms: float | None
+    difference: Difference
+    note: str | None
+    """Why there is no figure or no interval, and how to get one."""
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What changed from run a to run b."""
+
+    name_a: str
+    name_b: str
+    ci_level: float | None
+    """Of one variant's interval; `None` if no variant is in both runs."""
+    variants: tuple[VariantDiff, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    marks: tuple[str, ...]
+    """Where host, versions or job differ: reasons to doubt that the code alone made the difference."""
+
+
+def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
+    """How b differs from a, by the medians of their launches.
+
+    Rounds of different launches aren't pairs, so the launch is the unit (Welch on logarithms), at
+    `alpha` shared among the variants that both runs have.
+    """
+    in_a, in_b = ({variant.id: variant for variant in run.variants} for run in (a, b))
+    common = [variant_id for variant_id in in_a if variant_id in in_b]
+    share = alpha / max(1, len(common))
+    return Diff(
+        name_a=a.name,
+        name_b=b.name,
+        ci_level=1 - share if common else None,
+        variants=tuple(_variant_diff(in_a[one], in_b[one], share) for one in common),
+        only_in_a=tuple(one for one in in_a if one not in in_b),
+        only_in_b=tuple(one for one in in_b if one not in in_a),
+        marks=(*_host_marks(a.host, b.host), *_marks("job", a.job, b.job)),
+    )
+
+
+def gate(diff: Diff, percent: float) -> tuple[VariantDiff, ...]:
+    """Variants that are slower by more than `percent` beyond doubt: the interval's lower end is above it."""
+    return tuple(one for one in diff.variants if one.difference.ci and one.difference.ci[0] > percent)
+
+
+def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDiff:
+    lost = [f"{one.status} in run {name}" for name, one in (("a", a), ("b", b)) if not is_ranked(one)]
+    difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
+    return VariantDiff(
+        id=a.id,
+        label=variant_label(b),
+        a_ms=a.step_ms.median if a.step_ms else None,
+        b_ms=b.step_ms.median if b.step_ms else None,
+        difference=difference,
+        note=", ".join(lost) if lost else _few_launches(a, b),
+    )
+
+
+def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
+    """Time per sample where the global batches differ, like everywhere."""
+    logs_a, logs_b = _log_sample_times(a), _log_sample_times(b)
+    if not logs_a or not logs_b:
+        return Difference(None, None, "inconclusive")
+    percent = percent_from_log(fmean(logs_b) - fmean(logs_a))
+    ci = percent_interval(welch_interval(logs_b, logs_a, alpha))
+    return Difference(percent, ci, verdict_of(percent, ci))
+
+
+def _log_sample_times(result: VariantResult) -> list[float]:
+    return [math.log(median_ms / result.global_batch) for median_ms in result.launch_medians_ms]
+
+
+def _few_launches(a: VariantResult, b: VariantResult) -> str | None:
+    few = [name for name, one in (("a", a), ("b", b)) if len(one.launch_medians_ms) < 2]
+    if not few:
+        return None
+    runs = "both runs have" if len(few) == 2 else f"run {few[0]} has"
+    return f"{runs} only one launch, which says nothing of how launches scatter: set {MORE_LAUNCHES}"
+
+
+def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    lasting = (
+        {key: value for key, value in _flat(host) if PASSING_FACTS.isdisjoint(key.split("."))}
+        for host in (a, b)
+    )
+    return _marks("host", *lasting)
+
+
+def _marks(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """`host torch: 2.12.1 → 2.13.0` for every fact that differs."""
+    flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
+    keys = dict.fromkeys((*flat_a, *flat_b))
+    return [
+        f"{what} {key}: {_shown(flat_a, key)} → {_shown(flat_b, key)}"
+        for key in keys
+        if flat_a.get(key) != flat_b.get(key)
+    ]
+
+
+def _shown(facts: Mapping[str, Any], key: str) -> str:
+    return value_text(facts[key]) if key in facts else "not there"
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Leaves of nested mappings and lists, by dotted key."""
+    for key, inner in value.items():
+        if isinstance(inner, list | tuple) and any(isinstance(item, Mapping) for item in inner):
+            inner = {str(index): item for index, item in enumerate(inner)}
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner

@@ -1,0 +1,120 @@
+"""The figures of one variant by itself: step time, throughput, efficiency, and those of its ranks."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median, stdev
+
+from launcher.compare.measured import Measured
+from launcher.compare.model import ExposedComm, Noise, RankFigures, StepTime
+from launcher.records import StepRecord
+from launcher.rundir import RunDir
+from launcher.stats.looks import look_at
+from launcher.stats.median import launches_interval, median_interval
+from launcher.stats.pairs import round_differences
+
+CI_ALPHA = 0.05
+"""Level of the figures that stand for themselves; verdicts have the level of the comparison."""
+
+
+def step_time(measured: Measured) -> StepTime | None:
+    """Median step over rounds, over launches where there are several; `None` without a complete round."""
+    medians_ms = launch_medians_ms(measured)
+    if len(medians_ms) > 1:
+        return StepTime(median(medians_ms), launches_interval(medians_ms, CI_ALPHA))
+    rounds_ms = [time.step_ns / 1e6 for time in measured.timed]
+    return StepTime(median(rounds_ms), median_interval(rounds_ms, CI_ALPHA)) if rounds_ms else None
+
+
+def launch_medians_ms(measured: Measured) -> tuple[float, ...]:
+    """Median step of each launch, by repetition."""
+    return tuple(step_ns / 1e6 for step_ns in measured.launch_medians_ns.values())
+
+
+def scaling_efficiency(measured: Measured, everything: Iterable[Measured]) -> float | None:
+    """t_single / (W · t) for W devices; `None` without a `single` variant that does the same work."""
+    time = step_time(measured)
+    single = next((one for one in everything if _is_single_of(one, measured)), None)
+    single_time = step_time(single) if single else None
+    if time is None or single_time is None or not measured.counts:
+        return None
+    return single_time.median / (len(measured.variant.devices) * time.median)
+
+
+def _is_single_of(one: Measured, measured: Measured) -> bool:
+    """Whether `one` does the work of `measured`, all else being equal, on a single device."""
+    a, b = one.variant, measured.variant
+    same_work = (a.global_batch, a.precision, a.accumulate, a.params, a.seed, a.varied) == (
+        (b.global_batch, b.precision, b.accumulate, b.params, b.seed, b.varied)
+    )
+    return a.strategy == "single" and one.counts and same_work
+
+
+def noise(baseline: Measured) -> Noise:
+    """How far two measurements of the same variant differ: the baseline's two blocks of each round."""
+    again = look_at(round_differences(baseline.aa, baseline.timed), CI_ALPHA)
+    return Noise(again.percent, again.ci, launch_scatter_percent(launch_medians_ms(baseline)))
+
+
+def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
+    """Standard deviation of launch medians, in percent of their mean; `None` with fewer than 2 launches."""
+    if len(medians_ms) < 2:
+        return None
+    return 100 * stdev(medians_ms) * len(medians_ms) / sum(medians_ms)
+
+
+def rank_figures(run: RunDir, measured: Measured) -> tuple[RankFigures, ...]:
+    """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
+    return tuple(
+        _one_rank(run, measured, rank, device, local_batch)
+        for rank, (device, local_batch) in enumerate(
+            zip(measured.variant.devices, measured.variant.split, strict=True)
+        )
+    )
+
+
+def _one_rank(run: RunDir, measured: Measured, rank: int, device: str, local_batch: int) -> RankFigures:
+    steps = measured.steps.get(rank, ())
+    timed = [step for step in steps if step.kind == "timed"]
+    peaks = [step.peak_bytes for step in timed if step.peak_bytes is not None]
+    trace = run.trace(measured.variant.id, rank)
+    return RankFigures(
+        rank=rank,
+        device=device,
+        local_batch=local_batch,
+        step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
+        phases_ms=phase_medians_ms(timed),
+        peak_gib=max(peaks) / 2**30 if peaks else None,
+        trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
+        exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
+    )
+
+
+def phase_medians_ms(steps: Iterable[StepRecord]) -> dict[str, float]:
+    """Median of each phase over the steps that have it, in the order in which the phases appear."""
+    phases_ns: dict[str, list[int]] = {}
+    for step in steps:
+        for phase, duration_ns in step.phases_ns.items():
+            phases_ns.setdefault(phase, []).append(duration_ns)
+    return {phase: median(durations_ns) / 1e6 for phase, durations_ns in phases_ns.items()}
+
+
+def ablation_ms(steps: Iterable[StepRecord]) -> float | None:
+    """A rank's median step less its own median without communication, in the rounds that have both."""
+    steps = list(steps)
+    without = [step for step in steps if step.kind == "ablation"]
+    rounds = {(step.launch, step.round) for step in without}
+    timed = [step.step_ns for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
+    if not timed:
+        return None
+    return (median(timed) - median(step.step_ns for step in without)) / 1e6
+
+
+def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
+    """The variant's figure: that of its slowest-computing rank, since the others' gap is mostly waiting."""
+    compute_ms = {
+        figures.rank: (figures.step_ms or 0.0) - figures.exposed_comm_ms.ablation
+        for figures in ranks
+        if figures.exposed_comm_ms.ablation is not None
+    }
+    if not compute_ms:
+        return ExposedComm()
+    return ranks[max(compute_ms, key=lambda rank: compute_ms[rank])].exposed_comm_ms

@@ -1,0 +1,39 @@
+"""What a sentence calls a variant: by its samples, which say more than the job's word for the split."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from launcher.compare.model import VariantResult
+from launcher.plan.model import Variant
+
+LONGEST_SPLIT = 16
+"""Characters; a longer list of samples is written as runs."""
+
+
+def variant_label(variant: Variant | VariantResult) -> str:
+    """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`."""
+    split = () if variant.strategy == "single" else (split_text(variant.split),)
+    return " ".join((variant.strategy, *split, *varied_texts(variant.varied)))
+
+
+def split_text(split: Sequence[int]) -> str:
+    """`48/16`; for many devices `8×9/1×6`: eight with 9 samples, one with 6."""
+    text = "/".join(str(samples) for samples in split)
+    if len(text) <= LONGEST_SPLIT:
+        return text
+    return "/".join(f"{len(list(run))}×{samples}" for samples, run in groupby(split))
+
+
+def varied_texts(varied: Mapping[str, Any]) -> list[str]:
+    """`key=value` for every varied key, each on one line."""
+    return [f"{key}={value_text(value)}" for key, value in varied.items()]
+
+
+def value_text(value: Any) -> str:
+    """A job's value as a person would write it on one line."""
+    if isinstance(value, Mapping):
+        return ",".join(varied_texts(value))
+    if isinstance(value, list | tuple):
+        return ",".join(value_text(part) for part in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

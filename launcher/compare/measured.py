@@ -1,0 +1,63 @@
+"""What a run directory holds about one variant, read once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.compare.rounds import launch_medians, round_times
+from launcher.plan.model import Plan, Variant
+from launcher.records import RoundTime, StepRecord, VariantFacts, VariantStatus
+from launcher.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A planned variant with everything that was measured of it so far."""
+
+    variant: Variant
+    group: str
+    """Launches of one group repeat the same processes; rounds are paired only within a group."""
+    status: VariantStatus
+    finished: bool
+    """Whether the command has closed this variant."""
+    facts: VariantFacts
+    steps: Mapping[int, Sequence[StepRecord]]
+    timed: tuple[RoundTime, ...]
+    aa: tuple[RoundTime, ...]
+    """The baseline's second blocks; empty for the others."""
+    launch_medians_ns: Mapping[int, float]
+    """By repetition."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether its times may be compared: it ran without failing, and has some."""
+        return self.status.status in ("ok", "unsteady") and bool(self.timed)
+
+
+def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
+    """Reads the files of `variant`; what is not there yet is empty."""
+    launches = [launch for launch in plan.launches if variant.id in launch.variants]
+    world_size = len(variant.devices) if variant.strategy == "ddp" else 1
+    steps = run.read_steps(variant.id)
+    timed = round_times(steps, world_size, "timed")
+    facts = run.read_facts(variant.id)
+    status = run.read_status(variant.id)
+    return Measured(
+        variant=variant,
+        group=launches[0].group if launches else "",
+        status=_effective_status(status, facts, bool(timed)),
+        finished=status is not None,
+        facts=facts,
+        steps=steps,
+        timed=timed,
+        aa=round_times(steps, world_size, "aa"),
+        launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+    )
+
+
+def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rounds: bool) -> VariantStatus:
+    """The status that the command wrote; before it did, what the rounds so far allow to say."""
+    if status is None and not has_rounds:
+        return VariantStatus("skipped", "not measured yet")
+    if status is None or status.status == "ok":
+        return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok")
+    return status

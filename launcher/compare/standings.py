@@ -1,0 +1,70 @@
+"""Who leads, and who may not be called slower."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from launcher.compare.model import Difference, VariantResult
+
+
+class Pairwise(Protocol):
+    """Answers how any two variants differ."""
+
+    def between(self, variant: str, other: str) -> Difference:
+        """How `variant` differs from `other`: positive percent is slower."""
+
+    def share_launches(self, variant: str, other: str) -> bool:
+        """Whether they run in the same processes, so that their rounds are pairs."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A variant and how far it is behind the leader."""
+
+    result: VariantResult
+    behind: Difference
+    shares_launches: bool
+    """Whether it ran in the leader's own processes."""
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the leader's lead over it is established."""
+        return self.behind.verdict == "slower"
+
+
+@dataclass(frozen=True)
+class Standings:
+    """The leader, and all others that were measured, fastest first."""
+
+    leader: VariantResult
+    rivals: tuple[Rival, ...]
+
+
+def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings | None:
+    """The leader by throughput, and where the others stand against it; `None` if nothing was measured.
+
+    Medians of variants that stopped early are of other rounds, and drift may part them: a variant that is
+    established to be faster than the one with the best median leads.
+    """
+    ranked = [result for result in results if is_ranked(result)]
+    ranked.sort(key=lambda result: result.samples_per_s or 0.0, reverse=True)
+    if not ranked:
+        return None
+    leader = next((one for one in ranked if not _is_beaten(one, ranked, pairwise)), ranked[0])
+    others = (result for result in ranked if result.id != leader.id)
+    rivals = (
+        Rival(other, pairwise.between(other.id, leader.id), pairwise.share_launches(other.id, leader.id))
+        for other in others
+    )
+    return Standings(leader, tuple(rivals))
+
+
+def is_ranked(result: VariantResult) -> bool:
+    """Whether a variant ended well enough to be called fast."""
+    return result.status in ("ok", "unsteady") and result.samples_per_s is not None
+
+
+def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise) -> bool:
+    return any(
+        pairwise.between(other.id, one.id).verdict == "faster" for other in ranked if other.id != one.id
+    )

@@ -1,0 +1,45 @@
+"""Which variant all others are compared with."""
+
+from collections.abc import Sequence
+
+from launcher.errors import SpecError
+from launcher.plan.combination import Candidate, Combination
+from launcher.plan.model import Variant
+from launcher.spec.model import Baseline, JobSpec
+
+
+def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
+    """The id of the variant that `baseline` means, of several the one with most devices; else the first.
+
+    Raises:
+        SpecError: none matches, or several with equally many devices.
+    """
+    wanted = spec.baseline
+    if wanted is None:
+        return candidates[0].variant.id
+    matching = [
+        item.variant for item in candidates if any(_matches(wanted, origin) for origin in item.origins)
+    ]
+    if not matching:
+        listed = _listed([item.variant for item in candidates])
+        raise SpecError(spec.problem(("baseline",), "no variant matches the baseline", f"there are {listed}"))
+    most = max(len(variant.devices) for variant in matching)
+    largest = [variant for variant in matching if len(variant.devices) == most]
+    if len(largest) > 1:
+        message = f"the baseline could be {_listed(largest)}"
+        raise SpecError(spec.problem(("baseline",), message, "name more keys, so that one is left"))
+    return largest[0].id
+
+
+def _matches(wanted: Baseline, origin: Combination) -> bool:
+    if origin.strategy == "single" and wanted.split is not None and wanted.strategy is None:
+        return False  # it has no split
+    named = {key: value for key in Baseline.model_fields if (value := getattr(wanted, key)) is not None}
+    params = named.pop("params", {})
+    has_params = all(key in origin.params and origin.params[key] == value for key, value in params.items())
+    return has_params and all(getattr(origin, key) == value for key, value in named.items())
+
+
+def _listed(variants: Sequence[Variant]) -> str:
+    names = [variant.id for variant in variants]
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

@@ -1,0 +1,147 @@
+"""The whole run as data: launches in ABBA order, and every process of every launch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import SpecError
+from launcher.plan.devices import MachineLike, gpu_index, is_cuda
+from launcher.plan.estimate import estimate_s
+from launcher.plan.expand import expand
+from launcher.plan.ids import group_id, make_unique
+from launcher.plan.model import Launch, Plan, Process, Variant
+from launcher.rundir import RunDir
+from launcher.spec.model import JobSpec
+
+__all__ = ["Group", "build_plan", "estimate_s"]
+
+LAUNCHES_TO_COMPARE = 6
+"""With fewer pairs of launches a comparison across launches stays inconclusive."""
+
+MAX_PROCESSES = 20_000
+"""A run that starts more would take days; keeps a slip in the job file from filling the memory."""
+
+_HERE = RunDir(Path())
+"""File names relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Variants that can share processes: only their batches differ."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
+    """All that a run of this job on this machine will do.
+
+    Raises:
+        SpecError: the job makes no sense on these devices, or its plan would be too large.
+        MachineError: the machine lacks what the job asks for.
+    """
+    expansion = expand(spec, machine)
+    groups = _groups(expansion.variants)
+    repetitions = spec.steps.launches or (1 if len(groups) == 1 else LAUNCHES_TO_COMPARE)
+    _check_size(spec, groups, repetitions)
+    return Plan(
+        name=spec.name,
+        workload=spec.workload,
+        baseline=expansion.baseline,
+        variants=expansion.variants,
+        left_out=expansion.left_out,
+        launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine),
+        notes=expansion.notes,
+    )
+
+
+def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
+    members: dict[bytes, list[Variant]] = {}
+    for variant in variants:
+        shared = (variant.strategy, variant.devices, variant.precision, variant.params, variant.seed)
+        members.setdefault(msgspec.json.encode(shared, order="deterministic"), []).append(variant)
+    firsts = [group[0] for group in members.values()]
+    names = make_unique([group_id(first.strategy, len(first.devices), first.varied) for first in firsts])
+    return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
+
+
+def _launches(
+    groups: tuple[Group, ...], repetitions: int, rounds: int, machine: MachineLike
+) -> tuple[Launch, ...]:
+    """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
+    order = [
+        (repetition, group)
+        for repetition in range(repetitions)
+        for group in (groups if repetition % 2 == 0 else groups[::-1])
+    ]
+    return tuple(
+        _launch(f"{position:02d}-{group.name}", group, repetition, rounds, machine)
+        for position, (repetition, group) in enumerate(order, start=1)
+    )
+
+
+def _launch(launch_id: str, group: Group, repetition: int, rounds: int, machine: MachineLike) -> Launch:
+    first = group.variants[0]
+    owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
+    processes = [
+        _process(launch_id, rank, devices, len(owned), first, machine) for rank, devices in enumerate(owned)
+    ]
+    return Launch(
+        id=launch_id,
+        group=group.name,
+        repetition=repetition,
+        variants=tuple(variant.id for variant in group.variants),
+        rounds=rounds,
+        processes=tuple(processes),
+    )
+
+
+def _process(
+    launch_id: str,
+    rank: int,
+    devices: tuple[str, ...],
+    world_size: int,
+    variant: Variant,
+    machine: MachineLike,
+) -> Process:
+    order = _HERE.order(launch_id).as_posix()
+    return Process(
+        rank=rank,
+        argv=("python", "-m", "launcher.worker", order, str(rank)),
+        env={**_rank_env(rank, world_size, variant.strategy), **_visible_gpus(devices, machine)},
+        devices=devices,
+        log=_HERE.log(launch_id, rank).as_posix(),
+    )
+
+
+def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:
+    env = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+    }
+    # All ranks are on this machine; a host name that resolves to an outer address makes gloo time out.
+    return {**env, "GLOO_SOCKET_IFNAME": "lo"} if strategy == "ddp" else env
+
+
+def _visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
+    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
+    if not is_cuda(devices):
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    distinct = dict.fromkeys(devices)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
+
+
+def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:
+    per_repetition = sum(
+        len(group.variants[0].devices) if group.variants[0].strategy == "ddp" else 1 for group in groups
+    )
+    if per_repetition * repetitions > MAX_PROCESSES:
+        message = (
+            f"the plan would start {per_repetition * repetitions:,} processes; {MAX_PROCESSES:,} is the most"
+        )
+        raise SpecError(spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`"))

@@ -1,0 +1,70 @@
+"""The product of what stands under `compare`."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import SpecError
+from launcher.plan.model import Variant
+from launcher.spec.model import JobSpec
+
+MAX_COMBINATIONS = 1000
+"""More could not be measured in a day."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One value for every key that may vary, as the job states them."""
+
+    strategy: str
+    device_count: int
+    split: str | tuple[int, ...]
+    global_batch: int
+    precision: str
+    accumulate: int
+    params: Mapping[str, Any]
+    """The job's, with those of `compare` laid over them."""
+    seed: int
+    stated: Mapping[str, Any]
+    """What stands under `compare` for this combination."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant with all the combinations that come to it, the first of which names it."""
+
+    variant: Variant
+    origins: tuple[Combination, ...]
+
+
+def combinations(spec: JobSpec, num_devices: int) -> Iterator[Combination]:
+    """Every combination of what varies, the last key fastest; the job itself where nothing varies.
+
+    Raises:
+        SpecError: there are too many.
+    """
+    lists = {key: values for key in type(spec.compare).model_fields if (values := getattr(spec.compare, key))}
+    total = math.prod(len(values) for values in lists.values())
+    if total > MAX_COMBINATIONS:
+        message = f"`compare` makes {total:,} combinations; {MAX_COMBINATIONS:,} is the most"
+        raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
+    for values in itertools.product(*lists.values()):
+        yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices)
+
+
+def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int) -> Combination:
+    strategy = stated.get("strategy", spec.strategy)
+    default_count = 1 if strategy == "single" else spec.device_count or num_devices
+    return Combination(
+        strategy=strategy,
+        device_count=stated.get("device_count", default_count),
+        split=stated.get("split", spec.split),
+        global_batch=stated.get("global_batch", spec.global_batch),
+        precision=stated.get("precision", spec.precision),
+        accumulate=stated.get("accumulate", spec.accumulate),
+        params={**spec.params, **stated.get("params", {})},
+        seed=stated.get("seed", spec.seed),
+        stated=stated,
+    )

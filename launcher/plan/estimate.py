@@ -1,0 +1,30 @@
+"""A rough duration of a run, before anything is known of the workload's speed."""
+
+from launcher.plan.devices import is_cuda
+from launcher.plan.model import Launch, Plan
+from launcher.spec.model import JobSpec
+
+_STEP_S = 0.03
+"""A step of a small model; warm-up, gradient check and trace are counted in steps."""
+_BLOCK_S = 0.25
+"""A round's block of steps lasts at least 200 ms, plus its barriers."""
+_START_CPU_S = 2.0
+_START_CUDA_S = 8.0
+"""Processes, rendezvous, building the model; on CUDA also the context and the libraries."""
+_STEADY_STEPS = 10
+"""Steps beyond `warmup` until a variant is seen to be steady."""
+
+
+def estimate_s(plan: Plan, spec: JobSpec) -> float:
+    """Seconds that the run takes at the most if its steps are short; early stops make it shorter."""
+    return sum(_launch_s(plan, spec, launch) for launch in plan.launches)
+
+
+def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
+    start = _START_CUDA_S if is_cuda(launch.processes[0].devices) else _START_CPU_S
+    num_variants = len(launch.variants)
+    has_baseline = plan.baseline in launch.variants  # measured twice in every round
+    blocks = launch.rounds * (num_variants + has_baseline)
+    extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
+    steps = num_variants * (spec.steps.warmup + _STEADY_STEPS + extra_steps)
+    return start + blocks * _BLOCK_S + steps * _STEP_S

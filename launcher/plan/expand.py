@@ -1,0 +1,189 @@
+"""Combinations as variants: what cannot be is left out with its reason, what is the same work is merged."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from launcher.errors import MachineError, SpecError
+from launcher.plan.baseline import choose_baseline
+from launcher.plan.combination import Candidate, Combination, combinations
+from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
+from launcher.plan.ids import make_unique, variant_id
+from launcher.plan.model import LeftOut, Variant
+from launcher.spec.model import JobSpec
+from launcher.splits import Split, resolve_split
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What `compare` comes to on a machine."""
+
+    variants: tuple[Variant, ...]
+    left_out: tuple[LeftOut, ...]
+    baseline: str
+    notes: tuple[str, ...]
+
+
+def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
+    """The variants of a job on this machine, which of them is the baseline, and what a person should know.
+
+    Raises:
+        SpecError: no combination can be, there are too many, or the baseline is not one variant.
+        MachineError: the machine has fewer devices than the job asks for.
+    """
+    devices = resolve_devices(spec.devices, machine)
+    _check_device_count(spec, devices)
+    _check_tf32(spec, devices)
+    built, left_out = _build_all(spec, devices)
+    if not built:
+        raise _nothing_left(spec, left_out)
+    candidates = _named(_merge(built))
+    return Expansion(
+        variants=tuple(candidate.variant for candidate in candidates),
+        left_out=tuple(left_out),
+        baseline=choose_baseline(spec, candidates),
+        notes=(*device_notes(devices, machine), *_chunk_notes(candidates), *_merge_notes(built, candidates)),
+    )
+
+
+def _build_all(
+    spec: JobSpec, devices: tuple[str, ...]
+) -> tuple[list[tuple[Combination, Variant]], list[LeftOut]]:
+    built: list[tuple[Combination, Variant]] = []
+    left_out: list[LeftOut] = []
+    for wanted in combinations(spec, len(devices)):
+        try:
+            built.append((wanted, _variant(wanted, devices)))
+        except SpecError as error:
+            left_out.append(LeftOut(_essence(wanted), str(error)))
+    return built, _distinct(left_out)
+
+
+def _essence(wanted: Combination) -> dict[str, Any]:
+    """What decides whether a combination can be: not params and seed, nor a split for one device."""
+    besides = {"params", "seed"} | ({"split"} if wanted.strategy == "single" else set())
+    return {key: value for key, value in wanted.stated.items() if key not in besides}
+
+
+def _distinct(left_out: list[LeftOut]) -> list[LeftOut]:
+    return [item for position, item in enumerate(left_out) if item not in left_out[:position]]
+
+
+def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
+    """The variant, still without an id.
+
+    Raises:
+        SpecError: there can't be such a variant; the message is the reason.
+    """
+    split = _split(wanted, len(devices))
+    if wanted.precision == "tf32" and not is_cuda(devices):
+        raise SpecError("tf32 is a mode of NVIDIA GPUs")
+    if min(split.samples) < wanted.accumulate:
+        fewest = min(split.samples)
+        raise SpecError(
+            f"a device with {fewest} samples can't cut them into {wanted.accumulate} micro-batches"
+        )
+    besides = {
+        key: wanted.stated[key] for key in wanted.stated if key not in ("strategy", "device_count", "split")
+    }
+    return Variant(
+        id="",
+        strategy=wanted.strategy,
+        devices=devices[: len(split.samples)],
+        split=split.samples,
+        split_name=split.name,
+        global_batch=wanted.global_batch,
+        precision=wanted.precision,
+        accumulate=wanted.accumulate,
+        params=wanted.params,
+        seed=wanted.seed,
+        varied=besides,
+    )
+
+
+def _split(wanted: Combination, num_devices: int) -> Split:
+    if wanted.strategy == "single":
+        if wanted.device_count != 1:
+            raise SpecError(f"single uses one device, not {wanted.device_count}")
+        return Split("-", (wanted.global_batch,))
+    if wanted.device_count > num_devices:
+        raise SpecError(f"the job has {num_devices} devices, not {wanted.device_count}")
+    return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+
+
+def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
+    """Combinations that come to the same work make one candidate, in the order of the first ones."""
+    merged: dict[bytes, Candidate] = {}
+    for wanted, variant in built:
+        known = merged.setdefault(_work(variant), Candidate(variant, ()))
+        merged[_work(variant)] = replace(known, origins=(*known.origins, wanted))
+    return list(merged.values())
+
+
+def _work(variant: Variant) -> bytes:
+    """What a variant does, whatever it is called."""
+    work = (variant.strategy, variant.devices, variant.split, variant.precision, variant.accumulate)
+    return msgspec.json.encode((*work, variant.params, variant.seed), order="deterministic")
+
+
+def _named(candidates: list[Candidate]) -> list[Candidate]:
+    variants = [candidate.variant for candidate in candidates]
+    names = make_unique([variant_id(v.strategy, len(v.devices), v.split_name, v.varied) for v in variants])
+    return [
+        replace(candidate, variant=replace(candidate.variant, id=name))
+        for candidate, name in zip(candidates, names, strict=True)
+    ]
+
+
+def _chunk_notes(candidates: list[Candidate]) -> list[str]:
+    """Batches that run out before every device has a chunk."""
+    notes: dict[str, None] = {}  # each once, in order
+    for candidate in candidates:
+        chunks = len(candidate.variant.devices)
+        for wanted in candidate.origins:
+            if chunks < wanted.device_count:
+                text = f"{wanted.global_batch} over {wanted.device_count} devices gives {chunks} chunks: "
+                notes[text + f"runs on {chunks}"] = None
+    return list(notes)
+
+
+def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Candidate]) -> list[str]:
+    """Splits that are called differently and come to the same samples."""
+    kept = {_work(candidate.variant): candidate.variant for candidate in candidates}
+    notes: dict[str, None] = {}
+    for _, variant in built:
+        first = kept[_work(variant)]
+        if variant.split_name != first.split_name:
+            samples = "/".join(map(str, first.split))
+            notes[f"{first.split_name} and {variant.split_name} are both {samples}: measured once"] = None
+    return list(notes)
+
+
+def _check_device_count(spec: JobSpec, devices: tuple[str, ...]) -> None:
+    key = ("compare", "device_count") if spec.compare.device_count else ("device_count",)
+    counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
+    if not counts or min(counts) <= len(devices):
+        return
+    have = f"{len(devices)} device" if len(devices) == 1 else f"{len(devices)} devices"
+    if spec.devices in ("auto", "cuda"):
+        raise MachineError(
+            f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
+        )
+    message = f"the job asks for {min(counts)} devices and names {have}"
+    raise SpecError(spec.problem(key, message, "name more under `devices`"))
+
+
+def _check_tf32(spec: JobSpec, devices: tuple[str, ...]) -> None:
+    precisions = spec.compare.precision or (spec.precision,)
+    if set(precisions) == {"tf32"} and not is_cuda(devices):
+        key = ("compare", "precision") if spec.compare.precision else ("precision",)
+        raise SpecError(spec.problem(key, "tf32 is a mode of NVIDIA GPUs", "use fp32 on CPU devices"))
+
+
+def _nothing_left(spec: JobSpec, left_out: list[LeftOut]) -> SpecError:
+    """The error that says why no combination can be: every reason once."""
+    reasons = list(dict.fromkeys(item.reason for item in left_out))
+    key = "compare" if any(item.combination for item in left_out) else "split"
+    shown = "; ".join(reasons[:5]) + ("; …" if len(reasons) > 5 else "")
+    return SpecError(spec.problem((key,), f"no combination can be: {shown}"))

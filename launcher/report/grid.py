@@ -1,0 +1,28 @@
+"""Rows of plain text as aligned columns, for the small tables that start without rich."""
+
+from collections.abc import Collection, Sequence
+
+GAP = "  "
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """A line for the header and one per row; the columns numbered in `right` are flush right.
+
+    Columns that are empty in every row are left out.
+    """
+    used = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    lines = [[line[i] for i in used] for line in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(used))]
+    flush_right = [i in right for i in used]
+    return [
+        GAP.join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, flush_right, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def cut(line: str, width: int) -> str:
+    """The line, with an ellipsis where it is longer than `width`; its columns stay where they are."""
+    return line if len(line) <= width else line[: max(width - 1, 0)] + "…"

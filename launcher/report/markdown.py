@@ -1,0 +1,47 @@
+"""The comparison as Markdown: the answer, then a table."""
+
+from collections.abc import Sequence
+
+from launcher.compare.label import variant_label
+from launcher.compare.model import Comparison, VariantResult
+from launcher.report.cells import half_width_text, number_text, verdict_text
+from launcher.report.footer import gradient_lines, noise_lines, warning_lines
+from launcher.report.names import by_rank
+from launcher.units import format_ms
+
+HEADER = ("variant", "step ms", "vs baseline", "± %", "samples/s", "efficiency", "status")
+
+
+def summary_markdown(comparison: Comparison) -> str:
+    """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
+    noise = noise_lines(comparison.noise, comparison.ci_level)
+    facts = [*noise, *gradient_lines(comparison.variants), *comparison.notes]
+    ranked, unranked = by_rank(comparison)
+    rows = [_row(variant) for variant in (*ranked, *unranked)]
+    lines = [f"**{escape(comparison.summary)}**", "", *_table(rows), ""]
+    lines += [f"- {escape(line)}" for line in (*facts, *warning_lines(comparison.variants))]
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is, on one line, also inside a table."""
+    flat = " ".join(text.split())
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|" else char for char in flat)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    body = [[escape(cell) for cell in row] for row in rows]
+    return ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *body)]
+
+
+def _row(variant: VariantResult) -> list[str]:
+    status = f"{variant.status}: {variant.reason}" if variant.reason else variant.status
+    return [
+        variant_label(variant),
+        format_ms(variant.step_ms.median, variant.step_ms.ci) if variant.step_ms else "",
+        verdict_text(variant.vs_baseline).plain.strip(),
+        half_width_text(variant.vs_baseline).plain,
+        number_text(variant.samples_per_s, 0).plain,
+        number_text(variant.scaling_efficiency, 2).plain,
+        status,
+    ]

@@ -1,0 +1,117 @@
+"""What `gpurun check` shows: everything that a run will do, before it does any of it."""
+
+import textwrap
+
+from launcher.compare.label import value_text, varied_texts
+from launcher.plan.model import Launch, Plan, Variant
+from launcher.report.grid import cut, grid
+from launcher.report.names import split_label
+from launcher.spec.model import JobSpec
+from launcher.units import format_count, format_duration
+
+START_S = 5.0
+"""Start, build and gradient check of a launch, roughly; a large model takes longer."""
+BLOCK_S = 0.2
+"""A round runs each variant for at least this long."""
+WARMUP_BLOCKS = 5
+"""What warm-up and profile take, in blocks, roughly."""
+
+
+def render_plan(plan: Plan, spec: JobSpec, width: int) -> str:
+    """Plain text, wrapped or cut at `width`."""
+    head = [_header(plan, spec), _size(plan), _limits(spec)]
+    lines = [line for text in head for line in _wrapped(text, width)]
+    lines += ["", *_variant_lines(plan, width)]
+    if plan.left_out:
+        rows = [(" ".join(varied_texts(left.combination)), left.reason) for left in plan.left_out]
+        lines += ["", "Left out:"] + [cut(f"  {line}", width) for line in grid(("", ""), rows)[1:]]
+    if plan.notes:
+        lines += ["", *(line for note in plan.notes for line in _wrapped(f"Note: {note}", width))]
+    lines += ["", *_launch_lines(plan, width)]
+    return "\n".join(lines)
+
+
+def estimate_s(plan: Plan) -> float:
+    """Seconds that the plan takes if a step takes at most 200 ms and no comparison is decided early."""
+    return sum(_launch_s(plan, launch) for launch in plan.launches)
+
+
+def _launch_s(plan: Plan, launch: Launch) -> float:
+    baseline_again = plan.baseline in launch.variants
+    blocks_per_round = len(launch.variants) + baseline_again
+    blocks = blocks_per_round * launch.rounds + WARMUP_BLOCKS * len(launch.variants)
+    return START_S + BLOCK_S * blocks
+
+
+def _header(plan: Plan, spec: JobSpec) -> str:
+    """`gpt-splits: gpt (layers=4 width=256), global batch 64, bf16, on cpu:0 and cpu:1`."""
+    workload = f"{plan.workload} ({value_text(spec.params)})" if spec.params else plan.workload
+    batches = dict.fromkeys(format_count(variant.global_batch) for variant in plan.variants)
+    precisions = dict.fromkeys(variant.precision for variant in plan.variants)
+    devices = dict.fromkeys(device for variant in plan.variants for device in variant.devices)
+    return (
+        f"{plan.name}: {workload}, global batch {', '.join(batches)}, "
+        f"{', '.join(precisions)}, on {' '.join(devices)}"
+    )
+
+
+def _size(plan: Plan) -> str:
+    variants = "1 variant" if len(plan.variants) == 1 else f"{len(plan.variants)} variants"
+    launches = "1 launch" if len(plan.launches) == 1 else f"{len(plan.launches)} launches"
+    return (
+        f"{variants} in {launches}, about {format_duration(estimate_s(plan))} at most "
+        f"if a step takes up to {BLOCK_S * 1000:.0f} ms"
+    )
+
+
+def _limits(spec: JobSpec) -> str:
+    """`Stops early once all is decided; then 3 steps are traced; a variant may take 10 min.`"""
+    parts = ["rounds end early once all is decided"] if spec.steps.early_stop else ["all rounds are run"]
+    if spec.profile.steps:
+        parts.append(f"then {spec.profile.steps} steps of each variant are traced")
+    parts.append(f"a variant may take {format_duration(spec.timeout_s)}")
+    sentence = "; ".join(parts)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _variant_lines(plan: Plan, width: int) -> list[str]:
+    rows = [_variant_row(plan, variant) for variant in plan.variants]
+    header = ("variant", "split", "devices", "rounds", "")
+    return [cut(line, width) for line in grid(header, rows, right=(3,))]
+
+
+def _variant_row(plan: Plan, variant: Variant) -> tuple[str, ...]:
+    launches = [launch for launch in plan.launches if variant.id in launch.variants]
+    rounds = sum(launch.rounds for launch in launches)
+    times = (
+        f"{len(launches)} × {launches[0].rounds}" if len({x.rounds for x in launches}) == 1 else str(rounds)
+    )
+    return (
+        variant.id,
+        split_label(variant) or str(variant.global_batch),
+        devices_text(variant.devices),
+        times,
+        "baseline" if variant.id == plan.baseline else "",
+    )
+
+
+def devices_text(devices: tuple[str, ...]) -> str:
+    """`cuda:0 cuda:1`; many are counted, as `cuda:0 to cuda:7`."""
+    return " ".join(devices) if len(devices) <= 3 else f"{devices[0]} to {devices[-1]} ({len(devices)})"
+
+
+def _launch_lines(plan: Plan, width: int) -> list[str]:
+    """Every launch in the order of the run."""
+    rows = [
+        (launch.id, str(len(launch.processes)), str(launch.rounds), " ".join(launch.variants))
+        for launch in plan.launches
+    ]
+    return [
+        cut(line, width) for line in grid(("launch", "processes", "rounds", "variants"), rows, right=(1, 2))
+    ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )

@@ -1,0 +1,88 @@
+"""Which launches of a run have been made, and what is still missing: pure questions to the run directory."""
+
+from collections.abc import Sequence
+
+from launcher.compare.rounds import round_times
+from launcher.plan.model import Launch, Plan
+from launcher.records import RoundTime, VariantFacts, VariantStatus
+from launcher.rundir import RunDir, read_json
+
+UNRANKED = ("oom", "failed", "timeout", "skipped")
+
+
+def attempt_id(launch: Launch, attempt: int) -> str:
+    """`03-ddp-2`, then `03-ddp-2~2`, …: a launch that ended early starts again under a name of its own."""
+    return launch.id if attempt == 1 else f"{launch.id}~{attempt}"
+
+
+def attempts(run: RunDir, launch: Launch) -> list[str]:
+    """Ids of the attempts of a launch that have an order, in their sequence."""
+    found: list[str] = []
+    while run.order(attempt := attempt_id(launch, len(found) + 1)).exists():
+        found.append(attempt)
+    return found
+
+
+def finished_variants(run: RunDir, launch: Launch) -> set[str]:
+    """Variants that some attempt of this launch measured to its end."""
+    finished: set[str] = set()
+    for attempt in attempts(run, launch):
+        events = run.read_events(attempt)
+        if events and events[-1].stage == "done":
+            finished |= {variant.id for variant in run.read_order(attempt).variants}
+    return finished
+
+
+def missing_variants(run: RunDir, launch: Launch) -> list[str]:
+    """Variants of a launch that are still to be measured, in the plan's order."""
+    finished = finished_variants(run, launch)
+    lost = {v for v in launch.variants if (s := run.read_status(v)) and s.status in UNRANKED}
+    return [v for v in launch.variants if v not in finished | lost]
+
+
+def rounds_done(run: RunDir, plan: Plan, launch: Launch, variants: Sequence[str]) -> int:
+    """Rounds of a launch, over all its attempts, that every rank has completed for all of `variants`."""
+    names = set(attempts(run, launch))
+    counts = []
+    for variant in variants:
+        times = variant_rounds(run, plan, variant)
+        counts.append(sum(time.launch in names for time in times))
+    return min(counts, default=0)
+
+
+def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime, ...]:
+    """Complete rounds of a variant so far, over all launches."""
+    return round_times(run.read_steps(variant_id), plan.variant(variant_id).world_size, "timed")
+
+
+def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
+    """What all launches found out about a variant; unsteady if more than half of them say so."""
+    found = []
+    for launch in plan.launches:
+        for attempt in attempts(run, launch):
+            path = run.launch_facts(attempt)
+            facts = read_json(path, dict[str, VariantFacts]) if path.exists() else {}
+            found += [facts.get(variant_id)] if variant_id in run_variants(run, attempt) else []
+    known = [facts for facts in found if facts is not None]
+    checked = next((facts for facts in known if facts.gradient_reference), VariantFacts())
+    unsteady = [facts.unsteady for facts in known if facts.unsteady]
+    return VariantFacts(
+        gradient_error=checked.gradient_error,
+        gradient_reference=checked.gradient_reference,
+        warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
+        unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
+        backend=next((facts.backend for facts in known if facts.backend), None),
+        model_parameters=next((f.model_parameters for f in known if f.model_parameters), None),
+    )
+
+
+def run_variants(run: RunDir, attempt: str) -> set[str]:
+    """Variants that an attempt was to measure."""
+    return {variant.id for variant in run.read_order(attempt).variants}
+
+
+def status_of(facts: VariantFacts) -> VariantStatus:
+    """How a variant ended that was measured to its end."""
+    if facts.unsteady:
+        return VariantStatus("unsteady", facts.unsteady)
+    return VariantStatus("ok")

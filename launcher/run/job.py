@@ -1,0 +1,125 @@
+"""`gpurun JOB.yaml` from the job file to the comparison."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.compare.label import variant_label
+from launcher.compare.model import Comparison
+from launcher.errors import GpurunError, Interrupted
+from launcher.host import inspect_machine
+from launcher.plan.build import build_plan, estimate_s
+from launcher.plan.model import Launch, Plan
+from launcher.records import Event
+from launcher.run.guard import Guard
+from launcher.run.open import Invocation, open_run, read_invocation, resume_run
+from launcher.run.pool import WorkerPool
+from launcher.run.progress import Progress, Status
+from launcher.run.session import Session, outcome_error
+from launcher.run.signals import interruptible
+from launcher.rundir import RunDir
+from launcher.spec.load import load_job
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that came to an end, of whatever kind: what was measured, and what to exit with."""
+
+    run: RunDir
+    comparison: Comparison
+    error: GpurunError | None
+
+
+def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resume: Path | None) -> Finished:
+    """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
+
+    Args:
+        guard: the two processes that watch each other.
+        invocation: the job file and its overrides; `None` takes those of the run that is resumed.
+        out: the run directory, where it isn't to be under `runs/`.
+        resume: a run to go on with.
+
+    Raises:
+        SpecError: the job file or the command line is wrong.
+        MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+    """
+    with WorkerPool(guard) as pool, interruptible(guard.kill_workers):
+        given = invocation or read_invocation(resume or Path())
+        spec = load_job(given.job_file, given.overrides)
+        machine = inspect_machine()
+        plan = build_plan(spec, machine)
+        run = resume_run(resume, plan) if resume else open_run(given, spec, plan, machine, out)
+        tracker = Tracker(plan, estimate_s(plan, spec), run)
+        job_dir = given.job_file.parent
+        with Progress(sys.stderr) as progress:
+            session = Session(
+                plan=plan,
+                spec=spec,
+                run=run,
+                job_dir=job_dir,
+                machine=machine,
+                pool=pool,
+                on_event=lambda *what: progress.update(tracker.status(*what)),
+                on_failure=progress.say,
+            )
+            return finish(session)
+
+
+def finish(session: Session) -> Finished:
+    """Executes the session; whatever ends it, what was measured is compared, rendered and returned."""
+    error: GpurunError | None
+    try:
+        comparison = session.execute()
+        error = outcome_error(comparison)
+    except Interrupted as interrupted:
+        comparison, error = session.compare(), interrupted
+    session.render(comparison)
+    return Finished(session.run, comparison, error)
+
+
+@dataclass
+class Tracker:
+    """Turns events into what the progress line shows."""
+
+    plan: Plan
+    estimate_s: float
+    run: RunDir
+    started_s: float = 0.0
+    first: int | None = None
+
+    def __post_init__(self) -> None:
+        self.started_s = time.monotonic()
+
+    def status(self, launch: Launch, position: int, event: Event | None) -> Status:
+        """Where the run stands; `event` is `None` when a launch has just been started."""
+        self.first = position if self.first is None else self.first
+        within = event.round / event.rounds if event and event.rounds else 0.0
+        elapsed_s = time.monotonic() - self.started_s
+        label = None
+        if event is not None and event.variant is not None:
+            label = variant_label(self.plan.variant(event.variant))
+        return Status(
+            variant=label,
+            stage=event.stage if event else "start",
+            round=event.round if event else 0,
+            rounds=event.rounds if event else launch.rounds,
+            launch=position + 1,
+            launches=len(self.plan.launches),
+            elapsed_s=elapsed_s,
+            remaining_s=self.remaining_s(position - self.first + within, elapsed_s),
+        )
+
+    def remaining_s(self, launches_done: float, elapsed_s: float) -> float:
+        """By the pace so far, once a launch is over; by the estimate before that."""
+        left = len(self.plan.launches) - (self.first or 0) - launches_done
+        if launches_done >= 1:
+            return left * elapsed_s / launches_done
+        return max(0.0, self.estimate_s - elapsed_s)
+
+
+def invocation_of(job: Path | None, overrides: Sequence[str]) -> Invocation | None:
+    """The command line's job, with its absolute path: a run can be resumed from anywhere."""
+    return None if job is None else Invocation(Path(os.path.abspath(job)), tuple(overrides))

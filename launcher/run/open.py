@@ -1,0 +1,127 @@
+"""Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to be resumed."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import MachineError, SpecError
+from launcher.host import Machine, host_record
+from launcher.plan.model import Plan
+from launcher.rundir import RunDir, read_json, write_bytes, write_json
+from launcher.spec.model import JobSpec
+
+LATEST = "latest"
+"""A text file that holds the newest run's folder name; a link would make TensorBoard read the run twice."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the run was started with; `invocation.json`."""
+
+    job_file: Path
+    """Absolute: the names in a job are relative to its folder, wherever the run directory is."""
+    overrides: tuple[str, ...]
+    """What `--set` said."""
+
+
+def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine, out: Path | None) -> RunDir:
+    """A new run directory that holds the job as given and as resolved, the plan and the host.
+
+    Raises:
+        SpecError: `out` exists and isn't empty.
+        MachineError: the folder can't be written.
+    """
+    path = out or new_folder(Path("runs") / plan.name)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise SpecError(f"{path} exists already; name another --out, or go on with it: --resume {path}")
+    run = RunDir(path)
+    write_json(run.plan, plan)
+    write_json(run.spec, spec.resolved())
+    write_json(run.host, host_record(machine))
+    write_json(run.invocation, {"job_file": str(invocation.job_file), "overrides": invocation.overrides})
+    copy_file(invocation.job_file, run.job)
+    if out is None:
+        write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
+    return run
+
+
+def copy_file(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise MachineError(f"can't copy {source} to {target}: {error.strerror}") from error
+
+
+def new_folder(parent: Path) -> Path:
+    """`parent/YYYY-MM-DD_HH-MM-SS`, with a number behind it if a run of that second is there already."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    path, number = parent / stamp, 2
+    while path.exists():
+        path, number = parent / f"{stamp}_{number}", number + 1
+    return path
+
+
+def find_run(path: Path) -> RunDir:
+    """The run directory that `path` means: itself, `…/latest`, or the newest run of `runs/NAME`.
+
+    Raises:
+        SpecError: there is no run.
+    """
+    for folder in (path, path.parent if path.name == LATEST else path):
+        if (folder / "plan.json").is_file():
+            return RunDir(folder)
+        pointer = folder / LATEST
+        if pointer.is_file():
+            name = pointer.read_text().strip()
+            if name and Path(name).name == name and (folder / name / "plan.json").is_file():
+                return RunDir(folder / name)
+    raise SpecError(
+        f"{path}: no run here (no plan.json); runs are in runs/NAME/TIME, the newest is runs/NAME/latest"
+    )
+
+
+def read_invocation(path: Path) -> Invocation:
+    """What the run at `path` was started with.
+
+    Raises:
+        SpecError: no run is there, or its job file is gone.
+    """
+    run = find_run(path)
+    stored = read_json(run.invocation, StoredInvocation)
+    job_file = Path(stored.job_file)
+    if not job_file.is_file():
+        raise SpecError(f"the run's job file {job_file} is gone; name one: gpurun {run.job} --resume {path}")
+    return Invocation(job_file, stored.overrides)
+
+
+@dataclass(frozen=True)
+class StoredInvocation:
+    """`Invocation` as JSON has it."""
+
+    job_file: str
+    overrides: tuple[str, ...]
+
+
+def resume_run(path: Path, plan: Plan) -> RunDir:
+    """A run to go on with; what failed or timed out is tried again, what was measured is kept.
+
+    Raises:
+        SpecError: no run is there, or it was made from another job.
+    """
+    run = find_run(path)
+    if read_json(run.plan, Plan) != plan:
+        raise SpecError(
+            f"{run.path} was made from another job, or on another machine: its plan differs\n"
+            f"    start a new run, or resume with the job that it was made from: gpurun --resume {run.path}"
+        )
+    for variant in plan.variants:
+        status = run.read_status(variant.id)
+        if status is not None and status.status in ("failed", "timeout", "skipped"):
+            forget(run, variant.id)
+    return run
+
+
+def forget(run: RunDir, variant_id: str) -> None:
+    """Lets a variant run again; its logs and failure records stay where they are."""
+    run.status(variant_id).unlink()

@@ -1,0 +1,110 @@
+"""The process tree, by Linux's own means: who descends from whom, and how to end them all.
+
+A process that calls `setsid` and forks twice leaves its group, its session and its parent; it never leaves
+the nearest ancestor that is a subreaper. So orphans are found by walking up parents, not by groups.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+"""Source: linux/prctl.h."""
+
+
+class _Stat(NamedTuple):
+    pid: int
+    parent: int
+    alive: bool
+
+
+def become_subreaper() -> None:
+    """From now on, orphaned descendants become children of this process instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with(parent: int) -> None:
+    """The kernel kills this process when `parent` dies; at once if that has happened already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def descendants(root: int, without: Collection[int] = ()) -> list[int]:
+    """Living processes below `root`, parents first; those in `without` and all below them are left out.
+
+    Zombies are not alive, unless threads of theirs still run.
+    """
+    children: dict[int, list[_Stat]] = {}
+    for stat in _all_processes():
+        children.setdefault(stat.parent, []).append(stat)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = [stat for stat in children.get(queue.pop(0), []) if stat.pid not in without]
+        queue += [stat.pid for stat in below]
+        found += [stat.pid for stat in below if stat.alive]
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process still runs; a zombie does not."""
+    stat = _stat(str(pid))
+    return stat is not None and stat.alive
+
+
+def kill_descendants(root: int, without: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
+    """SIGKILLs everything below `root` until nothing is left.
+
+    One pass is not enough: a process may fork between being seen and being killed. The child is then found by
+    the next pass, since its own parent is below `root`, or `root` itself is a subreaper.
+
+    Returns:
+        What still lives after `timeout_s`: processes that a driver or a dead file server holds in the kernel.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.001
+    while (left := descendants(root, without)) and time.monotonic() < deadline:
+        for pid in left:
+            send_signal(pid, signal.SIGKILL)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return left
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Whether the signal could be sent: the process may be gone, or may have become another user's."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _all_processes() -> list[_Stat]:
+    found = (_stat(name) for name in os.listdir("/proc") if name.isdigit())
+    return [stat for stat in found if stat is not None]
+
+
+def _stat(pid: str) -> _Stat | None:
+    """One line of /proc; `None` when the process went away meanwhile."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            line = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command's name stands in parentheses, and may contain any character itself.
+    fields = line[line.rindex(b")") + 2 :].split()
+    num_threads = int(fields[17])
+    return _Stat(int(pid), int(fields[1]), fields[0] not in b"ZX" or num_threads > 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "prctl")

@@ -1,0 +1,120 @@
+"""What a running job shows on stderr: one line that is gone when the job is done."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TextIO
+
+from rich.cells import set_cell_size
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from launcher.units import format_duration
+
+BAR_CELLS = 20
+REFRESH_S = 0.1
+"""A terminal is written to at most this often, however fast events come."""
+STAGES = {
+    "start": "starting",
+    "build": "building the model",
+    "check": "checking gradients",
+    "warmup": "warming up",
+    "profile": "tracing",
+    "done": "ending",
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a run does at this moment."""
+
+    variant: str | None
+    """As the table calls it: `ddp 48/16`."""
+    stage: str
+    """As in `records.Event`."""
+    round: int
+    rounds: int
+    launch: int
+    """Counts from 1."""
+    launches: int
+    elapsed_s: float
+    remaining_s: float | None
+    """`None` while nothing is known about it."""
+
+
+class Progress:
+    """Shows a `Status`; a context manager, so that the cursor is back whatever happens.
+
+    On a terminal one line is redrawn in place. Elsewhere each launch gets one line, for a log.
+    Without a thread of its own: nothing is drawn but by `update`, so it can't get in the way of a timing.
+    """
+
+    def __init__(
+        self, stream: TextIO, width: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._clock = clock
+        self._drawn_at = float("-inf")
+        self._launch = 0
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def update(self, status: Status) -> None:
+        """Shows `status`, unless something was shown a moment ago."""
+        if not self._console.is_terminal:
+            self._log(status)
+        elif self._clock() - self._drawn_at >= REFRESH_S:
+            self._drawn_at = self._clock()
+            self._live.update(progress_line(status, self._console.width), refresh=True)
+
+    def say(self, text: str) -> None:
+        """Prints something that is to stay, above the line."""
+        self._console.print(text, soft_wrap=True)
+
+    def _log(self, status: Status) -> None:
+        if status.launch != self._launch:
+            self._launch = status.launch
+            self._console.print(log_line(status), soft_wrap=True)
+
+
+def progress_line(status: Status, width: int) -> Text:
+    """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns."""
+    doing = STAGES.get(status.stage) or f"round {status.round} of {status.rounds}"
+    launch = f"launch {status.launch} of {status.launches}" if status.launches > 1 else ""
+    name = set_cell_size(status.variant or "", min(max(len(status.variant or ""), 12), 32))
+    head = Text.assemble("  ", name, "  ", _bar(status), "  ")
+    tail = "   ".join(part for part in (doing, launch, _left(status)) if part)
+    if head.cell_len + len(tail) >= width:
+        tail = "   ".join(part for part in (doing, _left(status)) if part)
+    line = head.append(tail)
+    line.truncate(width - 1, overflow="ellipsis")
+    return line
+
+
+def log_line(status: Status) -> str:
+    """`launch 2 of 3 after 50 s, about 2 min left`."""
+    left = f", about {_left(status)}" if status.remaining_s is not None else ""
+    after = f" after {format_duration(status.elapsed_s)}" if status.launch > 1 else ""
+    return f"launch {status.launch} of {status.launches}{after}{left}"
+
+
+def _bar(status: Status) -> Text:
+    """How much of this launch's rounds is done."""
+    share = status.round / status.rounds if status.rounds else 0.0
+    done = round(BAR_CELLS * min(share, 1.0))
+    return Text.assemble(("█" * done, "blue"), ("░" * (BAR_CELLS - done), "bright_black"))
+
+
+def _left(status: Status) -> str:
+    return "" if status.remaining_s is None else f"{format_duration(status.remaining_s)} left"

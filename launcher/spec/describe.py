@@ -1,0 +1,32 @@
+"""Values of a job file in words, for messages."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+_MAX_CHARS = 40
+
+
+def describe(value: Any) -> str:
+    """What `value` is: `the text "64"`, `the number 3`, `a list`, `nothing`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int | float):
+        return f"the number {shorten(str(value))}"
+    if isinstance(value, str):
+        return f'the text "{shorten(value)}"'
+    return "a list" if isinstance(value, list | tuple) else "a mapping"
+
+
+def shorten(text: str) -> str:
+    """`text` in one line of at most 40 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str | None:
+    """A question that names the nearest of `words`, if one is near."""
+    near = difflib.get_close_matches(word.lower(), list(words), n=1)
+    return f"did you mean `{near[0]}`?" if near else None

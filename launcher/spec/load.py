@@ -1,0 +1,64 @@
+"""A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from launcher.errors import Problem, SpecError
+from launcher.spec.describe import describe
+from launcher.spec.explain import explain
+from launcher.spec.model import JobSpec
+from launcher.spec.rules import find_conflicts
+from launcher.spec.source import Source, override_source, read_source
+from launcher.spec.tree import Node
+from launcher.spec.values import safe_name
+
+_MAX_PROBLEMS = 30
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job in `path` with each override (`key.path=value`, the value in YAML) in its place.
+
+    Raises:
+        SpecError: every mistake that was found, with its place, in the order of the file.
+    """
+    source = override_source(read_source(path), tuple(overrides))
+    return check_source(_with_name(source, path), path.parent)
+
+
+def check_source(source: Source, job_dir: Path) -> JobSpec:
+    """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
+    if not isinstance(source.root.value, dict):
+        message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
+        raise _all_of([*source.problems, source.problem((), message)], source)
+    problems = list(source.problems)
+    spec = None
+    try:
+        spec = JobSpec.model_validate(source.root.plain(), context=source)
+    except ValidationError as error:
+        problems += explain(error, source)
+    if spec is not None:
+        problems += find_conflicts(spec, job_dir)
+    if spec is None or problems:
+        raise _all_of(problems, source)
+    return spec
+
+
+def _with_name(source: Source, path: Path) -> Source:
+    if not isinstance(source.root.value, dict) or "name" in source.root.value:
+        return source
+    name = Node(safe_name(path.stem), source.root.mark)
+    return replace(source, root=source.root.with_child("name", name))
+
+
+def _all_of(problems: list[Problem], source: Source) -> SpecError:
+    """In the order of the file, command-line options last; a flood is cut."""
+    ordered = sorted(
+        problems, key=lambda found: (found.file != source.file, found.line or 0, found.column or 0)
+    )
+    if len(ordered) <= _MAX_PROBLEMS:
+        return SpecError(*ordered)
+    more = f"and {len(ordered) - _MAX_PROBLEMS:,} more mistakes"
+    return SpecError(*ordered[:_MAX_PROBLEMS], Problem(more, file=source.file))

@@ -1,0 +1,229 @@
+"""`JobSpec`: a checked job file. Its docstrings are the text of the schema and of the reference."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
+
+from launcher.errors import Problem
+from launcher.spec import values
+from launcher.spec.source import Source
+from launcher.spec.tree import Path
+
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Strategy = Literal["single", "dp", "ddp"]
+
+Name = Annotated[
+    str,
+    BeforeValidator(values.parse_name),
+    WithJsonSchema({"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"}),
+]
+Workload = Annotated[str, BeforeValidator(values.parse_workload), WithJsonSchema({"type": "string"})]
+Devices = Annotated[
+    values.Devices,
+    BeforeValidator(values.parse_devices),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["auto", "cuda"]},
+                {"type": "string", "pattern": "^cpu:[0-9]+$"},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "pattern": "^(cpu|(cpu|cuda):[0-9]+)$"},
+                    "minItems": 1,
+                },
+            ]
+        }
+    ),
+]
+Split = Annotated[
+    values.Split,
+    BeforeValidator(values.parse_split),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "even"},
+                {"type": "string", "pattern": "^[0-9]+(:[0-9]+)+$"},
+                {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+            ]
+        }
+    ),
+]
+Duration = Annotated[
+    float,
+    BeforeValidator(values.parse_duration),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$"},
+                {"type": "number", "exclusiveMinimum": 0},
+            ]
+        }
+    ),
+]
+Count = Annotated[int, Field(ge=1, le=values.MAX_COUNT)]
+GlobalBatch = Annotated[
+    int,
+    Field(ge=1, le=values.MAX_COUNT),
+    BeforeValidator(values.parse_global_batch),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": values.MAX_COUNT}),
+]
+DeviceCount = Annotated[int, Field(ge=1, le=values.MAX_DEVICES)]
+Accumulate = Annotated[int, Field(ge=1, le=4096)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Params = dict[str, Any]
+
+Several = Field(default=(), min_length=1, max_length=100, strict=False)
+"""A list under `compare`; lax only in that a list may become a tuple."""
+
+
+class _Section(BaseModel):
+    # The docstrings beneath the fields become the schema's text in `launcher.spec.schema`: pydantic's own way
+    # (`use_attribute_docstrings`) reads them at every start, which costs 30 ms.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+class Compare(_Section):
+    """What varies: every combination of the listed values is one variant."""
+
+    strategy: tuple[Strategy, ...] = Several
+    """Strategies to compare: `single`, `dp`, `ddp`."""
+    device_count: tuple[DeviceCount, ...] = Several
+    """Numbers of devices to compare; each takes the first ones of `devices`."""
+    split: Annotated[tuple[Split, ...], BeforeValidator(values.check_split_list)] = Several
+    """Splits to compare. Each item is one split, so samples per device are a list in the list:
+    `[even, [48, 16]]`."""
+    global_batch: tuple[GlobalBatch, ...] = Several
+    """Global batch sizes to compare, in samples; they take the place of the one at the top."""
+    precision: tuple[Precision, ...] = Several
+    """Precisions to compare."""
+    accumulate: tuple[Accumulate, ...] = Several
+    """Numbers of micro-batches to compare."""
+    params: tuple[Params, ...] = Several
+    """Parameters of the workload to compare: a list of mappings, each laid over the `params` at the top."""
+    seed: tuple[Seed, ...] = Several
+    """Seeds to compare."""
+
+
+class Baseline(_Section):
+    """Which variant the others are compared with. Without it: the first one."""
+
+    strategy: Strategy | None = None
+    """The baseline's strategy."""
+    device_count: DeviceCount | None = None
+    """The baseline's number of devices. If several variants match, it is the one with most devices."""
+    split: Split | None = None
+    """The baseline's split, as it stands under `compare`."""
+    global_batch: Count | None = None
+    """The baseline's global batch."""
+    precision: Precision | None = None
+    """The baseline's precision."""
+    accumulate: Accumulate | None = None
+    """The baseline's number of micro-batches."""
+    params: Params | None = None
+    """Parameters that the baseline has; others may be anything."""
+    seed: Seed | None = None
+    """The baseline's seed."""
+
+
+class Steps(_Section):
+    """How much is measured."""
+
+    warmup: Annotated[int, Field(ge=0, le=100_000)] = 10
+    """Steps before timing begins, at least; a variant that is not steady yet takes more."""
+    rounds: Annotated[int, Field(ge=1, le=100_000)] = 28
+    """Rounds at the most. In a round every variant runs once, for at least 200 ms, in a random order."""
+    early_stop: bool = True
+    """Whether to stop as soon as every comparison is decided. The error rate stays the same: looking early
+    costs some precision, which the intervals show."""
+    launches: Annotated[int, Field(ge=1, le=100)] | None = None
+    """How often each group of processes is launched. By default 1 where only splits are compared, and 6 where
+    several strategies, precisions or device counts are: their times come from different processes, and those
+    scatter."""
+
+
+class Profile(_Section):
+    """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
+
+    steps: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Steps in a trace; 0 takes none."""
+    shapes: bool = False
+    """Whether a trace holds the shapes of the operators' inputs."""
+    memory: bool = False
+    """Whether a trace holds allocations."""
+    stacks: bool = False
+    """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
+
+
+class JobSpec(_Section):
+    """A job for gpurun: which workload to train, and which ways of splitting its batch to compare."""
+
+    name: Name = "job"
+    """Name of the folder under `runs/`. By default the job file's own name."""
+    workload: Workload
+    """What to train: a built-in (`gpt`), a function in a file beside the job (`train.py:build`), or one in a
+    module (`package.module:build`)."""
+    params: Params = Field(default_factory=dict)
+    """Arguments of the workload's function, by name."""
+    devices: Devices = "auto"
+    """Devices to use. `auto`: all GPUs, or two CPU devices where there is none. `cpu:4`: four devices that
+    share this machine's cores. `cuda`: all GPUs. A list names them; a GPU that stands in it twice is
+    shared by two ranks."""
+    global_batch: GlobalBatch
+    """Samples per optimizer step, over all devices."""
+    precision: Precision = "fp32"
+    """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
+    strategy: Strategy = "ddp"
+    """`single`: one device. `dp`: one process with a thread per device (DataParallel). `ddp`: a process per
+    device (DistributedDataParallel)."""
+    device_count: DeviceCount | None = None
+    """How many of the devices to use, the first ones; by default all. `single` always uses one."""
+    split: Split = "even"
+    """Samples per device. `even`: as `torch.chunk` does it. `[48, 16]`: these; they must add up to the global
+    batch. `"3:1"`: in this ratio, by largest remainder."""
+    accumulate: Accumulate = 1
+    """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
+    seed: Seed = 0
+    """Seed of the weights and of the data. The same samples are drawn whatever the split."""
+    compare: Compare = Field(default_factory=Compare)
+    """What varies: every combination of the listed values is one variant."""
+    baseline: Baseline | None = None
+    """Which variant the others are compared with: values of the keys that vary. By default the first one."""
+    steps: Steps = Field(default_factory=Steps)
+    """How much is measured."""
+    profile: Profile = Field(default_factory=Profile)
+    """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
+    timeout_s: Duration = Field(default=600.0, alias="timeout", json_schema_extra={"default": "10m"})
+    """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds."""
+    gradient_check: bool = True
+    """Whether to compare, before the timing, each variant's gradient with that of the whole batch on one
+    device."""
+
+    _source: Source | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any) -> None:
+        """Keeps the source, which knows where everything stands, for mistakes that show only later."""
+        self._source = context
+
+    def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
+        """A mistake in the value at `path`, with its place in the file."""
+        return self._source.problem(path, message, hint) if self._source else Problem(message, hint)
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""
+        job = self.model_dump(mode="json", by_alias=True)
+        job["compare"] = {key: value for key, value in job["compare"].items() if value}
+        return job
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "compare": Compare,
+    "baseline": Baseline,
+    "steps": Steps,
+    "profile": Profile,
+}
+"""Keys of a job that hold keys of their own."""
+
+
+def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The keys of a section as they stand in the file."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())

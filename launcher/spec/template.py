@@ -1,0 +1,36 @@
+"""What `gpurun init` writes: a job that runs anywhere, with the other keys as comments."""
+
+
+def job_template() -> str:
+    """Text of a commented job file."""
+    return _TEMPLATE
+
+
+_TEMPLATE = """\
+# A job for gpurun. `gpurun check FILE` prints what it would do, `gpurun FILE` does it.
+# All keys: docs/job-file.md, or `gpurun schema` for your editor.
+
+workload: gpt              # or mlp, sleep; your own: train.py:build or package.module:build
+params: {}                 # arguments of the workload's function, by name
+devices: auto              # all GPUs, or two CPU devices; cpu:4 | cuda | [cuda:0, cuda:1]
+global_batch: 64           # samples per optimizer step, over all devices
+precision: fp32            # fp64 | fp32 | tf32 | bf16 | fp16
+
+compare:                   # every combination of these is measured
+  strategy: [ddp]          # single | dp | ddp
+  split:                   # samples per device
+    - even                 # as torch.chunk cuts the batch
+    # - [48, 16]           # these; for two devices, must add up to global_batch
+    # - "3:1"              # in this ratio
+  # device_count: [1, 2]   # the first ones of `devices`
+  # params: [{}, {}]       # laid over the params above
+
+# baseline: {split: even}  # what the others are compared with; by default the first variant
+
+steps:
+  warmup: 10               # at least, before timing begins
+  rounds: 28               # at the most; in a round every variant runs for 200 ms
+  early_stop: true         # as soon as every comparison is decided
+profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
+timeout: 10m               # per variant
+"""

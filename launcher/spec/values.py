@@ -1,0 +1,169 @@
+"""Values of a job file that are more than a number or a word: devices, splits, durations, names.
+
+Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises the error that a
+person reads. `wrong(…, at=…)` points to an item inside of the value.
+"""
+
+import re
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from launcher.spec.describe import describe
+
+Split = str | tuple[int, ...]
+Devices = str | tuple[str, ...]
+
+MAX_DEVICES = 256
+"""More than any machine has; keeps a slip such as `cpu:40000` from planning 40,000 processes."""
+
+MAX_COUNT = 2**31 - 1
+"""Largest number of samples, steps or rounds: what fits into a 32-bit integer."""
+
+MAX_TIMEOUT_S = 30 * 24 * 3600.0
+
+_RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_NAME = re.compile(r"\w[\w.+-]{0,99}")
+_WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
+
+
+def wrong(message: str, hint: str | None = None, at: int | None = None) -> PydanticCustomError:
+    """An error for a person to read: `message` in full, `hint` says what to do, `at` which item it is."""
+    return PydanticCustomError("job", "{message}", {"message": message, "hint": hint, "at": at})
+
+
+def parse_name(value: Any) -> str:
+    """A name that is safe as a folder: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
+    if not isinstance(value, str):
+        raise wrong(f"expected a name, got {describe(value)}", "put it in quotes")
+    if not _NAME.fullmatch(value):
+        raise wrong(f"expected a name that can be a folder, got {describe(value)}", f"`{safe_name(value)}`?")
+    return value
+
+
+def safe_name(text: str) -> str:
+    """`text` with everything replaced that has no place in the name of a folder."""
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:100] or "job"
+
+
+def parse_workload(value: Any) -> str:
+    """`gpt`, `train.py:build` or `package.module:build`."""
+    if isinstance(value, str) and _WORKLOAD.fullmatch(value):
+        return value
+    if isinstance(value, str) and value.endswith(".py"):
+        hint = f"name the function that builds it, such as {value}:build"
+    else:
+        hint = "a built-in such as gpt, a file train.py:build, or a module package.module:build"
+    raise wrong(f"expected the name of a workload, got {describe(value)}", hint)
+
+
+def parse_devices(value: Any) -> Devices:
+    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i` and `cuda:i` of one kind."""
+    if isinstance(value, list):
+        return _device_list(value)
+    if value in ("auto", "cuda"):
+        return str(value)
+    if isinstance(value, str) and (count := _device_number("cpu", value)) is not None:
+        if not 1 <= count <= MAX_DEVICES:
+            raise wrong(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
+        return f"cpu:{count}"
+    raise wrong(f"expected devices, got {describe(value)}", _devices_hint(value))
+
+
+def _devices_hint(value: Any) -> str:
+    if value == "cpu":
+        return "`cpu:2` makes two devices of this machine's cores"
+    if isinstance(value, str) and _device_number("cuda", value) is not None:
+        return f"`[{value}]` is that GPU, `cuda` are all of them"
+    if isinstance(value, dict) and len(value) == 1:
+        return "write it without the space: `cpu:2`"
+    return "auto, cpu:2, cuda, or a list such as [cuda:0, cuda:1]"
+
+
+def _device_list(items: list[Any]) -> tuple[str, ...]:
+    if not 1 <= len(items) <= MAX_DEVICES:
+        raise wrong(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
+    for position, item in enumerate(items):
+        if not isinstance(item, str) or not (item == "cpu" or _is_device(item)):
+            hint = "cpu:0 or cuda:0, for example"
+            raise wrong(f"expected the name of a device, got {describe(item)}", hint, position)
+    kinds = {item.partition(":")[0] for item in items}
+    if len(kinds) > 1:
+        raise wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
+    return tuple(re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
+
+
+def _is_device(text: str) -> bool:
+    return any(_device_number(kind, text) is not None for kind in ("cpu", "cuda"))
+
+
+def _device_number(kind: str, text: str) -> int | None:
+    match = re.fullmatch(rf"{kind}:([0-9]{{1,9}})", text)
+    return int(match[1]) if match else None
+
+
+def parse_split(value: Any) -> Split:
+    """`even`, a ratio such as `3:1`, or a tuple of samples per device."""
+    if isinstance(value, list):
+        return _sample_list(value)
+    if value == "even" or (isinstance(value, str) and _RATIO.fullmatch(value)):
+        return str(value)
+    if value == "balanced":
+        hint = 'use a ratio such as "3:1", or samples per device such as [48, 16]'
+        raise wrong("`balanced` is not part of this version yet", hint)
+    raise wrong(f"expected a split, got {describe(value)}", _split_hint(value))
+
+
+def _split_hint(value: Any) -> str:
+    numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", value)] if isinstance(value, str) else []
+    if len(numbers) > 1 and "/" in value:
+        return f"samples per device are a list: {numbers}"
+    if len(numbers) > 1 and ":" in value:
+        return f'a ratio is of whole numbers: "{":".join(str(number) for number in numbers)}"?'
+    return 'even, a ratio such as "3:1", or samples per device such as [48, 16]'
+
+
+def _sample_list(items: list[Any]) -> tuple[int, ...]:
+    if not 1 <= len(items) <= MAX_DEVICES:
+        raise wrong(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
+    for position, item in enumerate(items):
+        if type(item) is not int or not 1 <= item <= MAX_COUNT:
+            raise wrong(f"expected a number of samples, 1 or more, got {describe(item)}", None, position)
+    return tuple(items)
+
+
+def check_split_list(value: Any) -> Any:
+    """`compare: split` as it stands; a list of bare numbers is one split, not several.
+
+    Raises:
+        PydanticCustomError: it is such a list.
+    """
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        raise wrong("a number alone is no split", f"for one split into {len(value)}, write [{value}]"[:120])
+    return value
+
+
+def parse_duration(value: Any) -> float:
+    """Seconds, from `90s`, `10m`, `1h` or a plain number of seconds."""
+    if type(value) in (int, float):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
+    else:
+        raise wrong(f"expected a duration, got {describe(value)}", "90s, 10m, 1h, or plain seconds")
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise wrong(f"expected a duration above 0 and up to 30 days, got {describe(value)}")
+    return seconds
+
+
+def parse_global_batch(value: Any) -> Any:
+    """The value as it stands, for pydantic to judge.
+
+    Raises:
+        PydanticCustomError: `max`, which has no place here yet.
+    """
+    if value == "max":
+        raise wrong("`max` is not part of this version yet", "give the number of samples")
+    return value

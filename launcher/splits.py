@@ -1,0 +1,98 @@
+"""How a batch is cut into one part per device. All sizes are in samples."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from launcher.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples per device, with the job's own word for it: `even`, `48/16`, `3:1`."""
+
+    name: str
+    samples: tuple[int, ...]
+
+
+def resolve_split(split: str | tuple[int, ...], global_batch: int, num_devices: int) -> Split:
+    """The samples that a split of the job file means for this batch and this many devices.
+
+    Fewer parts than devices come out only for `even`, whose chunks may run out early.
+
+    Raises:
+        SpecError: the split does not fit; the message says why.
+    """
+    if isinstance(split, tuple):
+        return Split("/".join(map(str, split)), check_samples(split, global_batch, num_devices))
+    if split == "even":
+        return Split(split, split_even(global_batch, num_devices))
+    return Split(split, split_ratio(split, global_batch, num_devices))
+
+
+def split_even(global_batch: int, num_devices: int) -> tuple[int, ...]:
+    """Local batch sizes as `torch.chunk` cuts them: 9 over 4 devices gives (3, 3, 3).
+
+    Every chunk has ceil(global_batch / num_devices) samples, the last one what remains, and no chunk is
+    empty: there may be fewer chunks than devices.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.chunk.html
+    """
+    _check_positive(global_batch, num_devices)
+    size = -(-global_batch // num_devices)
+    whole, rest = divmod(global_batch, size)
+    return (size,) * whole + ((rest,) if rest else ())
+
+
+def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, ...]:
+    """Local batch sizes in the ratio `a:b:…`, rounded by the method of largest remainders.
+
+    Each device gets the whole part of its quota; what is left goes, sample by sample, to the largest
+    fractions, of equal ones to the earlier device.
+
+    Raises:
+        SpecError: the ratio is for another number of devices, or leaves one without a sample.
+    Source: https://en.wikipedia.org/wiki/Quota_method#Largest_remainder_method
+    """
+    _check_positive(global_batch, num_devices)
+    weights = [int(part) for part in ratio.split(":")]
+    if len(weights) != num_devices:
+        raise SpecError(f"the split {ratio} is for {_devices(len(weights))}, not for {num_devices}")
+    if min(weights) == 0:
+        raise SpecError(f"the split {ratio} gives a device nothing; name fewer devices instead")
+    quotas = [Fraction(global_batch * weight, sum(weights)) for weight in weights]
+    samples = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(num_devices), key=lambda device: (samples[device] - quotas[device], device))
+    for device in by_remainder[: global_batch - sum(samples)]:
+        samples[device] += 1
+    if min(samples) == 0:
+        raise SpecError(f"the split {ratio} of {_samples(global_batch)} gives a device nothing")
+    return tuple(samples)
+
+
+def check_samples(samples: tuple[int, ...], global_batch: int, num_devices: int) -> tuple[int, ...]:
+    """The samples themselves.
+
+    Raises:
+        SpecError: they are for another number of devices, don't add up, or leave a device without a sample.
+    """
+    _check_positive(global_batch, num_devices)
+    if len(samples) != num_devices:
+        raise SpecError(f"the split {list(samples)} is for {_devices(len(samples))}, not for {num_devices}")
+    if min(samples) < 1:
+        raise SpecError(f"the split {list(samples)} gives a device nothing")
+    if sum(samples) != global_batch:
+        raise SpecError(f"the split {list(samples)} adds up to {sum(samples)}, not to {global_batch}")
+    return samples
+
+
+def _check_positive(global_batch: int, num_devices: int) -> None:
+    if global_batch < 1 or num_devices < 1:
+        raise SpecError(f"{global_batch} samples can't be split over {_devices(num_devices)}")
+
+
+def _devices(count: int) -> str:
+    return f"{count} device" if count == 1 else f"{count} devices"
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample" if count == 1 else f"{count} samples"

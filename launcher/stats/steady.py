@@ -1,0 +1,33 @@
+"""When a warm-up has done its work, and how long a block must be."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+WINDOW_STEPS = 5
+TOLERANCE = 0.02
+
+MEDIANS_ERROR_PER_DEVIATION = 1.32
+"""Standard error of the difference between two medians of 5, per median absolute deviation of the 10 steps
+from their own medians, for normal noise (400,000 simulated warm-ups)."""
+
+
+def is_steady(step_ns: Sequence[int], minimum: int) -> bool:
+    """Whether the medians of the last two windows of 5 steps agree within 2 % or two standard errors.
+
+    False before `minimum` steps (and before 10). The spread is taken from absolute deviations, so that a
+    single slow step, a recompilation say, doesn't excuse a difference.
+    """
+    if len(step_ns) < max(minimum, 2 * WINDOW_STEPS):
+        return False
+    before, last = step_ns[-2 * WINDOW_STEPS : -WINDOW_STEPS], step_ns[-WINDOW_STEPS:]
+    median_before, median_last = median(before), median(last)
+    deviations = [abs(step - median_before) for step in before] + [abs(step - median_last) for step in last]
+    standard_error = MEDIANS_ERROR_PER_DEVIATION * median(deviations)
+    return abs(median_last - median_before) <= max(TOLERANCE * median_before, 2 * standard_error)
+
+
+def block_steps(step_ns: Sequence[int], block_ms: float) -> int:
+    """Steps of a block that lasts at least `block_ms`, judged by the median of the last 5 warm-up steps."""
+    typical_ns = median(step_ns[-WINDOW_STEPS:])
+    return max(1, math.ceil(block_ms * 1e6 / max(typical_ns, 1)))

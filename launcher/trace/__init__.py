@@ -1,0 +1,1 @@
+"""Where the time goes: Kineto traces → columns → breakdown → collectives → `TraceReport`, without torch."""

@@ -1,0 +1,199 @@
+"""From files to a `TraceReport`: read each one, match the ranks, put it into µs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.trace.digest import Digest, digest_file
+from launcher.trace.discover import Ranked, assign_ranks, find_traces
+from launcher.trace.errors import TraceError
+from launcher.trace.match import (
+    Collective,
+    Matched,
+    RankCollectives,
+    bandwidths,
+    last_rank,
+    match,
+    stragglers,
+)
+from launcher.trace.model import (
+    CollectivePart,
+    CollectiveReport,
+    RankTrace,
+    StragglerReport,
+    TraceReport,
+)
+from launcher.trace.rank import RankView, rank_trace
+
+PARALLEL_FROM_BYTES = 8 << 20
+"""Below it (on disk, all files together) starting processes takes longer than reading."""
+PACKED_FACTOR = 15
+"""What a byte of gzip counts for."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A report with what it was made from: the file of each rank."""
+
+    report: TraceReport
+    files: tuple[tuple[int, Path], ...]
+    matched: Matched
+
+
+def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceReport:
+    """The report on all traces in `paths`, files or folders: the ranks of one capture.
+
+    Args:
+        paths: Kineto traces, or folders of them.
+        steps: numbers of the steps to look at, the last one excluded, as `slice(A, B)`; `None`: everything.
+
+    Raises:
+        TraceError: no path holds a trace that can be read; the message says why, file by file.
+    """
+    return analyse(paths, steps).report
+
+
+def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
+    """Like `analyse_paths`, with the file of each rank and the collectives as they were matched."""
+    found = find_traces(paths)
+    digests, problems = _read_all(found.files, steps)
+    warnings = [*found.warnings, *problems]
+    if not digests:
+        raise TraceError("\n".join(["no trace that can be read:", *warnings]))
+    ranked = assign_ranks(digests)
+    matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
+    warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]
+    warnings += _doubts(ranked, matched)
+    files = tuple((rank, digest.path) for rank, digest in ranked.digests)
+    return Analysis(_report(ranked, matched, warnings), files, matched)
+
+
+def _read_all(files: Sequence[Path], steps: slice | None) -> tuple[list[Digest], list[str]]:
+    """What each file says; and why, of those that can't be read. Uses all cores if there is much to read."""
+    num_workers = min(len(files), len(os.sched_getaffinity(0)))
+    if num_workers < 2 or sum(map(_weight, files)) < PARALLEL_FROM_BYTES:
+        return _split(_try(file, steps) for file in files)
+    try:
+        with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn")) as pool:
+            return _split(pool.map(_try, files, [steps] * len(files)))
+    except BrokenProcessPool as error:
+        raise TraceError("a process that read traces was killed, likely for want of memory") from error
+
+
+def _weight(file: Path) -> int:
+    try:
+        return file.stat().st_size * (PACKED_FACTOR if file.suffix == ".gz" else 1)
+    except OSError:
+        return 0
+
+
+def _try(file: Path, steps: slice | None) -> Digest | str:
+    try:
+        return digest_file(file, steps)
+    except TraceError as error:
+        return str(error)
+
+
+def _split(results: Iterable[Digest | str]) -> tuple[list[Digest], list[str]]:
+    digests: list[Digest] = []
+    problems: list[str] = []
+    for result in results:
+        if isinstance(result, Digest):
+            digests.append(result)
+        else:
+            problems.append(result)
+    return digests, problems
+
+
+def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
+    numbers = {scope.position: scope.step for scope in digest.steps}
+    steps = {at: number for at, number in numbers.items() if at is not None and number is not None}
+    return RankCollectives(rank, digest.base_ns, digest.collectives, steps)
+
+
+def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
+    """What a reader must know to read the figures right."""
+    ranks = [rank for rank, _ in ranked.digests]
+    sizes = {digest.world_size for _, digest in ranked.digests if digest.world_size is not None}
+    found = []
+    if len(sizes) == 1 and max(sizes) > len(ranks):
+        found.append(
+            f"{len(ranks)} of {max(sizes)} ranks are here: waiting for the others shows up as transfer"
+        )
+    if len(sizes) > 1:
+        found.append(f"the traces disagree about the number of ranks: {', '.join(map(str, sorted(sizes)))}")
+    ranges = {_step_range(digest) for _, digest in ranked.digests}
+    if len(ranges) > 1:
+        named = "; ".join(f"rank {rank}: {_step_range(digest)}" for rank, digest in ranked.digests)
+        found.append(f"the ranks recorded different steps ({named})")
+    alone = sum(not each.matched for each in matched.collectives)
+    if alone and len(ranks) > 1:
+        found.append(
+            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: "
+            "their waiting is counted as transfer"
+        )
+    return found
+
+
+def _step_range(digest: Digest) -> str:
+    numbers = [scope.step for scope in digest.steps if scope.step is not None]
+    return f"{min(numbers)} to {max(numbers)}" if numbers else "no step"
+
+
+def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceReport:
+    starts = [
+        digest.base_ns + digest.total.measure.start - matched.offsets[rank] for rank, digest in ranked.digests
+    ]
+    base_ns = min(starts) // 1000 * 1000
+    ranks = [rank for rank, _ in ranked.digests]
+    return TraceReport(
+        schema=1,
+        base_time_ns=base_ns,
+        warnings=tuple(warnings),
+        clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
+        ranks=tuple(_rank(rank, digest, matched) for rank, digest in ranked.digests),
+        collectives=tuple(_collective(each, matched, base_ns) for each in matched.collectives),
+        stragglers=_stragglers(matched, ranks),
+    )
+
+
+def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport, ...]:
+    """Empty where no collective is seen on two ranks: then nobody can be said to be late."""
+    if not any(each.matched for each in matched.collectives):
+        return ()
+    rows = stragglers(matched.collectives, matched.offsets, ranks)
+    return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
+
+
+def _rank(rank: int, digest: Digest, matched: Matched) -> RankTrace:
+    parts = [(each, part) for each in matched.collectives for part in each.parts if part.rank == rank]
+    return rank_trace(rank, RankView(digest, tuple(parts)))
+
+
+def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveReport:
+    algorithm, bus = bandwidths(each)
+    transfer_ns = each.transfer_ns
+    return CollectiveReport(
+        group=each.group,
+        seq=each.seq,
+        kind=each.kind,
+        bytes=each.num_bytes,
+        algorithm_gb_per_s=algorithm,
+        bus_gb_per_s=bus,
+        last_rank=last_rank(each, matched.offsets),
+        ranks=tuple(
+            CollectivePart(
+                rank=part.rank,
+                start_us=(part.start_ns - matched.offsets[part.rank] - base_ns) / 1000,
+                wait_us=(part.local.duration - transfer_ns) / 1000 if each.matched else None,
+                transfer_us=transfer_ns / 1000 if each.matched else None,
+            )
+            for part in each.parts
+        ),
+    )

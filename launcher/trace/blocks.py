@@ -1,0 +1,222 @@
+"""The events of a trace file, a block at a time, and the keys around them.
+
+A block is cut where an event seems to end (`}`, a comma, `{`). Whether it did is proved by decoding: a cut
+inside a string or inside an event's arguments leaves something open, and open JSON never decodes. Only then,
+and for the end of the array, are the brackets counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from launcher.trace.errors import TraceError
+from launcher.trace.scan import Scan, find_events, scan_events
+from launcher.trace.source import Source
+
+Event = TypeVar("Event")
+
+BLOCK_BYTES = 4 << 20
+MAX_PART_BYTES = 64 << 20
+"""No single event and nothing before or after the events is larger in a trace."""
+
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
+_CONTROL_TO_SPACE = bytes([32] * 32) + bytes(range(32, 256))
+_SPACE = b" \t\r\n"
+
+
+@dataclass
+class Skipped:
+    """Events that are valid JSON but no event: a string for a time, no name."""
+
+    count: int = 0
+    first_byte: int = 0
+    reason: str = ""
+
+    def add(self, byte: int, reason: str) -> None:
+        if not self.count:
+            self.first_byte, self.reason = byte, reason
+        self.count += 1
+
+
+@dataclass
+class TraceFile(Generic[Event]):
+    """Iterates over the blocks of `source`; when that is done, `header` holds all other keys of the file."""
+
+    source: Source
+    event_type: type[Event]
+    header: dict[str, Any] = field(default_factory=dict)
+    skipped: Skipped = field(default_factory=Skipped)
+
+    def __post_init__(self) -> None:
+        self._many = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
+        self._one = msgspec.json.Decoder(self.event_type)
+        self._buffer = bytearray()
+        self._offset = 0
+
+    def blocks(self) -> Iterator[tuple[list[Event], bytes]]:
+        """Decoded events with the JSON array that they were decoded from.
+
+        Raises:
+            TraceError: the file is no trace, is cut off, or is damaged; with the byte.
+        """
+        head = self._read_head()
+        while True:
+            more = self._fill(BLOCK_BYTES)
+            if more:
+                block = self._guess()
+                if block is not None:
+                    yield block
+                    continue
+            scan = scan_events(self._buffer)
+            if len(scan.ends):
+                yield self._exact(scan)
+            if scan.close is not None:
+                break
+            self._refuse_endless(more)
+        self._drop(scan.close - (int(scan.ends[-1]) if len(scan.ends) else 0), b",")
+        self._read_header(head)
+
+    def _fill(self, num_bytes: int) -> bool:
+        """Whether the buffer holds `num_bytes`; if not, the file is at its end."""
+        while len(self._buffer) < num_bytes:
+            data = self.source.read(num_bytes - len(self._buffer))
+            if not data:
+                return False
+            self._buffer += data
+        return True
+
+    def _read_head(self) -> bytes:
+        size = BLOCK_BYTES
+        while True:
+            more = self._fill(size)
+            start = self._find_start()
+            if start is not None:
+                head = bytes(self._buffer[:start])
+                self._drop(start)
+                return head
+            if not more or size >= MAX_PART_BYTES:
+                raise self._foreign()
+            size *= 2
+
+    def _find_start(self) -> int | None:
+        text = self._buffer.lstrip(_SPACE + b"\xef\xbb\xbf")
+        if text[:1] == b"[":
+            return len(self._buffer) - len(text) + 1
+        return find_events(self._buffer) if text[:1] == b"{" else None
+
+    def _foreign(self) -> TraceError:
+        first = bytes(self._buffer.lstrip(_SPACE)[:1])
+        path = self.source.path
+        if first not in (b"{", b"["):
+            start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
+            return TraceError(f"{path}: not JSON at byte {start}")
+        size = len(self._buffer)
+        return TraceError(f"{path}: no traceEvents up to byte {size}: not a Kineto trace, or cut off")
+
+    def _guess(self) -> tuple[list[Event], bytes] | None:
+        """The block up to the last seeming end of an event, if that is one."""
+        tail = max(len(self._buffer) - (1 << 16), 0)
+        ends = [match.start() + 1 for match in _BETWEEN.finditer(self._buffer, tail)]
+        if not ends:
+            return None
+        text = self._array(ends[-1])
+        try:
+            events = self._many.decode(text)
+        except (msgspec.MsgspecError, UnicodeError):
+            return None
+        self._drop(ends[-1])
+        self._drop(self._buffer.index(b",") + 1)
+        return events, text
+
+    def _exact(self, scan: Scan) -> tuple[list[Event], bytes]:
+        end = int(scan.ends[-1])
+        text = self._array(end)
+        try:
+            events = self._many.decode(text)
+        except (msgspec.MsgspecError, UnicodeError):
+            events, text = self._one_by_one(scan)
+        self._drop(end)
+        if scan.close is None:
+            self._drop_comma()
+        return events, text
+
+    def _array(self, end: int) -> bytes:
+        """The first bytes of the buffer as a JSON array."""
+        with memoryview(self._buffer) as view:
+            return b"".join((b"[", view[:end], b"]"))
+
+    def _drop_comma(self) -> None:
+        """Up to behind the comma after an event, if it has been read already."""
+        rest = self._buffer.lstrip(_SPACE)
+        if rest[:1] == b",":
+            self._drop(len(self._buffer) - len(rest) + 1)
+
+    def _one_by_one(self, scan: Scan) -> tuple[list[Event], bytes]:
+        """The events of a block that doesn't decode as a whole, without those that are none."""
+        self._refuse_between(scan)
+        events, texts = [], []
+        for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
+            text = _cleaned(bytes(self._buffer[start:end]))
+            try:
+                events.append(self._one.decode(text))
+                texts.append(text)
+            except msgspec.ValidationError as error:
+                self.skipped.add(self._offset + start, str(error))
+            except msgspec.DecodeError as error:
+                raise self._damaged(start, str(error)) from error
+        return events, b"[" + b",".join(texts) + b"]"
+
+    def _refuse_between(self, scan: Scan) -> None:
+        """Between two events stands one comma, or the file is damaged there."""
+        previous = 0
+        for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
+            between = bytes(self._buffer[previous:start].strip(_SPACE))
+            if between != (b"," if previous else b""):
+                raise self._damaged(previous, "something else than a comma between two events")
+            previous = end
+
+    def _damaged(self, position: int, reason: str) -> TraceError:
+        return TraceError(f"{self.source.path}: damaged at byte {self._offset + position}: {reason}")
+
+    def _refuse_endless(self, more: bool) -> None:
+        end = self._offset + len(self._buffer)
+        if not more:
+            raise TraceError(
+                f"{self.source.path}: cut off at byte {end}: the list of events never ends; record it again"
+            )
+        if len(self._buffer) >= MAX_PART_BYTES:
+            raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
+        if not self._fill(len(self._buffer) + BLOCK_BYTES):
+            return
+
+    def _drop(self, count: int, allowed: bytes | None = None) -> None:
+        if allowed is not None and self._buffer[:count].strip(_SPACE):
+            raise self._damaged(0, "something else than an event at the end of the list")
+        del self._buffer[:count]
+        self._offset += count
+
+    def _read_header(self, head: bytes) -> None:
+        if self._fill(MAX_PART_BYTES):
+            raise self._damaged(0, f"more than {MAX_PART_BYTES:,} bytes after the events")
+        tail = bytes(self._buffer[1:])
+        head = head.lstrip(_SPACE + b"\xef\xbb\xbf")
+        if head == b"[":
+            head, tail = b'{"traceEvents":[', tail + b"}"
+        try:
+            header = msgspec.json.decode(_cleaned(head[:-1] + b"null" + tail))
+        except msgspec.DecodeError as error:
+            raise self._damaged(1, f"the keys around the events: {error}") from error
+        self.header = header
+
+
+def _cleaned(text: bytes) -> bytes:
+    """`text` as JSON has it: Kineto has written `nan` and `inf`, raw control characters and broken UTF-8."""
+    text = text.translate(_CONTROL_TO_SPACE)
+    text = _NOT_A_NUMBER.sub(lambda match: match[1] + b"null", text)
+    return text.decode("utf-8", "replace").encode()

@@ -1,0 +1,137 @@
+"""What an event is, by its category and name. To teach gpurun a new library, add a row here.
+
+Categories changed their spelling between torch versions (`Kernel`, `kernel`); names of communication kernels
+changed with NCCL 2.19 (`ncclKernel_*`, `ncclDevKernel_*`), and several libraries never say "nccl".
+"""
+
+import re
+from enum import IntEnum
+
+
+class GpuKind(IntEnum):
+    """The classes of GPU work, in the order in which a moment that two of them share is counted."""
+
+    COMPUTE = 0
+    COMM = 1
+    MEMCPY = 2
+    MEMSET = 3
+
+
+class HostKind(IntEnum):
+    """The classes of ranges on the CPU."""
+
+    OTHER = 0
+    OP = 1
+    """An operator: what the CPU computes."""
+    STEP = 2
+    DATA = 3
+    """The training loop waits for its next batch."""
+    COMM = 4
+    """A collective on the CPU, from when its thread takes it up until it is through (`gloo:*`)."""
+    COMM_CALL = 5
+    """The call that issues a collective: not compute, and over before the collective is (`c10d::*`)."""
+
+
+KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
+MEMCPY_CATEGORIES = frozenset({"gpu_memcpy", "Memcpy"})
+MEMSET_CATEGORIES = frozenset({"gpu_memset", "Memset"})
+GPU_CATEGORIES = KERNEL_CATEGORIES | MEMCPY_CATEGORIES | MEMSET_CATEGORIES
+LAUNCH_CATEGORIES = frozenset(
+    {
+        "cuda_runtime",
+        "cuda_driver",
+        "Runtime",
+        "hip_runtime",
+        "hip_driver",
+        "privateuse1_runtime",
+        "xpu_runtime",
+    }
+)
+OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
+PYTHON_CATEGORIES = frozenset({"python_function"})
+MODULE_PREFIX = "nn.Module: "
+
+COMM_KERNELS = re.compile(
+    r"""
+    ^(void\ )?nccl(Dev)?Kernel          # NCCL before and since 2.19; RCCL uses both
+    | ^(void\ )?(rccl|msccl)            # RCCL's and MSCCL's own
+    | deep_ep::                         # DeepEP dispatch and combine
+    | (one|two|multimem_one)_shot_all_?reduce | multimem_all_(reduce|gather)   # torch symmetric memory
+    | cross_device_reduce_[12]stage     # vLLM and SGLang custom all-reduce
+    | (quick|custom)_?all_?reduce | allreduce_fusion_kernel | nvshmem(i|x)?_
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Kernels that move data between devices. `Memcpy*` and `hipMemcpy*` are copies, whatever their name says."""
+
+COLLECTIVES = (
+    ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE)),
+    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all|deep_ep::", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
+    ("barrier", re.compile(r"barrier", re.IGNORECASE)),
+    ("gather", re.compile(r"gather", re.IGNORECASE)),
+    ("scatter", re.compile(r"scatter", re.IGNORECASE)),
+    ("send_recv", re.compile(r"send_?recv", re.IGNORECASE)),
+    ("send", re.compile(r"send", re.IGNORECASE)),
+    ("recv", re.compile(r"recv", re.IGNORECASE)),
+    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
+)
+"""Kind of a collective by its name; the first that fits. NCCL runs an all-to-all as `SendRecv` kernels."""
+
+SYNCHRONISING = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"}
+)
+"""Kinds that no rank leaves before every rank has come: their ends tell the difference of clocks."""
+POINT_TO_POINT = frozenset({"send", "recv"})
+SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier"})
+"""Kinds that carry equal bytes on all ranks; an all-to-all may differ."""
+
+_HOST_NAMES = (
+    (HostKind.STEP, re.compile(r"ProfilerStep#\d+$")),
+    (HostKind.DATA, re.compile(r"enumerate\(DataLoader\)#.*__next__$|enumerate\(DataPipe\)#|gpurun::data$")),
+    (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
+    (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),
+)
+_ANNOTATIONS = re.compile(r"DistributedDataParallel\.forward|Optimizer\.|DataParallel\.forward|##")
+"""Old traces give annotations the category of operators; they enclose work, they are none."""
+
+
+def gpu_kind(category: str, name: str) -> GpuKind:
+    """The class of GPU work with this category and name."""
+    if category in MEMCPY_CATEGORIES:
+        return GpuKind.MEMCPY
+    if category in MEMSET_CATEGORIES:
+        return GpuKind.MEMSET
+    return GpuKind.COMM if COMM_KERNELS.search(name) else GpuKind.COMPUTE
+
+
+def host_kind(category: str, name: str) -> HostKind:
+    """The class of a range on the CPU with this category and name."""
+    for kind, pattern in _HOST_NAMES:
+        if pattern.match(name):
+            return kind
+    if category == "user_annotation" or _ANNOTATIONS.match(name):
+        return HostKind.OTHER
+    return HostKind.OP
+
+
+def collective_kind(name: str) -> str:
+    """`all_reduce` and the like, for the name of a kernel or of a `gloo:*` range; else `other`."""
+    return next((kind for kind, pattern in COLLECTIVES if pattern.search(name)), "other")
+
+
+DTYPE_BYTES = {
+    "bool": 1, "byte": 1, "char": 1, "signed char": 1, "unsigned char": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "short": 2, "short int": 2,
+    "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
+    "complexfloat": 8, "c10::complex<float>": 8, "complexdouble": 16, "c10::complex<double>": 16,
+}  # fmt: skip
+"""Bytes of an element by the names that `dtype` and `Input type` use, in lower case."""
+
+
+def dtype_bytes(name: str) -> int | None:
+    """Bytes of one element; `None` for a name that isn't known."""
+    return DTYPE_BYTES.get(name.lower())

@@ -1,0 +1,108 @@
+"""A trace as columns: what the analysis needs, about 30 bytes per event; times in ns since the trace's base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.trace.classify import HostKind
+from launcher.trace.intervals import Int64, Intervals, union
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Things that took time, in the order of the file: one entry of every array each."""
+
+    start: Int64
+    duration: Int64
+    name: Int32
+    """Index into the table of names that the owner of this column keeps."""
+    thread: Int32
+
+    @property
+    def end(self) -> Int64:
+        return self.start + self.duration
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def union(self) -> Intervals:
+        return union(self.start, self.end)
+
+
+@dataclass(frozen=True, eq=False)
+class GpuWork(Spans):
+    """Kernels, copies and memsets. `thread` tells streams apart."""
+
+    kind: NDArray[np.int8]
+    """`GpuKind`."""
+    correlation: Int64
+    """Equal for the work and the call that launched it; −1: unknown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launches(Spans):
+    """Calls of the CUDA or HIP API."""
+
+    correlation: Int64
+
+
+@dataclass(frozen=True)
+class HostRange:
+    """A range on the CPU that is more than an operator."""
+
+    kind: HostKind
+    name: str
+    start: int
+    end: int
+    thread: int
+    num_bytes: int | None
+    """Bytes of the tensors that it was given, where the trace has their shapes."""
+
+
+@dataclass(frozen=True)
+class CommFacts:
+    """What the arguments of a communication kernel say; `None` what they don't."""
+
+    kind: str
+    num_bytes: int | None
+    group: str | None
+    group_size: int | None
+    sequence: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One trace file. Times are integer ns since `base_ns` (unix time if the file has that)."""
+
+    base_ns: int
+    header: dict[str, Any]
+    gpu: GpuWork
+    gpu_names: tuple[str, ...]
+    comm_facts: dict[int, CommFacts]
+    """By position in `gpu`."""
+    launches: Launches
+    launch_names: tuple[str, ...]
+    ops: Spans
+    op_names: tuple[str, ...]
+    op_kinds: NDArray[np.int8]
+    """`HostKind` by name of operator."""
+    modules: Spans
+    module_names: tuple[str, ...]
+    ranges: tuple[HostRange, ...]
+    num_devices: int
+    skipped: str | None
+    """What was left out of the file, as a sentence."""
+
+    def of_kind(self, kind: HostKind) -> list[HostRange]:
+        return [each for each in self.ranges if each.kind is kind]
+
+    def union_of(self, kind: HostKind) -> Intervals:
+        ranges = self.of_kind(kind)
+        starts = np.array([each.start for each in ranges], dtype=np.int64)
+        return union(starts, np.array([each.end for each in ranges], dtype=np.int64))

@@ -1,0 +1,258 @@
+"""All that one trace file says about its rank. What needs the other ranks' files too is in `match`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.trace.classify import GpuKind, HostKind
+from launcher.trace.columns import Trace
+from launcher.trace.intervals import EMPTY, Int64, Intervals, union
+from launcher.trace.local import LocalCollective, local_collectives
+from launcher.trace.measure import Activity, Measure, Queue, Waits, measure
+from launcher.trace.read import read_trace
+from launcher.trace.steps import (
+    WITHOUT_STEPS,
+    HostStep,
+    Launched,
+    Step,
+    host_steps,
+    launched,
+    step_at,
+    windows,
+)
+from launcher.trace.tables import Mask, NameTime, compute_ops, kernel_times, op_times
+
+
+@dataclass(frozen=True)
+class LaunchDelay:
+    """From the start of the launching call to the start of the work, in ns."""
+
+    median: int
+    largest: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One stretch of a rank's time: a step, or all of the file."""
+
+    step: int | None
+    """Number of the step; `None` for all of the file."""
+    position: int | None
+    """Of the step within the file; `None` for all of the file, or a file without steps."""
+    measure: Measure
+    num_kernels: int
+    launch_delay: LaunchDelay | None
+    gpu_span: int | None
+    """From the first start to the last end of the GPU work that belongs here, in ns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Digest:
+    """What remains of a trace file once it is read: small, whatever the size of the file."""
+
+    path: Path
+    base_ns: int
+    rank: int | None
+    world_size: int | None
+    device: str
+    total: Scope
+    steps: tuple[Scope, ...]
+    collectives: tuple[LocalCollective, ...]
+    kernels: tuple[NameTime, ...]
+    ops: tuple[NameTime, ...]
+    modules: tuple[NameTime, ...]
+    warnings: tuple[str, ...]
+
+
+def digest_file(path: Path, steps: slice | None) -> Digest:
+    """Reads and analyses one file.
+
+    Args:
+        path: a Kineto trace, plain or gzip.
+        steps: numbers of the steps to look at, the last one excluded; `None`: the whole file.
+
+    Raises:
+        TraceError: the file can't be read, is no trace, or holds nothing to analyse.
+    """
+    return digest(read_trace(path), path, steps)
+
+
+def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
+    """Analyses one trace; see `digest_file`."""
+    host = host_steps(trace)
+    work = launched(trace, host)
+    all_steps = windows(trace, host, work)
+    kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
+    whole = len(kept) == len(all_steps)
+    mask = np.ones(len(trace.gpu), dtype=bool) if whole else np.isin(work.step, kept)
+    on_gpu = len(trace.gpu) > 0
+    picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
+    total = picture.total(mask, [all_steps[i] for i in kept] if not whole else all_steps, whole)
+    ops = compute_ops(trace)
+    if not whole:
+        ops &= np.isin(step_at(host, trace.ops.start), kept)
+    op_rows, module_rows = op_times(trace, work, mask, ops)
+    scopes = tuple(picture.step(all_steps[i], i) for i in kept)
+    if not all_steps:
+        scopes = (_as_step(total),)
+    collectives = local_collectives(trace, work, host)
+    return Digest(
+        path=path,
+        base_ns=trace.base_ns,
+        rank=_info(trace, "rank"),
+        world_size=_info(trace, "world_size"),
+        device=_device(trace, on_gpu),
+        total=total,
+        steps=scopes,
+        collectives=tuple(each for each in collectives if whole or each.step in kept),
+        kernels=tuple(kernel_times(trace, mask)),
+        ops=tuple(op_rows),
+        modules=tuple(module_rows),
+        warnings=_warnings(trace, path, host, chosen, kept),
+    )
+
+
+def _is_chosen(number: int, steps: slice | None) -> bool:
+    if steps is None:
+        return True
+    return (steps.start is None or number >= steps.start) and (steps.stop is None or number < steps.stop)
+
+
+def _as_step(total: Scope) -> Scope:
+    return Scope(WITHOUT_STEPS, None, total.measure, total.num_kernels, total.launch_delay, total.gpu_span)
+
+
+class _GpuPicture:
+    """Measures windows of a trace with GPU work."""
+
+    def __init__(self, trace: Trace, work: Launched) -> None:
+        self.trace = trace
+        self.work = work
+        self.waits = Waits(
+            data=trace.union_of(HostKind.DATA),
+            comm=trace.union_of(HostKind.COMM),
+            runtime=trace.launches.union(),
+            ops=union(trace.ops.start, trace.ops.end),
+        )
+        self.by_step = np.argsort(work.step, kind="stable")
+        self.sorted_steps = work.step[self.by_step]
+
+    def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
+        chosen = np.flatnonzero(mask)
+        if not len(chosen):
+            return self._scope(chosen, None, None, (0, 0))
+        gpu = self.trace.gpu
+        return self._scope(chosen, None, None, (int(gpu.start[chosen].min()), int(gpu.end[chosen].max())))
+
+    def step(self, step: Step, position: int) -> Scope:
+        first, last = np.searchsorted(self.sorted_steps, (position, position + 1))
+        return self._scope(self.by_step[first:last], step.number, position, (step.start_ns, step.end_ns))
+
+    def _scope(
+        self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
+    ) -> Scope:
+        gpu = self.trace.gpu
+        start, end, kind = gpu.start[chosen], gpu.end[chosen], gpu.kind[chosen]
+        return Scope(
+            step=number,
+            position=position,
+            measure=measure(_activity(start, end, kind), *window, self.waits, self._queue(chosen)),
+            num_kernels=int((kind <= GpuKind.COMM).sum()),
+            launch_delay=self._launch_delay(chosen),
+            gpu_span=int(end.max() - start.min()) if len(chosen) else None,
+        )
+
+    def _queue(self, chosen: Int64) -> Queue:
+        order = chosen[np.argsort(self.trace.gpu.start[chosen], kind="stable")]
+        unknown = np.iinfo(np.int64).min
+        launches = np.where(self.work.launch[order] >= 0, self.work.start[order], unknown)
+        return Queue(self.trace.gpu.start[order], launches)
+
+    def _launch_delay(self, chosen: Int64) -> LaunchDelay | None:
+        known = chosen[self.work.launch[chosen] >= 0]
+        if not len(known):
+            return None
+        delays = self.trace.gpu.start[known] - self.work.start[known]
+        return LaunchDelay(int(np.median(delays)), int(delays.max()))
+
+
+def _activity(start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]]) -> Activity:
+    def of(*kinds: GpuKind) -> Intervals:
+        chosen = np.isin(kind, kinds)
+        return union(start[chosen], end[chosen])
+
+    copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
+    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET))
+
+
+class _CpuPicture:
+    """Measures windows of a trace without GPU work.
+
+    Compute is what operators cover on threads that don't carry out collectives, but not while the loop waits
+    for its batch: what the DataLoader computes is input, not the model.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        ops = compute_ops(trace)
+        self.trace = trace
+        data = trace.union_of(HostKind.DATA)
+        compute = union(trace.ops.start[ops], trace.ops.end[ops])
+        self.activity = Activity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
+        self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY)
+
+    def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
+        starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
+        busy = self.activity.busy
+        if whole and len(busy.starts):
+            starts.append(int(busy.starts[0]))
+            ends.append(int(busy.ends[-1]))
+        return self._scope(None, None, (min(starts, default=0), max(ends, default=0)))
+
+    def step(self, step: Step, position: int) -> Scope:
+        return self._scope(step.number, position, (step.start_ns, step.end_ns))
+
+    def _scope(self, number: int | None, position: int | None, window: tuple[int, int]) -> Scope:
+        divided = measure(self.activity, *window, self.waits, None)
+        return Scope(number, position, divided, 0, None, None)
+
+
+def _info(trace: Trace, key: str) -> int | None:
+    info = trace.header.get("distributedInfo")
+    value = info.get(key) if isinstance(info, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _device(trace: Trace, on_gpu: bool) -> str:
+    """The name of the device that the work ran on, as the trace tells it."""
+    if not on_gpu:
+        return "CPU"
+    devices = trace.header.get("deviceProperties")
+    for device in devices if isinstance(devices, list) else []:
+        if isinstance(device, dict) and isinstance(device.get("name"), str):
+            return str(device["name"])
+    return "GPU"
+
+
+def _warnings(
+    trace: Trace, path: Path, steps: list[HostStep], chosen: slice | None, kept: list[int]
+) -> tuple[str, ...]:
+    found = []
+    if trace.skipped:
+        found.append(f"{path}: {trace.skipped}")
+    if chosen is not None and not kept:
+        numbers = f"{steps[0].number} to {steps[-1].number}" if steps else "none"
+        found.append(f"{path}: none of the steps asked for; it has {numbers}")
+    if any(one.end_ns > other.start_ns for one, other in pairwise(steps)):
+        found.append(f"{path}: steps overlap; the later one is counted from where the earlier one ends")
+    if len({step.number for step in steps}) < len(steps):
+        found.append(f"{path}: several steps have the same number; they are listed one by one")
+    if trace.num_devices > 1:
+        found.append(f"{path}: GPU work of {trace.num_devices} devices, counted as one")
+    if not len(trace.gpu) and not len(trace.ops) and not trace.ranges:
+        found.append(f"{path}: no GPU work and no operators: nothing to analyse")
+    return tuple(found)

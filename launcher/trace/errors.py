@@ -1,0 +1,9 @@
+"""What can be wrong with a trace file."""
+
+from launcher.errors import GpurunError
+
+
+class TraceError(GpurunError):
+    """A trace can't be read, or no path holds one. The message names the file, and the byte if there is one."""
+
+    exit_code = 2

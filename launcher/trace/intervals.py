@@ -1,0 +1,83 @@
+"""Sets of points in time, as sorted disjoint half-open intervals of integer nanoseconds.
+
+All is exact: lengths of a set and of what remains after taking parts away always add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """[starts[i], ends[i]), sorted, disjoint, none of them empty."""
+
+    starts: Int64
+    ends: Int64
+
+    @property
+    def length_ns(self) -> int:
+        return int((self.ends - self.starts).sum())
+
+    def intersect(self, other: Intervals) -> Intervals:
+        """The points that lie in both sets."""
+        first = np.searchsorted(other.ends, self.starts, "right")
+        counts = np.maximum(np.searchsorted(other.starts, self.ends, "left") - first, 0)
+        mine = np.repeat(np.arange(len(self.starts)), counts)
+        skipped = np.repeat(np.cumsum(counts) - counts, counts)
+        theirs = first[mine] + np.arange(len(mine)) - skipped
+        return Intervals(
+            np.maximum(self.starts[mine], other.starts[theirs]),
+            np.minimum(self.ends[mine], other.ends[theirs]),
+        )
+
+    def subtract(self, other: Intervals) -> Intervals:
+        """The points of this set that don't lie in the other."""
+        if not len(self.starts) or not len(other.starts):
+            return self
+        return self.intersect(other.gaps(int(self.starts[0]), int(self.ends[-1])))
+
+    def gaps(self, start_ns: int, end_ns: int) -> Intervals:
+        """The points between `start_ns` and `end_ns` that don't lie in this set."""
+        inside = self.clip(start_ns, end_ns)
+        starts = np.concatenate((np.array([start_ns], dtype=np.int64), inside.ends))
+        ends = np.concatenate((inside.starts, np.array([end_ns], dtype=np.int64)))
+        return _without_empty(starts, ends)
+
+    def clip(self, start_ns: int, end_ns: int) -> Intervals:
+        """The points of this set from `start_ns` to `end_ns`."""
+        first = int(np.searchsorted(self.ends, start_ns, "right"))
+        last = max(int(np.searchsorted(self.starts, end_ns, "left")), first)
+        starts = np.maximum(self.starts[first:last], start_ns)
+        return _without_empty(starts, np.minimum(self.ends[first:last], end_ns))
+
+    def join(self, other: Intervals) -> Intervals:
+        """The points that lie in either set."""
+        starts = np.concatenate((self.starts, other.starts))
+        return union(starts, np.concatenate((self.ends, other.ends)))
+
+
+def union(starts: Int64, ends: Int64) -> Intervals:
+    """The points covered by any of the given intervals, which may overlap and come in any order."""
+    some = ends > starts
+    starts, ends = starts[some], ends[some]
+    if not len(starts):
+        return EMPTY
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    opens = starts[1:] > reach[:-1]
+    edge = np.ones(1, dtype=bool)
+    return Intervals(starts[np.concatenate((edge, opens))], reach[np.concatenate((opens, edge))])
+
+
+def _without_empty(starts: Int64, ends: Int64) -> Intervals:
+    some = ends > starts
+    return Intervals(starts[some], ends[some])
+
+
+EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))

@@ -1,0 +1,176 @@
+"""`TraceReport`: what `gpurun trace` found out, and the schema of its JSON (version 1).
+
+Times are µs as floats that keep their nanoseconds; start times count from `base_time_ns`. What does not apply
+or can't be told is `None` (`null`), never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class IdleCauses:
+    """Why the device did nothing; adds up to `idle_us`."""
+
+    host: float
+    """The CPU had launched nothing: Python, operators, launches."""
+    comm_wait: float
+    """A collective on the CPU had to end first."""
+    data: float
+    """The training loop waited for its next batch."""
+    other: float
+    """Work was launched but couldn't run yet."""
+
+
+@dataclass(frozen=True)
+class HostWhileIdle:
+    """What the CPU did meanwhile; adds up to `idle_us`. Each moment counts for the first that applies."""
+
+    runtime: float
+    data: float
+    op: float
+    other: float
+
+
+@dataclass(frozen=True)
+class LaunchDelay:
+    """From the launching call to the start of the GPU work."""
+
+    median: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A stretch of one rank's time.
+
+    compute + exposed_transfer + exposed_wait + exposed_memcpy + idle = span, exactly. With no other rank's
+    trace nothing tells waiting from transfer: then all exposed communication counts as transfer, and `wait_us`
+    and `transfer_us` are `None`.
+    """
+
+    span_us: float
+    compute_us: float
+    comm_us: float
+    comm_compute_overlap_us: float
+    exposed_comm_us: float
+    memcpy_us: float
+    """Copies and memsets."""
+    memset_us: float
+    """The part of `memcpy_us` that is memsets."""
+    exposed_memcpy_us: float
+    """Outside compute and communication."""
+    idle_us: float
+    wait_us: float | None
+    """Stay in collectives beyond that of the rank that stayed shortest, summed over collectives."""
+    transfer_us: float | None
+    exposed_wait_us: float
+    exposed_transfer_us: float
+    idle_by_cause_us: IdleCauses
+    host_while_idle_us: HostWhileIdle
+    num_kernels: int
+    launch_delay_us: LaunchDelay | None
+    gpu_span_us: float | None
+    """First start to last end of the GPU work; `span_us` of a step also has the time before it."""
+
+
+@dataclass(frozen=True)
+class StepBreakdown(Breakdown):
+    """A step: the GPU work that it launched, from the end of the step before to its own end."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class NameTotal:
+    """Time under one name."""
+
+    name: str
+    kind: str
+    """compute, comm or memcpy; op; module."""
+    count: int
+    device_us: float
+    """On the GPU: the work itself, or what was launched from here and from nothing further inside."""
+    host_us: float
+    """On the CPU, without what is further inside."""
+
+
+@dataclass(frozen=True)
+class GroupTotal:
+    """Communication of one process group."""
+
+    group: str
+    count: int
+    num_bytes: int | None
+    comm_us: float
+    """Sum over collectives."""
+    wait_us: float | None
+    transfer_us: float | None
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank."""
+
+    rank: int
+    world_size: int | None
+    device: str
+    files: tuple[str, ...]
+    total: Breakdown
+    """The whole file; with `--steps` the work of these steps."""
+    steps: tuple[StepBreakdown, ...]
+    kernels: tuple[NameTotal, ...]
+    ops: tuple[NameTotal, ...]
+    modules: tuple[NameTotal, ...]
+    groups: tuple[GroupTotal, ...]
+
+
+@dataclass(frozen=True)
+class CollectivePart:
+    """One rank's part in a collective."""
+
+    rank: int
+    start_us: float
+    """On the aligned clock, since `base_time_ns`."""
+    wait_us: float | None
+    transfer_us: float | None
+
+
+@dataclass(frozen=True)
+class CollectiveReport:
+    """One collective over all ranks that show it."""
+
+    group: str
+    seq: int
+    kind: str
+    bytes: int | None
+    algorithm_gb_per_s: float | None
+    bus_gb_per_s: float | None
+    last_rank: int | None
+    ranks: tuple[CollectivePart, ...]
+
+
+@dataclass(frozen=True)
+class StragglerReport:
+    """How often a rank came last, and what the others waited because of it."""
+
+    rank: int
+    last_arrivals: int
+    wait_caused_us: float
+
+
+@dataclass(frozen=True)
+class TraceReport:
+    """All ranks of one capture."""
+
+    schema: int
+    base_time_ns: int
+    """Unix time, where the traces have it."""
+    warnings: tuple[str, ...]
+    clock_offsets_us: Mapping[str, float]
+    """By how much each rank's clock is ahead of the lowest rank's; already taken out of all start times."""
+    ranks: tuple[RankTrace, ...]
+    collectives: tuple[CollectiveReport, ...]
+    stragglers: tuple[StragglerReport, ...]

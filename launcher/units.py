@@ -1,0 +1,93 @@
+"""Figures as people read them: with a unit, and with no more decimals than their interval supports."""
+
+import math
+
+Interval = tuple[float, float]
+
+MINUS = "\u2212"
+THOUSANDS = "\u202f"
+"""Narrow no-break space: a figure is not torn apart at the end of a line."""
+
+
+def format_ms(ms: float, ci: Interval | None = None) -> str:
+    """Milliseconds without their unit: `42.1`, or `42.1 ± 0.2` beside a confidence interval.
+
+    The larger side of the interval is shown, rounded up: the interval never looks narrower than it is.
+    """
+    if ci is None:
+        return format_number(ms, _three_digits(ms))
+    half_width = max(ms - ci[0], ci[1] - ms)
+    decimals = supported_decimals(half_width, most=3)
+    return f"{format_number(ms, decimals)} ± {format_number(round_up(half_width, decimals), decimals)}"
+
+
+def format_percent(percent: float, ci: Interval | None = None, signed: bool = False) -> str:
+    """`13.8 %`, as precise as `ci` (in percent) supports; without one whole, below 1 in tenths."""
+    decimals = percent_decimals(percent, ci)
+    return f"{format_number(percent, decimals, signed)} %"
+
+
+def format_percent_interval(percent: float, ci: Interval) -> str:
+    """`12.9 to 14.6`, as precise as `format_percent`; with signs where the interval holds both."""
+    decimals = percent_decimals(percent, ci)
+    signed = ci[0] < 0 < ci[1]
+    low, high = (format_number(end, decimals, signed) for end in ci)
+    return f"{low} to {high}"
+
+
+def percent_decimals(percent: float, ci: Interval | None) -> int:
+    """Decimals for a percentage: one digit of the interval's half-width, at most two decimals."""
+    if ci is None:
+        return 0 if abs(percent) >= 1 else 1
+    return supported_decimals(max(percent - ci[0], ci[1] - percent), most=2)
+
+
+def format_count(count: float) -> str:
+    """A whole number with its thousands apart: `1 520`."""
+    return format_number(count, 0)
+
+
+def format_gib(gib: float) -> str:
+    """Memory: `139.8 GiB`, below one GiB `0.42 GiB`."""
+    return f"{format_number(gib, 1 if gib >= 1 else 2)} GiB"
+
+
+def format_duration(seconds: float) -> str:
+    """How long something takes, coarsely: `0.4 s`, `50 s`, `2 min`, `1 h 05 min`."""
+    if seconds < 9.95:
+        return f"{format_number(seconds, 1)} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def format_number(value: float, decimals: int, signed: bool = False) -> str:
+    """A number with a real minus sign and thousands apart; `signed` shows a plus too. Zero has no sign."""
+    text = f"{abs(value):,.{decimals}f}".replace(",", THOUSANDS)
+    if not any(digit in "123456789" for digit in text):
+        return text
+    sign = MINUS if value < 0 else "+" if signed else ""
+    return sign + text
+
+
+def supported_decimals(half_width: float, most: int) -> int:
+    """Decimals that show the first digit of an interval's half-width, at most `most`."""
+    if half_width <= 0:
+        return most
+    return min(most, max(0, -math.floor(math.log10(half_width))))
+
+
+def round_up(value: float, decimals: int) -> float:
+    """The next multiple of the last decimal; one that is met but for a float's error stays."""
+    scale = 10.0**decimals
+    return math.ceil(value * scale - 1e-6) / scale
+
+
+def _three_digits(value: float) -> int:
+    """Decimals for three significant digits, at most 3."""
+    if value <= 0:
+        return 1
+    return min(3, max(0, 2 - math.floor(math.log10(value))))

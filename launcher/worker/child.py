@@ -1,0 +1,111 @@
+"""From a fork of the server to a rank: everything that a process should not inherit is put right here."""
+
+import faulthandler
+import gc
+import importlib
+import os
+import random
+import signal
+import sys
+import traceback
+from typing import NoReturn, TextIO
+
+from launcher.run.proctree import die_with
+from launcher.run.wire import STACKS_SIGNAL, StartRequest
+
+
+def run_rank(request: StartRequest, server: int) -> NoReturn:
+    """Becomes the rank, calls its entry, and ends the process; never returns into the server's code."""
+    code = 1
+    try:
+        become_rank(request, server)
+        code = call_entry(request)
+    finally:
+        finish(code)
+
+
+def become_rank(request: StartRequest, server: int) -> None:
+    """A process of its own: session, signals, files, environment, random numbers."""
+    die_with(server)
+    # Its own session: neither a terminal nor `kill 0` in user code connects it to anything else.
+    os.setsid()
+    redirect(request.log)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    reseed()
+    faulthandler.enable(file=2)
+    faulthandler.register(STACKS_SIGNAL, file=2)
+    gc.enable()
+
+
+def redirect(log: str) -> None:
+    """Sends stdout and stderr to the log by line, so that it is complete however the rank dies."""
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    os.close(null)
+    # New stream objects: the server's may hold a lock or a buffer from the moment of the fork.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = line_stream(1)
+    sys.stderr = line_stream(2)
+
+
+def line_stream(fd: int) -> TextIO:
+    """A text stream that writes every line at once, and anything that a program may print."""
+    return os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def reseed() -> None:
+    """Every fork begins with the server's random state; none should go on with it."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+
+
+def call_entry(request: StartRequest) -> int:
+    """Calls `module:function` and returns the exit code; what it raises goes to the log."""
+    try:
+        module, _, function = request.entry.partition(":")
+        getattr(importlib.import_module(module), function)(request.args)
+    except SystemExit as end:
+        return exit_code(end)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def exit_code(end: SystemExit) -> int:
+    """The exit code that Python itself would end with."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    print_to_log(str(end.code))
+    return 1
+
+
+def print_to_log(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def finish(code: int) -> NoReturn:
+    """Ends the process without running destructors: gloo's threads abort in about one of nine.
+
+    Whatever should survive has been written: the streams are flushed, files are closed by their owners.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue  # The disk may be full, or user code may have closed the stream.
+    os._exit(code)

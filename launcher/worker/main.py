@@ -1,0 +1,101 @@
+"""The body of a rank: order in, files out."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from launcher.errors import MachineError
+from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
+from launcher.rundir import read_json
+from launcher.worker.clock import clock_for
+from launcher.worker.failure import record_failure
+from launcher.worker.gradient import check_gradients
+from launcher.worker.group import close_group, finish, init_group
+from launcher.worker.journal import Journal
+from launcher.worker.load import load_workload
+from launcher.worker.measure import Bench
+from launcher.worker.peers import Alone, Group, Peers
+from launcher.worker.profile import capture
+from launcher.worker.step import NoClock
+from launcher.worker.trainer import Trainer
+
+EX_IOERR = 74
+"""The run directory can't be written; nothing else that a rank does ends with it. Source: sysexits.h."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
+    rank = int(argv[1])
+    order = read_json(Path(argv[0]), LaunchOrder)
+    journal = Journal(order, rank)
+    try:
+        run_launch(journal)
+    except MachineError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(EX_IOERR)
+    except BaseException as error:
+        record_failure(journal.run, order.launch, rank, journal.variant, journal.stage, error)
+        raise
+    finish(0)
+
+
+def run_launch(journal: Journal) -> None:
+    """Builds the model once, checks the gradients, times all variants, then takes their traces."""
+    order, rank = journal.order, journal.rank
+    journal.enter("start")
+    torch.set_num_threads(order.threads)
+    peers: Peers = Alone()
+    if order.world_size > 1:
+        init_group(order, rank)
+        peers = Group()
+    measure(journal, peers)
+    if order.world_size > 1:
+        close_group()
+
+
+def measure(journal: Journal, peers: Peers) -> None:
+    """All that needs the model; with this function's end it is gone, before the process group is."""
+    order, rank = journal.order, journal.rank
+    journal.enter("build")
+    torch.manual_seed(order.seed)
+    workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
+    device = torch.device(order.devices[rank])
+    trainer = Trainer(workload, order, rank)
+    check(trainer, journal)
+    Bench(order, trainer, clock_for(device), peers, journal, device).run()
+    profile(trainer, journal, peers)
+    journal.enter("done")
+    trainer.close()
+
+
+def check(trainer: Trainer, journal: Journal) -> None:
+    """Whether every variant computes the one-device gradient; nothing is timed before that is known."""
+    order = journal.order
+    if not order.gradient_check:
+        return
+    journal.enter("check")
+    found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))
+    for variant_id, facts in found.items():
+        journal.add_facts(variant_id, **facts)
+
+
+def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
+    """A trace per variant, in steps of their own after all timing."""
+    order = journal.order
+    if order.profile is None or order.profile.steps == 0:
+        return
+    for variant in order.variants:
+        journal.enter("profile", variant.id)
+        profile_variant(trainer, journal, variant, order.profile)
+        peers.barrier()
+
+
+def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, wanted: ProfileOrder) -> None:
+    """One trace; inputs are drawn before it begins."""
+    inputs = iter([trainer.prepare(variant, step) for step in range(wanted.steps + 1)])
+    path = journal.run.trace(variant.id, journal.rank)
+    threads = journal.order.strategy == "dp"
+    capture(lambda: trainer.step(next(inputs), NoClock()), wanted, path, all_threads=threads)

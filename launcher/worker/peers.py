@@ -1,0 +1,43 @@
+"""What the ranks agree on between blocks; on the CPU, by gloo, never inside a timed step."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Peers(Protocol):
+    """The other ranks."""
+
+    def barrier(self) -> None:
+        """Returns on all ranks within some tens of microseconds."""
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the largest value over ranks."""
+
+
+class Alone:
+    """One process has no peers."""
+
+    def barrier(self) -> None:
+        return
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+
+class Group:
+    """The ranks of a process group. CPU tensors go by gloo, whatever carries the gradients."""
+
+    def __init__(self) -> None:
+        self._token = torch.zeros(1)
+
+    def barrier(self) -> None:
+        # Not dist.barrier: that goes by NCCL where there is one, and waits for the GPU besides.
+        dist.all_reduce(self._token)
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return [float(value) for value in tensor]

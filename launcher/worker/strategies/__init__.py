@@ -1,0 +1,1 @@
+"""How one model runs on several devices: `single`, `ddp` and `dp`."""

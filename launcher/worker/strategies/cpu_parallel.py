@@ -1,0 +1,116 @@
+"""DataParallel on the CPU, where torch's own runs the bare module: a thread per device does a replica's work.
+
+The graph of a replica ends in front of the gathered outputs and at the replica's own parameters, and is
+walked by a thread of its own. Autograd on the CPU would walk the graphs of all replicas in one thread, one
+after the other; on GPUs its engine has a thread per device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.worker.scatter import Tree, join_rows, split_rows, tensors_of, with_tensors
+from launcher.worker.strategies.replicate import make_replica, replica_tensors
+from launcher.worker.strategies.threads import run_replicas
+
+
+@dataclass
+class Replica:
+    """One device's copy of the model, and after `run` what it computed."""
+
+    index: int
+    module: nn.Module
+    parameters: list[Tensor]
+    """Its copies of the parameters that require a gradient, in the network's order."""
+    inputs: Tree
+    outputs: Tree = None
+
+    def run(self) -> None:
+        self.outputs = self.module(self.inputs)
+
+    def output_tensors(self) -> list[Tensor]:
+        return tensors_of(self.outputs)
+
+    def gradients(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of the parameters, from those of the outputs; `None` where no output depends on one."""
+        pairs = [
+            (output, grad)
+            for output, grad in zip(self.output_tensors(), grads, strict=True)
+            if output.requires_grad and grad is not None
+        ]
+        outputs, output_grads = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return list(torch.autograd.grad(outputs, self.parameters, output_grads, allow_unused=True))
+
+
+class Apply(torch.autograd.Function):
+    """Runs the replicas; its backward pass runs theirs, and adds up what they give in their order."""
+
+    @staticmethod
+    def forward(ctx: Any, replicas: list[Replica], *parameters: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            run_replicas([(replica.index, replica.run) for replica in replicas])
+        ctx.replicas = replicas
+        outputs = [tensor for replica in replicas for tensor in replica.output_tensors()]
+        detached = [tensor.detach() for tensor in outputs]
+        ctx.mark_non_differentiable(
+            *(mine for mine, tensor in zip(detached, outputs, strict=True) if not tensor.requires_grad)
+        )
+        ctx.set_materialize_grads(False)
+        return tuple(detached)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        replicas: list[Replica] = ctx.replicas
+        ctx.replicas = None  # the graphs are walked once, and hold all activations
+        calls = []
+        position = 0
+        for replica in replicas:
+            count = len(replica.output_tensors())
+            own = grads[position : position + count]
+            calls.append((replica.index, partial(replica.gradients, own)))
+            position += count
+        gradients = run_replicas(calls)
+        return (None, *(add_up(column) for column in zip(*gradients, strict=True)))
+
+
+def add_up(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of those that are there, from first to last, so that it is the same every time."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    return sum(present[1:], start=present[0]) if present else None
+
+
+class CpuDataParallel(nn.Module):
+    """`module` on `num_devices` shares of the CPU at once."""
+
+    def __init__(self, module: nn.Module, num_devices: int) -> None:
+        super().__init__()
+        self.module, self.num_devices = module, num_devices
+
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        """Outputs of all samples; device i computes `chunks[i]` of them, and none of them where that is 0."""
+        with torch.autograd.profiler.record_function("CpuDataParallel.forward"):
+            parts = split_rows(inputs, chunks)
+            replicas = [self.replica(i, part) for i, part in enumerate(parts) if chunks[i]]
+            return join_rows(apply(replicas, self.trainable()))
+
+    def trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def replica(self, index: int, inputs: Tree) -> Replica:
+        parameters, buffers = replica_tensors(self.module, index)
+        module = make_replica(self.module, parameters, buffers)
+        return Replica(index, module, [parameters[p] for p in self.trainable()], inputs)
+
+
+def apply(replicas: list[Replica], parameters: Sequence[nn.Parameter]) -> list[Tree]:
+    """Outputs of each replica; they lead back to `parameters` where gradients are wanted."""
+    if not torch.is_grad_enabled():
+        run_replicas([(replica.index, replica.run) for replica in replicas])
+        return [replica.outputs for replica in replicas]
+    tensors = iter(Apply.apply(replicas, *parameters))  # type: ignore[no-untyped-call]
+    return [with_tensors(replica.outputs, tensors) for replica in replicas]

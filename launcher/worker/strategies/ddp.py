@@ -1,0 +1,50 @@
+"""DistributedDataParallel: one process per device, gradients averaged while they are computed."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from launcher.worker.scatter import Tree
+from workloads.base import on_device
+
+
+class Ddp:
+    """One rank's replica; the process group must be there already."""
+
+    def __init__(self, model: nn.Module, device: torch.device, rank: int, find_unused: bool) -> None:
+        """Broadcasts rank 0's weights.
+
+        Args:
+            model: on `device` already.
+            device: this rank's.
+            rank: position of the device in the split.
+            find_unused: some parameters get no gradient; finding out which costs a walk through the graph.
+        """
+        self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
+        self.model = DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
+            find_unused_parameters=find_unused,
+        )
+
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        with on_device(self.rank):
+            return self.model(inputs)
+
+    def accumulating(self, active: bool) -> AbstractContextManager[object]:
+        return self.model.no_sync() if active else nullcontext()
+
+    def total(self, count: int) -> int:
+        tensor = torch.tensor(count, device=self.device)
+        dist.all_reduce(tensor)
+        return int(tensor)
+
+    def share(self, values: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.broadcast(tensor, src=0)
+        return [float(value) for value in tensor]

@@ -1,0 +1,26 @@
+"""DataParallel: one process owns all devices."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from launcher.worker.scatter import Tree
+from launcher.worker.strategies.cpu_parallel import CpuDataParallel
+from launcher.worker.strategies.cuda_parallel import CudaDataParallel
+from launcher.worker.strategies.single import OneProcess
+
+
+class Dp(OneProcess):
+    """The model on all devices of the job; outputs are gathered, and the loss computed, on the first."""
+
+    def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        self.device = devices[0]
+        self.model: CpuDataParallel | CudaDataParallel = (
+            CudaDataParallel(model, device_ids=list(devices))
+            if self.device.type == "cuda"
+            else CpuDataParallel(model, len(devices))
+        )
+
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        return self.model(inputs, chunks)

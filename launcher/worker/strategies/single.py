@@ -1,0 +1,36 @@
+"""One device: the whole batch, the bare model."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from launcher.worker.scatter import Tree
+from workloads.base import on_device
+
+
+class OneProcess:
+    """What all strategies of a single process share: there is nobody to exchange anything with."""
+
+    world_size = 1
+
+    def accumulating(self, active: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def total(self, count: int) -> int:
+        return count
+
+    def share(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+
+class Single(OneProcess):
+    """The model on one device."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model, self.device = model, device
+
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        with on_device(0):
+            return self.model(inputs)

@@ -1,0 +1,165 @@
+"""One model under one strategy, trained in steps of any split."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.records import LaunchOrder, VariantOrder
+from launcher.worker.batches import BatchSource, DatasetSource, Layout, LoadedStep, Source, StepInput
+from launcher.worker.precision import PRECISIONS, Precision
+from launcher.worker.step import NoClock, PhaseClock, forward_backward
+from launcher.worker.strategies.base import Strategy
+from launcher.worker.strategies.ddp import Ddp
+from launcher.worker.strategies.dp import Dp
+from launcher.worker.strategies.single import Single
+from launcher.worker.user_error import place_of, users_code
+from launcher.worker.validate import unused_parameters
+from workloads.base import Workload
+
+DEFAULT_LEARNING_RATE = 1e-3
+CHECK_LOSS_SCALE = 1024.0
+"""By what fp16 losses are scaled in the gradient check: no underflow, and far from an overflow."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """A copy of all that optimizer steps change."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+
+
+class Trainer:
+    """Runs optimizer steps. Variants share the model: only split and accumulation differ between them."""
+
+    def __init__(self, workload: Workload, order: LaunchOrder, rank: int) -> None:
+        """Moves the model to its device, tries it out, and wraps it; for `ddp` the process group must exist.
+
+        Raises:
+            UserError: the workload's model, batch, loss or optimizer is wrong.
+        """
+        self.workload, self.model = workload, workload.model
+        self.precision = PRECISIONS[order.precision]
+        device = torch.device(order.devices[rank])
+        self.precision.prepare_model(self.model)
+        self.model.to(device)
+        # Before the strategy wraps the model: a mistake must show before DDP's collectives begin.
+        self.source = source_of(workload, order, rank, self.precision)
+        global_batch = sum(order.variants[0].split)
+        unused = unused_parameters(workload, self.source, self.precision, device, rank, global_batch)
+        self.strategy = strategy_of(self.model, order, rank, unused)
+        self.optimizer = make_optimizer(workload)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.scales_loss)
+
+    @property
+    def device(self) -> torch.device:
+        """Of this rank; the first of all for `dp`."""
+        return self.strategy.device
+
+    def prepare(self, variant: VariantOrder, step: int) -> StepInput:
+        """This rank's part of step `step`, outside the timing as far as it isn't read from a dataset.
+
+        Sample k of a step is the same whatever the strategy and split.
+        """
+        return self.source.prepare(variant, step)
+
+    def step(self, step_input: StepInput, clock: PhaseClock, sync: bool = True) -> None:
+        """One optimizer step; tells `clock` when each phase ends.
+
+        Args:
+            step_input: from `prepare`, used once.
+            clock: with several micro-batches the phases alternate.
+            sync: false leaves the communication out, so that ranks drift apart: save the state before.
+        """
+        loaded = step_input.load()
+        if loaded is not step_input:
+            clock.mark("data")
+        self.compute(self.strategy, loaded, self.scaler, clock, sync)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        clock.mark("optimizer")
+
+    def compute(
+        self,
+        strategy: Strategy,
+        loaded: LoadedStep,
+        scaler: torch.amp.GradScaler,
+        clock: PhaseClock,
+        sync: bool = True,
+    ) -> None:
+        """Adds the gradient of a step to the parameters' `grad`."""
+        forward_backward(strategy, self.workload, self.precision, loaded, scaler, clock, sync)
+
+    def gradient(self, variant: VariantOrder, step: int) -> dict[str, Tensor]:
+        """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
+        return self.collect(self.strategy, self.source.prepare(variant, step).load())
+
+    def one_device_gradient(self, num_samples: int, step: int) -> dict[str, Tensor]:
+        """The gradient of the whole global batch on this rank's device alone, by parameter."""
+        alone = Single(self.model, self.device)
+        return self.collect(alone, self.source.whole(num_samples, step))
+
+    def collect(self, strategy: Strategy, loaded: LoadedStep) -> dict[str, Tensor]:
+        """Gradients on the CPU, so that a device needn't hold them twice; `grad` is empty afterwards."""
+        enabled = self.precision.scales_loss
+        scaler = torch.amp.GradScaler(self.device.type, init_scale=CHECK_LOSS_SCALE, enabled=enabled)
+        self.compute(strategy, loaded, scaler, NoClock())
+        scale = scaler.get_scale()
+        named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        gradient = {name: torch.div(grad.cpu(), scale) for name, grad in named}
+        self.model.zero_grad(set_to_none=True)
+        return gradient
+
+    def save_state(self) -> TrainerState:
+        """A copy of weights, buffers and optimizer, to come back to."""
+        parts = (self.model.state_dict(), self.optimizer.state_dict(), self.scaler.state_dict())
+        return TrainerState(*copy.deepcopy(parts))
+
+    def restore_state(self, state: TrainerState) -> None:
+        """Undoes all steps since `state` was saved."""
+        self.model.load_state_dict(state.model)
+        # The optimizer keeps the tensors that it is given, and would change the copy.
+        self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        self.scaler.load_state_dict(state.scaler)
+
+    def close(self) -> None:
+        """Lets go of model, wrapper and data loader, so that the process group can be destroyed."""
+        del self.strategy, self.optimizer, self.source, self.model, self.workload
+
+
+def source_of(workload: Workload, order: LaunchOrder, rank: int, precision: Precision) -> Source:
+    """Where this rank's samples come from."""
+    positions = tuple(range(len(order.devices))) if order.strategy == "dp" else (rank,)
+    layout = Layout(positions, precision, pin=torch.device(order.devices[rank]).type == "cuda")
+    source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
+    return source(workload, order.seed, layout)
+
+
+def strategy_of(model: nn.Module, order: LaunchOrder, rank: int, find_unused: bool) -> Strategy:
+    """The model, on its device already, under the order's strategy."""
+    devices = [torch.device(device) for device in order.devices]
+    if order.strategy == "ddp":
+        return Ddp(model, devices[rank], rank, find_unused)
+    if order.strategy == "dp":
+        return Dp(model, devices)
+    return Single(model, devices[0])
+
+
+def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
+    """The workload's optimizer; without one, plain SGD.
+
+    Raises:
+        UserError: the workload's function raised.
+    """
+    parameters = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
+    if workload.optimizer is None:
+        return torch.optim.SGD(parameters, lr=DEFAULT_LEARNING_RATE)
+    place = place_of(workload.optimizer)
+    with users_code("optimizer(parameters) failed", "a torch.optim.Optimizer", place):
+        return workload.optimizer(parameters)

@@ -1,0 +1,103 @@
+"""One small step of a workload before anything is measured, so that its author can read what is wrong."""
+
+import torch
+from torch import Tensor, nn
+
+from launcher.worker.batches import MicroBatch, Source
+from launcher.worker.precision import Precision
+from launcher.worker.preserve import preserved
+from launcher.worker.scatter import Tree, map_tensors, tensors_of
+from launcher.worker.user_error import Place, UserError, place_of, users_code
+from workloads.base import Workload, on_device
+
+NUM_SAMPLES = 2
+"""Enough for batch normalisation, which refuses one."""
+
+
+def unused_parameters(
+    workload: Workload,
+    source: Source,
+    precision: Precision,
+    device: torch.device,
+    index: int,
+    global_batch: int,
+) -> bool:
+    """Whether some trainable parameters get no gradient, found by a step on a few samples.
+
+    The model must be on `device` already; weights, buffers and random state are as before afterwards.
+
+    Raises:
+        UserError: the model or the loss raised, or gave something else than they must.
+    """
+    micro = source.whole(min(NUM_SAMPLES, global_batch), step=0).micro_batches[0]
+    with preserved(workload.model, device), on_device(index), precision.autocast(device):
+        loss = first_loss(workload, micro, device)
+        with users_code(
+            "the backward pass failed", "a loss that can be differentiated", place_of(workload.loss)
+        ):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+
+
+def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> Tensor:
+    """The loss of a few samples.
+
+    Raises:
+        UserError: it isn't a scalar on the model's device that depends on the model's parameters.
+    """
+    inputs, targets = (
+        map_tensors(lambda tensor: tensor.to(device), t) for t in (micro.inputs, micro.targets)
+    )
+    outputs = first_outputs(workload, inputs, device)
+    place = place_of(workload.loss, workload.batch, workload.dataset)
+    expected = f"a scalar tensor on {device}"
+    with users_code("loss(outputs, targets) failed", expected, place):
+        loss = workload.loss(outputs, targets)
+    check_loss(loss, device, place)
+    return loss
+
+
+def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
+    """What the model makes of the inputs; all of it has to be on `device`."""
+    place = place_of(workload.model, workload.batch, workload.dataset)
+    expected = f"outputs for these inputs ({describe(inputs)}), with all tensors on {device} like the model"
+    with users_code("the model failed on a small batch", expected, place):
+        outputs = workload.model(inputs)
+    check_devices("the model's outputs", outputs, device, place)
+    return outputs
+
+
+def check_loss(loss: object, device: torch.device, place: Place | None) -> None:
+    """Raises `UserError` unless `loss` can be differentiated."""
+    if not isinstance(loss, Tensor) or loss.dim():
+        what = "loss(outputs, targets) must give a scalar"
+        raise UserError(what, expected="a tensor of shape ()", got=describe(loss), place=place)
+    check_devices("the loss", loss, device, place)
+    if not loss.requires_grad:
+        what = "the loss doesn't depend on the model's parameters"
+        got = "a loss without a gradient (detached, or computed from the targets alone)"
+        raise UserError(what, expected="a loss that backward() can follow", got=got, place=place)
+
+
+def check_devices(what: str, tree: Tree, device: torch.device, place: Place | None) -> None:
+    """Raises `UserError` where a tensor is elsewhere."""
+    elsewhere = {str(tensor.device) for tensor in tensors_of(tree)} - {str(device)}
+    if elsewhere:
+        expected = f"tensors on {device}, like the model (constants of a model belong into register_buffer)"
+        got = f"tensors on {', '.join(sorted(elsewhere))}"
+        raise UserError(f"{what} left the model's device", expected=expected, got=got, place=place)
+
+
+def describe(value: object) -> str:
+    """Shapes and types of a tree, in a few words."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    tensors = tensors_of(value)
+    if not tensors:
+        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__} with " + ", ".join(describe(tensor) for tensor in tensors[:4])
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether statistics over the samples of one device enter the model's outputs."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

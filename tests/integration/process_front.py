@@ -1,0 +1,43 @@
+"""A command in small: `python process_front.py FOLDER BODY…` starts a rank per body and waits for signals.
+
+It has the processes of the real one: front, supervisor, server, ranks; only torch is missing.
+"""
+
+import sys
+from pathlib import Path
+
+from launcher.errors import GpurunError
+from launcher.run.guard import split_process
+from launcher.run.pool import StartRequest, WorkerPool
+from launcher.run.signals import interruptible
+
+GRACE_S = 0.2
+
+
+def main(folder: str, bodies: list[str]) -> int:
+    try:
+        with split_process() as guard, interruptible(guard.kill_workers):
+            run(WorkerPool(guard, preload=(), env={"PYTHONPATH": str(Path(__file__).parent)}), folder, bodies)
+    except GpurunError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def run(pool: WorkerPool, folder: str, bodies: list[str]) -> None:
+    with pool:
+        pool.start([request(folder, rank, body) for rank, body in enumerate(bodies)])
+        try:
+            while not pool.poll(60.0):
+                pass
+        finally:
+            pool.stop(GRACE_S)
+
+
+def request(folder: str, rank: int, body: str) -> StartRequest:
+    log = str(Path(folder) / "log" / f"rank{rank}.log")
+    return StartRequest(rank, (folder, str(rank)), {}, log, folder, f"process_bodies:{body}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,112 @@
+"""Whatever a rank does, the run ends, names the cause, keeps what was measured, and measures the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import gpurun, misbehaving, write
+
+ON_6_2 = "x.shape[0] == 2 and calls > 20"
+"""True on rank 1 alone, in variant 6/2, once the gradients have been checked and the warm-up has begun."""
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("raise ValueError('no such thing')", "ValueError: no such thing"),
+        ("sys.exit(3)", "exit code 3"),
+        ("os._exit(3)", "exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+    ],
+)
+def test_a_failing_rank_costs_its_variant_alone(tmp_path: Path, body: str, cause: str) -> None:
+    misbehaving(tmp_path, f"if {ON_6_2}: {body}")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 4, result.err
+    assert cause in result.err
+    assert "rank 1" in result.err
+    failed = result.variant("ddp-2-6-2")
+    assert failed["status"] == "failed"
+    assert "rank 1" in failed["reason"]
+    assert (tmp_path / "run" / failed["log"]).is_file()
+    for other in ("ddp-2-even", "ddp-2-5-3"):
+        assert result.variant(other)["status"] == "ok"
+        assert result.variant(other)["rounds"] == 3
+    assert result.variant("ddp-2-5-3")["vs_baseline"]["verdict"] != "baseline"
+
+
+def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path) -> None:
+    misbehaving(
+        tmp_path,
+        """
+        lines = open(EVENTS).read().splitlines() if os.path.exists(EVENTS) else []
+        if x.shape[0] == 2 and lines and json.loads(lines[-1])["round"] >= 3: raise ValueError("late")
+        """,
+    )
+    with (tmp_path / "model.py").open("a") as file:
+        file.write("\nimport json\nEVENTS = 'run/launches/01-ddp-2/events.jsonl'\n")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4")
+    assert result.code == 4, result.err
+    assert result.variant("ddp-2-6-2")["status"] == "failed"
+    assert result.variant("ddp-2-6-2")["rounds"] >= 2
+    assert result.variant("ddp-2-5-3")["rounds"] == 4
+    assert sorted(path.name for path in (tmp_path / "run" / "launches").iterdir()) == [
+        "01-ddp-2",
+        "01-ddp-2~2",
+    ]
+
+
+def test_out_of_memory_is_a_result_not_a_failure(tmp_path: Path) -> None:
+    misbehaving(tmp_path, "if x.shape[0] == 6: torch.empty(1 << 50)")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 0, result.err
+    assert result.variant("ddp-2-6-2")["status"] == "oom"
+    assert result.variant("ddp-2-6-2")["vs_baseline"] is None
+    assert result.variant("ddp-2-even")["status"] == "ok"
+    assert result.variant("ddp-2-5-3")["status"] == "ok"
+    assert "oom" in result.out
+
+
+def test_a_variant_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    misbehaving(tmp_path, "if x.shape[0] == 6: time.sleep(1000)")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
+    assert result.code == 4, result.err
+    assert result.variant("ddp-2-6-2")["status"] == "timeout"
+    assert result.variant("ddp-2-even")["status"] == "ok"
+
+
+def test_all_ranks_leaving_with_0_is_a_failure_too(tmp_path: Path) -> None:
+    misbehaving(tmp_path, "if calls > 20: os._exit(0)")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 4, result.err
+    assert {variant["status"] for variant in result.comparison["variants"]} == {"failed"}
+
+
+def test_resume_runs_what_failed_and_nothing_else(tmp_path: Path) -> None:
+    misbehaving(tmp_path, "if x.shape[0] == 6 and not os.path.exists('fixed'): raise ValueError('broken')")
+    assert gpurun(tmp_path, "job.yaml", "--out", "run").code == 4
+    kept = (tmp_path / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl").read_bytes()
+    (tmp_path / "fixed").touch()
+    result = gpurun(tmp_path, "--resume", "run")
+    assert result.code == 0, result.err
+    assert result.variant("ddp-2-6-2")["status"] == "ok"
+    assert result.variant("ddp-2-6-2")["vs_baseline"]["percent"] is not None
+    assert (tmp_path / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl").read_bytes() == kept
+
+
+def test_a_mistake_in_build_is_told_with_its_line_and_costs_no_traceback_of_ours(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "broken.py",
+        """
+        def build():
+            return undefined_name
+        """,
+    )
+    write(tmp_path, "job.yaml", "workload: broken.py:build\ndevices: cpu:2\nglobal_batch: 4\n")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 4, result.err
+    assert "broken.py:2" in result.err
+    assert "undefined_name" in result.err
+    assert "launcher/worker" not in result.err

@@ -1,0 +1,175 @@
+"""`gpurun job.yaml` end to end: real processes, real gloo, known answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import SLEEP_JOB, gpurun, write
+
+
+@pytest.fixture(scope="module")
+def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the sleep job; its folder holds `job.yaml` and `run`."""
+    folder = tmp_path_factory.mktemp("naps")
+    write(folder, "job.yaml", SLEEP_JOB)
+    result = gpurun(folder, "job.yaml", "--out", "run")
+    assert result.code == 0, result.err
+    (folder / "stdout").write_text(result.out)
+    return folder
+
+
+def test_the_table_and_the_sentence_name_the_fastest_split(naps: Path) -> None:
+    said = (naps / "stdout").read_text()
+    assert "Fastest: ddp 4/4" in said
+    assert "slower" in said
+    assert "gpurun view run" in said
+
+
+def test_the_figures_are_those_of_the_formula(naps: Path) -> None:
+    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+    even, uneven = comparison["variants"]
+    assert comparison["complete"]
+    assert comparison["fastest"] == even["id"] == "ddp-2-even"
+    assert [rank["local_batch"] for rank in uneven["ranks"]] == [6, 2]
+    # Sleeping overshoots by some tenths of a millisecond; it never undershoots.
+    assert 25 <= even["step_ms"]["median"] <= 29
+    assert 35 <= uneven["step_ms"]["median"] <= 39
+    assert uneven["vs_baseline"]["verdict"] == "slower"
+    low, high = uneven["vs_baseline"]["ci"]
+    assert 25 < low <= uneven["vs_baseline"]["percent"] <= high < 50
+    assert even["samples_per_s"] == pytest.approx(8e3 / even["step_ms"]["median"])
+    assert abs(comparison["noise"]["aa_percent"]) < 5
+
+
+def test_rank_1_sleeps_less_and_waits_in_the_backward_pass(naps: Path) -> None:
+    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+    busy, waiting = comparison["variants"][1]["ranks"]
+    assert busy["phases_ms"]["forward"] == pytest.approx(35, abs=3)
+    assert waiting["phases_ms"]["forward"] == pytest.approx(15, abs=3)
+    assert waiting["phases_ms"]["backward"] > busy["phases_ms"]["backward"] + 10
+    assert waiting["step_ms"] == pytest.approx(busy["step_ms"], rel=0.1)
+    assert 0.05 < busy["peak_gib"] < 4
+
+
+def test_every_gradient_was_checked_before_the_timing(naps: Path) -> None:
+    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+    for variant in comparison["variants"]:
+        assert variant["gradient_error"] < 1e-5
+        assert variant["gradient_reference"] == "one device"
+
+
+def test_every_rank_has_a_trace_that_was_taken_apart_from_the_timing(naps: Path) -> None:
+    import gzip
+
+    for variant in ("ddp-2-even", "ddp-2-6-2"):
+        for rank in (0, 1):
+            path = naps / "run" / "variants" / variant / f"rank{rank}.pt.trace.json.gz"
+            names = {
+                event.get("name", "")
+                for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+            }
+            assert any(name.startswith("ProfilerStep") for name in names)
+
+
+def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
+        "from launcher.cli import main; main()"
+    )
+    moved = tmp_path / "elsewhere"
+    (naps / "run").rename(moved)
+    try:
+        args = ["report", str(moved), "--format", "table,json"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    finally:
+        moved.rename(naps / "run")
+    assert done.returncode == 0, done.stderr
+    assert "Fastest: ddp 4/4" in done.stdout
+
+
+def test_json_is_the_comparison_and_nothing_else(naps: Path) -> None:
+    result = gpurun(naps, "report", "run", "--format", "json")
+    assert result.json == json.loads((naps / "run" / "comparison.json").read_text())
+
+
+def test_a_run_against_itself_shows_no_difference_and_trips_no_gate(naps: Path) -> None:
+    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%")
+    assert result.code == 0, result.err
+    assert "ddp 4/4" in result.out
+
+
+def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:
+    steps = (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes()
+    result = gpurun(naps, "--resume", "run")
+    assert result.code == 0, result.err
+    assert (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes() == steps
+    assert "Fastest: ddp 4/4" in result.out
+
+
+def test_another_job_is_not_resumed(naps: Path) -> None:
+    result = gpurun(
+        naps, "job.yaml", "--resume", "run", "--set", "global_batch=16", "--set", "compare.split=[even]"
+    )
+    assert result.code == 2
+    assert "another job" in result.err
+
+
+def test_a_new_run_never_overwrites_one(naps: Path) -> None:
+    result = gpurun(naps, "job.yaml", "--out", "run")
+    assert result.code == 2
+    assert "--resume run" in result.err
+
+
+def test_strategies_are_compared_over_launches_in_abba_order(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "job.yaml",
+        """
+        workload: sleep
+        params: {alpha_ms: 10}
+        devices: cpu:2
+        global_batch: 4
+        compare: {strategy: [single, ddp, dp]}
+        steps: {rounds: 6}
+        profile: {steps: 0}
+        baseline: {strategy: ddp}
+        """,
+    )
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--json")
+    assert result.code == 0, result.err
+    assert result.json == result.comparison
+    groups = [path.name.split("-", 1)[1] for path in sorted((tmp_path / "run" / "launches").iterdir())]
+    abba = ["single-1", "ddp-2", "dp-2", "dp-2", "ddp-2", "single-1"]
+    assert groups == abba * 3
+    for variant in result.comparison["variants"]:
+        assert variant["launches"] == 6
+        assert variant["step_ms"]["median"] == pytest.approx(11, abs=2)
+    # One device sleeps as long for the whole batch as two for half of it each: half the efficiency.
+    assert result.variant("ddp-2-even")["scaling_efficiency"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_newest_run_is_found_by_name(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "job.yaml",
+        """
+        name: short
+        workload: mlp
+        params: {width: 8, inputs: 16}
+        devices: cpu:1
+        strategy: single
+        global_batch: 4
+        steps: {rounds: 1}
+        profile: {steps: 0}
+        """,
+    )
+    assert gpurun(tmp_path, "job.yaml").code == 0
+    latest = tmp_path / "runs" / "short" / "latest"
+    assert (tmp_path / "runs" / "short" / latest.read_text().strip() / "comparison.json").exists()
+    result = gpurun(tmp_path, "report", "runs/short/latest", "--format", "json")
+    assert result.json["variants"][0]["status"] == "ok"

@@ -1,0 +1,143 @@
+"""Two runs against each other, and the gate for CI."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind
+
+from launcher.compare.diff import diff_runs, gate
+from launcher.compare.model import Comparison, Difference, ExposedComm, Noise, StepTime, VariantResult
+
+
+def result(variant_id, medians_ms, status="ok", global_batch=64):
+    return VariantResult(
+        id=variant_id,
+        strategy="ddp",
+        devices=("cpu:0", "cpu:1"),
+        split=(global_batch // 2, global_batch // 2),
+        split_name="even",
+        global_batch=global_batch,
+        precision="fp32",
+        accumulate=1,
+        varied={},
+        status=status,
+        reason=None,
+        log=None,
+        rounds=28,
+        launches=len(medians_ms),
+        step_ms=StepTime(sorted(medians_ms)[len(medians_ms) // 2], None) if medians_ms else None,
+        samples_per_s=1.0 if medians_ms else None,
+        vs_baseline=None,
+        scaling_efficiency=None,
+        gradient_error=None,
+        gradient_reference=None,
+        exposed_comm_ms=ExposedComm(),
+        warnings=(),
+        ranks=(),
+        launch_medians_ms=tuple(medians_ms),
+    )
+
+
+def run(*results, host=None, job=None):
+    return Comparison(
+        1, "job", job or {}, host or {}, "v", None, Noise(None, None, None), results, None, "", (), True
+    )
+
+
+A = [100.0, 101.0, 99.0, 100.5, 99.5, 100.0]
+B = [110.0, 111.0, 108.0, 110.5, 109.5, 110.0]
+
+
+def test_percent_of_b_against_a_with_welchs_interval():
+    (one,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
+    logs = [[math.log(ms) for ms in medians] for medians in (B, A)]
+    expected = ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert one.difference.ci == pytest.approx(tuple(100 * math.expm1(end) for end in expected))
+    assert one.difference.percent == pytest.approx(9.83, abs=0.01)
+    assert (one.difference.verdict, one.note, one.label) == ("slower", None, "ddp 32/32")
+    assert (one.a_ms, one.b_ms) == (100.0, 110.0)
+
+
+def test_the_level_is_shared_among_variants():
+    diff = diff_runs(run(result("v", A), result("w", A)), run(result("v", B), result("w", A)))
+    assert diff.ci_level == 0.975
+    (alone,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
+    assert diff.variants[0].difference.ci[0] < alone.difference.ci[0]
+    assert diff.variants[1].difference.percent == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("percent", "trips"), [(3.0, True), (8.0, True), (9.5, False), (20.0, False)])
+def test_the_gate_trips_when_the_lower_end_is_above_it(percent, trips):
+    diff = diff_runs(run(result("v", A)), run(result("v", B)))
+    assert 8.0 < diff.variants[0].difference.ci[0] < 9.5 < diff.variants[0].difference.percent
+    assert [one.id for one in gate(diff, percent)] == (["v"] if trips else [])
+
+
+def test_the_gate_lets_faster_runs_pass():
+    assert gate(diff_runs(run(result("v", B)), run(result("v", A))), 0.0) == ()
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=8))
+def test_a_run_against_itself_never_differs(medians_ms):
+    diff = diff_runs(run(result("v", medians_ms)), run(result("v", medians_ms)))
+    assert diff.variants[0].difference.verdict in ("same", "inconclusive")
+    assert diff.variants[0].difference.percent == pytest.approx(0)
+    assert gate(diff, 0.0) == ()
+    assert diff.marks == ()
+
+
+def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one():
+    (one,) = diff_runs(run(result("v", [100.0])), run(result("v", [150.0]))).variants
+    assert one.difference == Difference(pytest.approx(50.0), None, "inconclusive")
+    assert one.note == (
+        "both runs have only one launch, which says nothing of how launches scatter: set steps: {launches: 6}"
+    )
+    (one,) = diff_runs(run(result("v", A)), run(result("v", [150.0]))).variants
+    assert one.note.startswith("run b has only one launch")
+
+
+def test_a_variant_that_failed_in_one_run_is_not_compared():
+    (one,) = diff_runs(run(result("v", A)), run(result("v", B, status="failed"))).variants
+    assert one.difference == Difference(None, None, "inconclusive")
+    assert one.note == "failed in run b"
+    (one,) = diff_runs(run(result("v", [], status="oom")), run(result("v", B))).variants
+    assert (one.a_ms, one.b_ms, one.note) == (None, 110.0, "oom in run a")
+
+
+def test_variants_of_one_run_only_are_listed():
+    diff = diff_runs(run(result("v", A), result("x", A)), run(result("y", A), result("v", A)))
+    assert (diff.only_in_a, diff.only_in_b) == (("x",), ("y",))
+    assert [one.id for one in diff.variants] == ["v"]
+    assert diff_runs(run(result("x", A)), run(result("y", A))).ci_level is None
+
+
+def test_different_batches_are_compared_by_time_per_sample():
+    (one,) = diff_runs(run(result("v", A)), run(result("v", [2 * ms for ms in A], global_batch=128))).variants
+    assert one.difference.percent == pytest.approx(0)
+
+
+def test_differences_of_host_versions_and_job_are_marked():
+    host = {
+        "hostname": "n1",
+        "versions": {"torch": "2.12.1"},
+        "gpus": [{"name": "H200", "used_gib": 1.0, "processes": [{"pid": 1}]}],
+        "load_average": [1, 2, 3],
+    }
+    other = {
+        "hostname": "n1",
+        "versions": {"torch": "2.13.0", "numpy": "2.1"},
+        "gpus": [{"name": "H100", "used_gib": 2.0, "processes": [{"pid": 2}]}],
+        "load_average": [4, 5, 6],
+    }
+    a = run(result("v", A), host=host, job={"steps": {"rounds": 28}, "args": [1, 2]})
+    b = replace(a, host=other, job={"steps": {"rounds": 14}, "args": [1, 3]})
+    assert diff_runs(a, b).marks == (
+        "host versions.torch: 2.12.1 → 2.13.0",
+        "host gpus.0.name: H200 → H100",
+        "host versions.numpy: not there → 2.1",
+        "job steps.rounds: 28 → 14",
+        "job args: 1,2 → 1,3",
+    )

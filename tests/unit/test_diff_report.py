@@ -1,0 +1,38 @@
+"""What `gpurun diff` shows."""
+
+from dataclasses import replace
+
+from launcher.compare.diff import Diff, VariantDiff
+from launcher.compare.model import Difference
+from launcher.report.diff import render_diff
+
+SLOWER = VariantDiff("ddp-2-even", "ddp 32/32", 42.1, 47.9, Difference(13.8, (12.9, 14.6), "slower"), None)
+LOST = VariantDiff(
+    "dp-2-even", "dp 32/32", 61.3, None, Difference(None, None, "inconclusive"), "oom in run b"
+)
+DIFF = Diff(
+    "old", "new", 0.975, (SLOWER, LOST), (), ("ddp-2-40-24",), ("host versions.torch: 2.12.1 → 2.13.0",)
+)
+
+AT_80 = """\
+a: old   b: new
+
+variant    a: step ms  b: step ms  b against a       ±
+ddp 32/32        42.1        47.9   13.8 % slower  0.9
+dp 32/32         61.3              inconclusive
+
+dp 32/32: oom in run b
+Only in b: ddp-2-40-24
+Differs between the runs:
+  host versions.torch: 2.12.1 → 2.13.0
+Verdicts, and ±, are at the 97.5 % level."""
+
+
+def test_diff_at_80_columns() -> None:
+    assert render_diff(DIFF, 80) == AT_80
+
+
+def test_runs_with_nothing_in_common_say_so() -> None:
+    text = render_diff(replace(DIFF, ci_level=None, variants=()), 80)
+    assert "No variant is in both runs" in text
+    assert "level" not in text

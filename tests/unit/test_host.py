@@ -1,0 +1,228 @@
+"""What a machine is said to have, with a driver and a file system that are made up."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from launcher.gpus import GIB, load_nvml
+from launcher.host import Machine, host_record, inspect_machine, usable_cores
+from launcher.report.devices import render_devices
+
+UUIDS = ("GPU-aaaa-0", "GPU-abbb-1", "GPU-cccc-2")
+
+
+class NVMLError(Exception):
+    """As in pynvml: the parent of all of its errors."""
+
+
+class NVMLErrorLibraryNotFound(NVMLError):
+    """As in pynvml: there is no NVIDIA driver."""
+
+
+def unsupported(*_: Any) -> Any:
+    raise NVMLError("Not Supported")
+
+
+def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
+    """A driver with three GPUs, as a namespace with pynvml's functions."""
+    leads = links if links is not None else {0: (1, 1), 1: (0, 0), 2: ()}
+
+    def link(handle: int, number: int) -> int:
+        if number >= len(leads[handle]):
+            raise NVMLError("Invalid Argument")
+        return leads[handle][number]
+
+    def bus(handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:0{handle}:00.0")
+
+    process = SimpleNamespace(pid=os.getpid(), usedGpuMemory=6 * GIB)
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVMLError_LibraryNotFound=NVMLErrorLibraryNotFound,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_NVLINK_MAX_LINKS=4,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: "580.65.06",
+        nvmlSystemGetCudaDriverVersion=lambda: 13010,
+        nvmlDeviceGetCount=lambda: len(UUIDS),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=unsupported,
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=140 * GIB, used=handle * 10 * GIB),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=90 if handle else 0),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [process] if handle == 1 else [],
+        nvmlDeviceGetClockInfo=lambda handle, kind: 1755,
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetPowerUsage=lambda handle: 212_400,
+        nvmlDeviceGetEnforcedPowerLimit=unsupported,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 41,
+        nvmlDeviceGetPciInfo=bus,
+        nvmlDeviceGetNvLinkState=lambda handle, number: int(link(handle, number) is not None),
+        nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
+        nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 40,
+    )
+
+
+def machine(visible: str | None = None, **changes: Any) -> Machine:
+    nvml = fake(changes.pop("links", None))
+    for name, value in changes.items():
+        setattr(nvml, name, value)
+    return inspect_machine(nvml, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_gpus_have_what_the_driver_says_and_none_where_it_does_not() -> None:
+    gpu = machine().gpus[1]
+    assert (gpu.name, gpu.uuid, gpu.memory_gib, gpu.used_gib) == ("NVIDIA H200", UUIDS[1], 140.0, 10.0)
+    assert (gpu.utilisation_percent, gpu.power_w, gpu.power_limit_w) == (90, 212.4, None)
+    assert (gpu.processes[0].pid, gpu.processes[0].used_gib) == (os.getpid(), 6.0)
+    assert gpu.processes[0].name
+    assert (machine().driver, machine().cuda_driver_version) == ("580.65.06", "13.1")
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, UUIDS),
+        ("2,0", (UUIDS[2], UUIDS[0])),
+        ("", ()),
+        ("-1", ()),
+        ("0,7,1", (UUIDS[0],)),
+        ("GPU-cccc-2, 1", (UUIDS[2], UUIDS[1])),
+        ("GPU-c", (UUIDS[2],)),
+        ("GPU-a", ()),
+        ("MIG-1234", ()),
+    ],
+    ids=["unset", "order", "empty", "none", "unknown ends it", "uuid", "short uuid", "ambiguous", "no mig"],
+)
+def test_devices_count_as_cuda_counts_them(visible: str | None, uuids: tuple[str, ...]) -> None:
+    gpus = machine(visible).gpus
+    assert tuple(gpu.uuid for gpu in gpus) == uuids
+    assert [gpu.index for gpu in gpus] == list(range(len(uuids)))
+
+
+def test_links_count_between_visible_devices() -> None:
+    assert machine().gpus[0].peer_links == {1: "NVLink 2x", 2: "PCIe, one CPU"}
+    assert machine("2,1").gpus[0].peer_links == {1: "PCIe, one CPU"}
+
+
+def test_links_through_a_switch_reach_every_gpu_behind_it() -> None:
+    gpus = machine(links={0: (-1, -1, -1), 1: (-1, -1, -1), 2: ()}).gpus
+    assert gpus[0].peer_links == {1: "NVLink 3x", 2: "PCIe, one CPU"}
+
+
+def test_without_a_driver_there_are_no_gpus_and_no_error() -> None:
+    def missing() -> None:
+        raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
+
+    found = machine(nvmlInit=missing)
+    assert found.gpus == ()
+    assert found.nvml_error is None
+    assert "No NVIDIA GPUs" in render_devices(found, 80)
+
+
+def test_a_driver_that_fails_says_why() -> None:
+    def broken() -> None:
+        raise NVMLError("Driver/library version mismatch")
+
+    found = machine(nvmlInit=broken)
+    assert found.gpus == ()
+    assert found.nvml_error == "Driver/library version mismatch"
+    assert "Driver/library version mismatch" in render_devices(found, 80)
+
+
+def test_the_binding_has_every_function_that_is_asked_for() -> None:
+    """The fake stands for pynvml; a name that pynvml lacks would pass with the fake alone."""
+    nvml = load_nvml()
+    assert [name for name in vars(fake()) if not hasattr(nvml, name)] == []
+
+
+def test_this_machine_can_be_inspected() -> None:
+    found = inspect_machine()
+    assert 1 <= found.cpu_cores <= len(os.sched_getaffinity(0))
+    assert 0 < found.memory_available_gib <= found.memory_gib
+    assert found.cpu_model
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"}, None),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/cpu.max": "100000 100000",
+                "sys/fs/cgroup/a/b/x": "",
+            },
+            1,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/a\n1:memory:/",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "50000",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "0::/not/mounted/here"}, None),
+        ({}, None),
+    ],
+    ids=["no limit", "parent's limit", "version 1", "container", "no cgroups"],
+)
+def test_cores_are_cut_by_the_cgroup_quota(tmp_path: Path, files: dict[str, str], most: int | None) -> None:
+    write(tmp_path, files)
+    everything = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path) == (everything if most is None else most)
+
+
+def test_memory_is_cut_by_the_cgroup_limit(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable: 16777216 kB"
+    write(tmp_path, {"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a"})
+    free = inspect_machine(fake(), {}, tmp_path)
+    assert (free.memory_gib, free.memory_available_gib) == (32.0, 16.0)
+    write(
+        tmp_path, {"sys/fs/cgroup/a/memory.max": str(8 * GIB), "sys/fs/cgroup/a/memory.current": str(5 * GIB)}
+    )
+    limited = inspect_machine(fake(), {}, tmp_path)
+    assert (limited.memory_gib, limited.memory_available_gib) == (8.0, 3.0)
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_host_record_is_plain_json_and_names_the_versions() -> None:
+    record = json.loads(msgspec.json.encode(host_record(machine())))
+    assert record["gpus"][0]["uuid"] == UUIDS[0]
+    assert record["driver"] == "580.65.06"
+    assert record["versions"]["torch"]
+    assert record["versions"]["python"]
+    assert len(record["load_average"]) == 3
+
+
+def test_devices_report_shows_gpus_processes_and_links() -> None:
+    found = replace(machine(), hostname="node1", cpu_model="EPYC", cpu_cores=2)
+    text = render_devices(found, 120).replace("\u202f", " ")
+    assert text.splitlines()[0].startswith("node1: EPYC, 2 cores, ")
+    assert "cuda:1  NVIDIA H200  140.0 GiB  10.0 GiB  90 %  1 755 of 1 980 MHz  212 W  41 °C" in text
+    assert str(os.getpid()) in text
+    assert "cuda:0 cuda:1  NVLink 2x" in text
+    assert "driver 580.65.06, CUDA up to 13.1" in text
+
+
+def test_devices_report_drops_columns_where_the_terminal_is_narrow() -> None:
+    lines = [line for line in render_devices(machine(), 60).splitlines() if "NVIDIA H200" in line]
+    assert lines
+    assert all(len(line) <= 60 and "GiB" in line for line in lines)

@@ -1,0 +1,176 @@
+"""Scheduling and early stopping with a clock and a trainer whose every time is known."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from launcher.records import LaunchOrder, RoundTime, StepRecord, VariantOrder
+from launcher.rundir import RunDir
+from launcher.stats.looks import looks
+from launcher.worker.clock import CpuClock
+from launcher.worker.journal import Journal
+from launcher.worker.measure import Bench
+from launcher.worker.peers import Alone
+from launcher.worker.trainer import Trainer
+
+MS = 1_000_000
+
+
+@dataclass
+class FakeInput:
+    variant: VariantOrder
+    step: int
+    nbytes: int = 100 << 20
+
+
+@dataclass
+class FakeTrainer:
+    """Takes as long as it is told for each variant; `drawn` is what it was asked for, `ran` what it did."""
+
+    step_ms: dict[str, float | Iterator[float]]
+    now_ns: int = 0
+    drawn: list[tuple[str, int]] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    warm_up_ms: list[float] = field(default_factory=list)
+
+    def prepare(self, variant: VariantOrder, step: int) -> FakeInput:
+        self.now_ns += 500 * MS  # drawing a batch is slow, and must not be seen in any step
+        self.drawn.append((variant.id, step))
+        return FakeInput(variant, step)
+
+    def step(self, step_input: FakeInput, clock: CpuClock) -> None:
+        extra_ms = self.warm_up_ms.pop(0) if self.warm_up_ms else 0.0
+        step_ms = self.step_ms[step_input.variant.id]
+        self.now_ns += round((extra_ms + (step_ms if isinstance(step_ms, float) else next(step_ms))) * MS)
+        clock.mark("forward")
+        self.ran.append(step_input.variant.id)
+
+
+@dataclass
+class SlowPeer(Alone):
+    """Another rank that takes longer by `extra_ns`."""
+
+    extra_ns: float = 0.0
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        return [value + self.extra_ns for value in values]
+
+
+def bench(
+    tmp_path: Path,
+    step_ms: dict[str, float | Iterator[float]],
+    rounds: int = 28,
+    early: bool = True,
+    **changes: Any,
+) -> tuple[Bench, FakeTrainer]:
+    variants = tuple(VariantOrder(name, (4, 4), 1) for name in step_ms)
+    fields: dict[str, Any] = {
+        "launch": "01-ddp-2",
+        "run_dir": str(tmp_path),
+        "workload": "mlp",
+        "job_dir": str(tmp_path),
+        "params": {},
+        "strategy": "ddp",
+        "devices": ("cpu", "cpu"),
+        "backend": "gloo",
+        "precision": "fp32",
+        "seed": 0,
+        "threads": 1,
+        "variants": variants,
+        "baseline": next(iter(step_ms)),
+        "warmup": 10,
+        "rounds": rounds,
+        "looks": looks(rounds, len(step_ms) - 1, early),
+    }
+    order = LaunchOrder(**{**fields, **changes})
+    trainer = FakeTrainer(step_ms)
+    clock = CpuClock(now_ns=lambda: trainer.now_ns)
+    journal = Journal(order, 0)
+    device = torch.device("cpu")
+    return Bench(order, cast(Trainer, trainer), clock, Alone(), journal, device), trainer
+
+
+def records(tmp_path: Path, variant: str) -> list[StepRecord]:
+    return RunDir(tmp_path).read_steps(variant)[0]
+
+
+def test_a_block_lasts_200_ms_and_times_only_steps(tmp_path: Path) -> None:
+    made, _ = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3, early=False)
+    made.run()
+    timed = [record for record in records(tmp_path, "a") if record.kind == "timed"]
+    assert [record.round for record in timed] == [1] * 7 + [2] * 7 + [3] * 7
+    assert {record.step_ns for record in timed} == {30 * MS}
+    assert len([record for record in records(tmp_path, "b") if record.kind == "timed"]) == 3
+
+
+def test_every_round_has_every_variant_once_and_the_baseline_twice_in_changing_order(tmp_path: Path) -> None:
+    made, trainer = bench(tmp_path, {"a": 200.0, "b": 200.0, "c": 200.0}, rounds=12, early=False)
+    made.run()
+    rounds = [tuple(trainer.ran[30 + 4 * i : 34 + 4 * i]) for i in range(12)]
+    assert all(sorted(order) == ["a", "a", "b", "c"] for order in rounds)
+    assert len(set(rounds)) > 3
+    blocks = {(r.round, r.order) for kind in ("a", "b", "c") for r in records(tmp_path, kind) if r.round}
+    assert blocks == {(round_, order) for round_ in range(1, 13) for order in range(4)}
+    assert len([record for record in records(tmp_path, "a") if record.kind == "aa"]) == 12
+
+
+def test_no_sample_is_drawn_twice_and_memory_for_inputs_is_bounded(tmp_path: Path) -> None:
+    made, trainer = bench(tmp_path, {"a": 10.0}, rounds=2, early=False)
+    made.run()
+    steps = [step for _, step in trainer.drawn][1:]  # the first draw only asked for the size
+    assert steps == list(range(len(steps)))
+    assert made.prefetch == {"a": 2}
+
+
+def test_decided_variants_leave_and_the_baseline_stays(tmp_path: Path) -> None:
+    made, _ = bench(tmp_path, {"a": 200.0, "b": 240.0, "c": cycle([190.0, 215.0, 199.0])})
+    made.run()
+    rounds = {
+        name: max(record.round for record in records(tmp_path, name) if record.kind == "timed")
+        for name in "abc"
+    }
+    assert rounds["b"] < rounds["a"]
+    assert rounds["a"] == rounds["c"]
+
+
+def test_all_decided_ends_the_launch(tmp_path: Path) -> None:
+    made, _ = bench(tmp_path, {"a": 200.0, "b": 260.0})
+    made.run()
+    assert max(record.round for record in records(tmp_path, "a")) == 8
+
+
+def test_rounds_of_an_earlier_attempt_count_at_the_looks(tmp_path: Path) -> None:
+    before = {
+        name: tuple(RoundTime("01-ddp-2", i, ns * MS) for i in range(1, 7))
+        for name, ns in (("a", 200), ("b", 260))
+    }
+    made, _ = bench(tmp_path, {"a": 200.0, "b": 260.0}, prior=before, launch="01-ddp-2~2")
+    made.run()
+    assert max(record.round for record in records(tmp_path, "a")) == 2
+
+
+def test_warm_up_goes_on_until_steady_and_says_when_it_never_is(tmp_path: Path) -> None:
+    made, trainer = bench(tmp_path, {"a": 100.0}, rounds=1)
+    trainer.warm_up_ms = [300.0] * 5 + [150.0] * 5 + [0.0] * 100
+    made.run()
+    assert len([record for record in records(tmp_path, "a") if record.kind == "warmup"]) == 20
+    assert made.journal.facts == {}
+
+    made, trainer = bench(tmp_path / "other", {"a": 100.0}, rounds=1)
+    trainer.warm_up_ms = [1e5 * 0.9**i for i in range(30)]
+    made.run()
+    facts = made.journal.facts["a"]
+    assert facts.unsteady is not None
+    assert "30 warm-up steps" in facts.unsteady
+    assert len([record for record in records(tmp_path / "other", "a") if record.kind == "warmup"]) == 30
+
+
+def test_the_slowest_rank_decides(tmp_path: Path) -> None:
+    made, _ = bench(tmp_path, {"a": 100.0}, rounds=1)
+    made.peers = SlowPeer(extra_ns=100.0 * MS)
+    made.run()
+    assert made.block_steps == {"a": 1}

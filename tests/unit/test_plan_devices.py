@@ -1,0 +1,64 @@
+"""Which devices a job means on machines with and without GPUs."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from launcher.errors import MachineError, SpecError
+from launcher.plan.devices import device_notes, resolve_devices
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    uuid: str
+    name: str = "H200"
+
+
+@dataclass(frozen=True)
+class FakeMachine:
+    cpu_cores: int = 2
+    gpus: tuple[FakeGpu, ...] = ()
+
+
+TWO_GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
+
+
+@pytest.mark.parametrize(
+    ("devices", "machine", "names"),
+    [
+        ("auto", FakeMachine(8), ("cpu:0", "cpu:1")),
+        ("auto", FakeMachine(1), ("cpu:0",)),
+        ("auto", FakeMachine(0), ("cpu:0",)),
+        ("auto", TWO_GPUS, ("cuda:0", "cuda:1")),
+        ("cuda", TWO_GPUS, ("cuda:0", "cuda:1")),
+        ("cpu:3", TWO_GPUS, ("cpu:0", "cpu:1", "cpu:2")),
+        (("cpu", "cpu:7"), FakeMachine(), ("cpu:0", "cpu:1")),
+        (("cuda:1",), TWO_GPUS, ("cuda:1",)),
+        (("cuda:0", "cuda:0"), TWO_GPUS, ("cuda:0", "cuda:0")),
+    ],
+)
+def test_names(devices: str | tuple[str, ...], machine: FakeMachine, names: tuple[str, ...]) -> None:
+    assert resolve_devices(devices, machine) == names
+
+
+def test_more_gpus_than_there_are() -> None:
+    with pytest.raises(MachineError, match=r"cuda:2, but this machine has cuda:0 \(H200\), cuda:1 \(H200\)"):
+        resolve_devices(("cuda:0", "cuda:2"), TWO_GPUS)
+
+
+@pytest.mark.parametrize("devices", ["cuda", ("cuda:0",)])
+def test_no_gpu_at_all(devices: str | tuple[str, ...]) -> None:
+    with pytest.raises(MachineError, match="no NVIDIA GPU"):
+        resolve_devices(devices, FakeMachine())
+
+
+def test_kinds_do_not_mix() -> None:
+    with pytest.raises(SpecError, match="can't share a batch"):
+        resolve_devices(("cuda:0", "cpu:0"), TWO_GPUS)
+
+
+def test_notes() -> None:
+    assert device_notes(("cpu:0", "cpu:1"), FakeMachine(2)) == ()
+    assert "share 2 cores" in device_notes(("cpu:0", "cpu:1", "cpu:2"), FakeMachine(2))[0]
+    assert "gloo" in device_notes(("cuda:0", "cuda:0"), TWO_GPUS)[0]
+    assert device_notes(("cuda:0", "cuda:1"), TWO_GPUS) == ()

@@ -1,0 +1,89 @@
+"""What `gpurun check` shows of a plan."""
+
+import sys
+from subprocess import run
+
+import pytest
+
+from launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
+from launcher.report.grid import cut, grid
+from launcher.report.plan import estimate_s, render_plan
+from launcher.spec.model import JobSpec
+
+SPEC = JobSpec(name="gpt-splits", workload="gpt", params={"layers": 4, "width": 256}, global_batch=64)
+
+
+def variant(strategy: str, *split: int) -> Variant:
+    name = "/".join(map(str, split))
+    devices = tuple(f"cuda:{i}" for i in range(len(split)))
+    variant_id = f"{strategy}-{len(split)}-{name.replace('/', '-')}"
+    return Variant(variant_id, strategy, devices, split, name, sum(split), "bf16", 1, {}, 0, {})
+
+
+def launch(number: int, *variants: Variant) -> Launch:
+    processes = tuple(Process(rank, (), {}, (), "") for rank in range(len(variants[0].devices)))
+    name = f"{number:02}-{variants[0].strategy}-2"
+    return Launch(name, name[3:], number, tuple(v.id for v in variants), 5, processes)
+
+
+EVEN, UNEVEN, DP = variant("ddp", 32, 32), variant("ddp", 48, 16), variant("dp", 32, 32)
+PLAN = Plan(
+    name="gpt-splits",
+    workload="gpt",
+    baseline=EVEN.id,
+    variants=(EVEN, UNEVEN, DP),
+    left_out=(LeftOut({"strategy": "single", "device_count": 2}, "single has one device"),),
+    launches=(launch(1, EVEN, UNEVEN), launch(2, DP), launch(3, DP), launch(4, EVEN, UNEVEN)),
+    notes=("9 over 4 devices gives 3 chunks",),
+)
+
+AT_80 = """\
+gpt-splits: gpt (layers=4,width=256), global batch 64, bf16, on cuda:0 cuda:1
+3 variants in 4 launches, about 34 s at most if a step takes up to 200 ms
+Rounds end early once all is decided; then 3 steps of each variant are traced; a
+    variant may take 10 min.
+
+variant      split  devices        rounds
+ddp-2-32-32  32/32  cuda:0 cuda:1   2 × 5  baseline
+ddp-2-48-16  48/16  cuda:0 cuda:1   2 × 5
+dp-2-32-32   32/32  cuda:0 cuda:1   2 × 5
+
+Left out:
+  strategy=single device_count=2  single has one device
+
+Note: 9 over 4 devices gives 3 chunks
+
+launch    processes  rounds  variants
+01-ddp-2          2       5  ddp-2-32-32 ddp-2-48-16
+02-dp-2           2       5  dp-2-32-32
+03-dp-2           2       5  dp-2-32-32
+04-ddp-2          2       5  ddp-2-32-32 ddp-2-48-16"""
+
+
+def test_plan_at_80_columns() -> None:
+    assert render_plan(PLAN, SPEC, 80) == AT_80
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, render_plan(PLAN, SPEC, width).splitlines())) <= width
+
+
+def test_more_launches_take_longer() -> None:
+    single = Plan("p", "gpt", EVEN.id, (EVEN,), (), (launch(1, EVEN),), ())
+    assert 0 < estimate_s(single) < estimate_s(PLAN)
+
+
+def test_grid_leaves_out_what_is_empty_everywhere() -> None:
+    assert grid(("a", "b", "c"), [("1", "", "x"), ("22", "", "y")], right=(0,)) == [" a  c", " 1  x", "22  y"]
+    assert cut("abcdef", 4) == "abc…"
+    assert cut("abcd", 4) == "abcd"
+
+
+def test_check_and_devices_start_without_rich_tensorboard_and_torch() -> None:
+    code = (
+        "import sys, launcher.report.plan, launcher.report.devices, launcher.host\n"
+        "launcher.host.inspect_machine()\n"
+        "print([name for name in ('rich', 'tensorboard', 'torch', 'numpy', 'psutil') if name in sys.modules])"
+    )
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

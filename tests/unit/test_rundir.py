@@ -1,0 +1,45 @@
+"""Files that outlive crashes and full disks."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import MachineError
+from launcher.records import Event, VariantFacts
+from launcher.rundir import RunDir, append_lines, read_json, read_lines, write_json
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = [Event(1, "start"), Event(2, "round", "ddp-2-even", 3, 28)]
+    append_lines(path, events)
+    with path.open("ab") as file:
+        file.write(b'{"time_ns": 3, "sta')
+    assert list(read_lines(path, Event)) == events
+    append_lines(path, [Event(4, "done")])  # lands behind the torn line, which takes it along
+    append_lines(path, [Event(5, "done")])
+    assert list(read_lines(path, Event)) == [*events, Event(5, "done")]
+
+
+def test_a_replaced_file_is_whole_and_leaves_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "facts.json"
+    write_json(path, VariantFacts(gradient_error=1e-7))
+    write_json(path, VariantFacts(warnings=("BatchNorm",)))
+    assert read_json(path, VariantFacts) == VariantFacts(warnings=("BatchNorm",))
+    assert [file.name for file in path.parent.iterdir()] == ["facts.json"]
+
+
+def test_a_failed_write_keeps_the_old_content_and_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    write_json(path, VariantFacts(gradient_error=1e-7))
+    blocked = path / "below-a-file.json"
+    with pytest.raises(MachineError, match="below-a-file.json"):
+        write_json(blocked, {})
+    assert read_json(path, VariantFacts).gradient_error == 1e-7
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = RunDir(tmp_path).plan
+    path.write_text('{"warnings": 3}')
+    with pytest.raises(MachineError, match=r"plan\.json"):
+        read_json(path, VariantFacts)

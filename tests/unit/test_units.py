@@ -1,0 +1,83 @@
+"""Figures as people read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import units
+
+
+@pytest.mark.parametrize(
+    ("ms", "ci", "text"),
+    [
+        (42.123, (41.9, 42.3), "42.1 ± 0.3"),
+        (42.1, (41.9, 42.3), "42.1 ± 0.2"),
+        (1234.5, (1200.0, 1250.0), "1\u202f234 ± 35"),
+        (0.05123, (0.05120, 0.05125), "0.051 ± 0.001"),
+        (5.0, (5.0, 5.0), "5.000 ± 0.000"),
+        (42.123, None, "42.1"),
+        (1234.5, None, "1\u202f234"),
+        (0.0512, None, "0.051"),
+    ],
+)
+def test_ms(ms, ci, text):
+    assert units.format_ms(ms, ci) == text
+
+
+@pytest.mark.parametrize(
+    ("percent", "ci", "signed", "text"),
+    [
+        (13.78, (12.9, 14.6), False, "13.8 %"),
+        (12.4, (10.6, 13.4), False, "12 %"),
+        (0.31, (-0.4, 0.9), True, "+0.3 %"),
+        (-0.31, (-0.9, 0.4), True, "\u22120.3 %"),
+        (-0.001, (-0.4, 0.4), True, "0.0 %"),
+        (0.123456, (0.1234, 0.1235), False, "0.12 %"),
+        (45.3, None, False, "45 %"),
+        (0.34, None, False, "0.3 %"),
+    ],
+)
+def test_percent(percent, ci, signed, text):
+    assert units.format_percent(percent, ci, signed) == text
+
+
+def test_percent_interval():
+    assert units.format_percent_interval(13.78, (12.9, 14.6)) == "12.9 to 14.6"
+    assert units.format_percent_interval(0.3, (-0.4, 0.9)) == "\u22120.4 to +0.9"
+    assert units.format_percent_interval(-3.0, (-3.9, -2.1)) == "\u22123.9 to \u22122.1"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.42, "0.4 s"),
+        (9.96, "10 s"),
+        (50, "50 s"),
+        (99.6, "2 min"),
+        (3599, "1 h 00 min"),
+        (3900, "1 h 05 min"),
+    ],
+)
+def test_duration(seconds, text):
+    assert units.format_duration(seconds) == text
+
+
+def test_count_and_memory():
+    assert units.format_count(1520) == "1\u202f520"
+    assert units.format_count(999.6) == "1\u202f000"
+    assert units.format_gib(139.82) == "139.8 GiB"
+    assert units.format_gib(0.4249) == "0.42 GiB"
+
+
+@given(st.floats(1e-3, 1e4), st.floats(1e-4, 1e3))
+def test_a_printed_interval_is_never_narrower_than_the_real_one(ms, half_width):
+    text = units.format_ms(ms, (ms - half_width, ms + half_width))
+    shown = float(text.split(" ± ")[1].replace(units.THOUSANDS, ""))
+    assert shown >= half_width * (1 - 1e-6) - 1e-6
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 3))
+def test_numbers_read_back_as_rounded(value, decimals):
+    text = units.format_number(value, decimals).replace(units.THOUSANDS, "").replace(units.MINUS, "-")
+    assert float(text) == pytest.approx(round(value, decimals), abs=1e-9)
+    assert text != "-" + "0" * len(text[1:])
