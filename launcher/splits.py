@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from launcher.errors import SpecError
+from launcher.units import plural
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, .
     _check_positive(global_batch, num_devices)
     weights = [int(part) for part in ratio.split(":")]
     if len(weights) != num_devices:
-        raise SpecError(f"the split {ratio} is for {_devices(len(weights))}, not for {num_devices}")
+        raise SpecError(f"the split {ratio} is for {plural(len(weights), 'device')}, not for {num_devices}")
     if min(weights) == 0:
         raise SpecError(f"the split {ratio} gives a device nothing; name fewer devices instead")
     quotas = [Fraction(global_batch * weight, sum(weights)) for weight in weights]
@@ -65,7 +66,7 @@ def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, .
     for device in by_remainder[: global_batch - sum(samples)]:
         samples[device] += 1
     if min(samples) == 0:
-        raise SpecError(f"the split {ratio} of {_samples(global_batch)} gives a device nothing")
+        raise SpecError(f"the split {ratio} of {plural(global_batch, 'sample')} gives a device nothing")
     return tuple(samples)
 
 
@@ -77,7 +78,9 @@ def check_samples(samples: tuple[int, ...], global_batch: int, num_devices: int)
     """
     _check_positive(global_batch, num_devices)
     if len(samples) != num_devices:
-        raise SpecError(f"the split {list(samples)} is for {_devices(len(samples))}, not for {num_devices}")
+        raise SpecError(
+            f"the split {list(samples)} is for {plural(len(samples), 'device')}, not for {num_devices}"
+        )
     if min(samples) < 1:
         raise SpecError(f"the split {list(samples)} gives a device nothing")
     if sum(samples) != global_batch:
@@ -87,12 +90,4 @@ def check_samples(samples: tuple[int, ...], global_batch: int, num_devices: int)
 
 def _check_positive(global_batch: int, num_devices: int) -> None:
     if global_batch < 1 or num_devices < 1:
-        raise SpecError(f"{global_batch} samples can't be split over {_devices(num_devices)}")
-
-
-def _devices(count: int) -> str:
-    return f"{count} device" if count == 1 else f"{count} devices"
-
-
-def _samples(count: int) -> str:
-    return f"{count} sample" if count == 1 else f"{count} samples"
+        raise SpecError(f"{global_batch} samples can't be split over {plural(num_devices, 'device')}")

@@ -47,6 +47,11 @@ def format_count(count: float) -> str:
     return format_number(count, 0)
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 device`, `2 devices`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_gib(gib: float) -> str:
     """Memory: `139.8 GiB`, below one GiB `0.42 GiB`."""
     return f"{format_number(gib, 1 if gib >= 1 else 2)} GiB"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from launcher.errors import MachineError, SpecError
+from launcher.units import plural
 
 Devices = str | tuple[str, ...]
 
@@ -58,7 +59,7 @@ def device_notes(devices: tuple[str, ...], machine: MachineLike) -> tuple[str, .
     if shared:
         return (f"{', '.join(shared)} is shared by several ranks: NCCL refuses that, so DDP uses gloo",)
     if not is_cuda(devices) and len(devices) > machine.cpu_cores:
-        cores = "1 core" if machine.cpu_cores == 1 else f"{machine.cpu_cores} cores"
+        cores = plural(machine.cpu_cores, "core")
         return (f"{len(devices)} CPU devices share {cores}: they slow each other down",)
     return ()
 

@@ -13,6 +13,7 @@ from launcher.plan.ids import make_unique, variant_id
 from launcher.plan.model import LeftOut, Variant
 from launcher.spec.model import JobSpec
 from launcher.splits import Split, resolve_split
+from launcher.units import plural
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,26 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise SpecError("tf32 is a mode of NVIDIA GPUs")
     if min(split.samples) < wanted.accumulate:
+        fewest = plural(min(split.samples), "sample")
+        raise SpecError(f"a device with {fewest} can't make {wanted.accumulate} micro-batches")
+    besides = {"params", "seed"} | ({"split"} if wanted.strategy == "single" else set())
+    return {key: value for key, value in wanted.stated.items() if key not in besides}
+
+
+def _distinct(left_out: list[LeftOut]) -> list[LeftOut]:
+    return [item for position, item in enumerate(left_out) if item not in left_out[:position]]
+
+
+def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
+    """The variant, still without an id.
+
+    Raises:
+        SpecError: there can't be such a variant; the message is the reason.
+    """
+    split = _split(wanted, len(devices))
+    if wanted.precision == "tf32" and not is_cuda(devices):
+        raise SpecError("tf32 is a mode of NVIDIA GPUs")
+    if min(split.samples) < wanted.accumulate:
         fewest = min(split.samples)
         raise SpecError(
             f"a device with {fewest} samples can't cut them into {wanted.accumulate} micro-batches"
@@ -108,7 +129,7 @@ def _split(wanted: Combination, num_devices: int) -> Split:
             raise SpecError(f"single uses one device, not {wanted.device_count}")
         return Split("-", (wanted.global_batch,))
     if wanted.device_count > num_devices:
-        raise SpecError(f"the job has {num_devices} devices, not {wanted.device_count}")
+        raise SpecError(f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}")
     return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
 
 
@@ -143,7 +164,7 @@ def _chunk_notes(candidates: list[Candidate]) -> list[str]:
         chunks = len(candidate.variant.devices)
         for wanted in candidate.origins:
             if chunks < wanted.device_count:
-                text = f"{wanted.global_batch} over {wanted.device_count} devices gives {chunks} chunks: "
+                text = f"{wanted.global_batch} over {wanted.device_count} devices gives {plural(chunks, 'chunk')}: "
                 notes[text + f"runs on {chunks}"] = None
     return list(notes)
 
@@ -165,7 +186,7 @@ def _check_device_count(spec: JobSpec, devices: tuple[str, ...]) -> None:
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
     if not counts or min(counts) <= len(devices):
         return
-    have = f"{len(devices)} device" if len(devices) == 1 else f"{len(devices)} devices"
+    have = plural(len(devices), "device")
     if spec.devices in ("auto", "cuda"):
         raise MachineError(
             f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"

@@ -3,23 +3,17 @@
 import textwrap
 
 from launcher.compare.label import value_text, varied_texts
-from launcher.plan.model import Launch, Plan, Variant
+from launcher.plan.estimate import estimate_s
+from launcher.plan.model import Plan, Variant
 from launcher.report.grid import cut, grid
 from launcher.report.names import split_label
 from launcher.spec.model import JobSpec
 from launcher.units import format_count, format_duration
 
-START_S = 5.0
-"""Start, build and gradient check of a launch, roughly; a large model takes longer."""
-BLOCK_S = 0.2
-"""A round runs each variant for at least this long."""
-WARMUP_BLOCKS = 5
-"""What warm-up and profile take, in blocks, roughly."""
-
 
 def render_plan(plan: Plan, spec: JobSpec, width: int) -> str:
     """Plain text, wrapped or cut at `width`."""
-    head = [_header(plan, spec), _size(plan), _limits(spec)]
+    head = [_header(plan, spec), _size(plan, spec), _limits(plan, spec)]
     lines = [line for text in head for line in _wrapped(text, width)]
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
@@ -29,18 +23,6 @@ def render_plan(plan: Plan, spec: JobSpec, width: int) -> str:
         lines += ["", *(line for note in plan.notes for line in _wrapped(f"Note: {note}", width))]
     lines += ["", *_launch_lines(plan, width)]
     return "\n".join(lines)
-
-
-def estimate_s(plan: Plan) -> float:
-    """Seconds that the plan takes if a step takes at most 200 ms and no comparison is decided early."""
-    return sum(_launch_s(plan, launch) for launch in plan.launches)
-
-
-def _launch_s(plan: Plan, launch: Launch) -> float:
-    baseline_again = plan.baseline in launch.variants
-    blocks_per_round = len(launch.variants) + baseline_again
-    blocks = blocks_per_round * launch.rounds + WARMUP_BLOCKS * len(launch.variants)
-    return START_S + BLOCK_S * blocks
 
 
 def _header(plan: Plan, spec: JobSpec) -> str:
@@ -55,18 +37,16 @@ def _header(plan: Plan, spec: JobSpec) -> str:
     )
 
 
-def _size(plan: Plan) -> str:
+def _size(plan: Plan, spec: JobSpec) -> str:
     variants = "1 variant" if len(plan.variants) == 1 else f"{len(plan.variants)} variants"
     launches = "1 launch" if len(plan.launches) == 1 else f"{len(plan.launches)} launches"
-    return (
-        f"{variants} in {launches}, about {format_duration(estimate_s(plan))} at most "
-        f"if a step takes up to {BLOCK_S * 1000:.0f} ms"
-    )
+    return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
 
 
-def _limits(spec: JobSpec) -> str:
-    """`Stops early once all is decided; then 3 steps are traced; a variant may take 10 min.`"""
-    parts = ["rounds end early once all is decided"] if spec.steps.early_stop else ["all rounds are run"]
+def _limits(plan: Plan, spec: JobSpec) -> str:
+    """What ends a run. Several launches never end early: their verdicts need all of them."""
+    ends_early = spec.steps.early_stop and len(plan.launches) == 1
+    parts = ["rounds end early once all is decided" if ends_early else "all rounds are run"]
     if spec.profile.steps:
         parts.append(f"then {spec.profile.steps} steps of each variant are traced")
     parts.append(f"a variant may take {format_duration(spec.timeout_s)}")

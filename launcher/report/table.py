@@ -20,8 +20,9 @@ from launcher.report.names import by_rank, split_label
 from launcher.report.page import Page, to_string
 from launcher.units import THOUSANDS
 
-BAR_CELLS = (10, 40)
-"""Least and most width of a bar."""
+BAR_HEADER = "slowest rank"
+BAR_CELLS = (len(BAR_HEADER), 40)
+"""Least and most width of a bar; a narrower one wouldn't make its column narrower."""
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "dim"}
@@ -90,7 +91,7 @@ def _bar_column(bars: Sequence[Sequence[bar.Part]], room: int, plain: bool) -> l
     if full_ms == 0 or (room < BAR_CELLS[0] and not plain):
         return []
     cells = min(max(room, BAR_CELLS[0]), BAR_CELLS[1])
-    return [Column("slowest rank", tuple(bar.draw(parts, cells, full_ms, plain) for parts in bars))]
+    return [Column(BAR_HEADER, tuple(bar.draw(parts, cells, full_ms, plain) for parts in bars))]
 
 
 def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastest: str | None) -> list[Text]:

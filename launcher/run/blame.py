@@ -108,7 +108,7 @@ def explain(failure: Failure, log_tail: str, log_path: str, num_lines: int = 20)
     parts = [_what_happened(failure)]
     if failure.traceback:
         parts.append(_indent(failure.traceback))
-    said = _without_traceback(log_tail, failure.traceback).rstrip().splitlines()[-num_lines:]
+    said = _without(log_tail, failure.traceback, failure.message).rstrip().splitlines()[-num_lines:]
     if said:
         parts.append(f"the last lines of its log:\n{_indent(chr(10).join(said))}")
     if failure.victims:
@@ -206,6 +206,8 @@ def _record_status(record: FailureRecord) -> str:
         return "ran out of memory"
     if record.kind == "exit":
         return "ended by itself"
+    if record.kind == "user":
+        return "found a mistake in the workload"
     return f"raised {record.type}"
 
 
@@ -213,14 +215,17 @@ def _what_happened(failure: Failure) -> str:
     where = f" during {failure.stage}" if failure.stage else ""
     where += f" of {failure.variant}" if failure.variant and failure.stage else ""
     text = failure.headline + (f"\n    it happened{where}" if where else "")
+    if not failure.traceback:
+        text += "".join(f"\n    {line.strip()}" for line in failure.message.strip().splitlines()[1:])
     if failure.secondary:
         text += "\n    it only lost its peers; no rank left word of the cause"
     return text
 
 
-def _without_traceback(log_tail: str, traceback: str) -> str:
-    """The log without the traceback that is shown above it already."""
-    return log_tail.replace(traceback.strip(), "") if traceback.strip() else log_tail
+def _without(log_tail: str, traceback: str, message: str) -> str:
+    """The log without what is shown above it already: the traceback, or the message of a user's mistake."""
+    shown = (traceback or message).strip()
+    return log_tail.replace(shown, "") if shown else log_tail
 
 
 def _indent(text: str) -> str:

@@ -200,6 +200,10 @@ class _Supervisor:
     def _start(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         argv = request["argv"]
         stream, stderr = fds
+        for fd in fds:
+            # Received descriptors are inheritable: a server that kept a copy of its own socket would never
+            # let the front see that it has died.
+            os.set_inheritable(fd, False)
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -22,12 +22,22 @@ GRACE_S = 5.0
 POLL_S = 0.05
 CHILD = """\
 import ctypes, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv.pop(1)): sys.exit()
-from tensorboard.main import run_main
-run_main()
+from tensorboard import program
+board = program.TensorBoard()
+board.configure(sys.argv)
+try:
+    print(board.launch(), flush=True)
+except program.TensorBoardServerException as error:
+    sys.exit(error.msg)
+signal.pause()
 """
-"""Asks the kernel for SIGTERM when we die (PR_SET_PDEATHSIG), then is TensorBoard."""
+"""Asks the kernel for SIGTERM when we die (PR_SET_PDEATHSIG), then is TensorBoard.
+
+Not `tensorboard.main`: that leaves a folder for its own bookkeeping behind in the temporary folder.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,12 +102,12 @@ def _start(folder: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Pop
 
 
 def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    """TensorBoard says its address once it listens there."""
+    """The child says its address once it listens there."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         ended = process.poll() is not None
         text = _read(log)
-        if found := re.search(r"http://\S+", text):
+        if found := re.search(r"^http://\S+$", text, re.MULTILINE):
             return found.group()
         if ended:
             raise MachineError(f"TensorBoard ended at once:\n{_last_lines(text)}")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.trace.digest import Digest, digest_file
+from launcher.trace.digest import Digest
 from launcher.trace.discover import Ranked, assign_ranks, find_traces
 from launcher.trace.errors import TraceError
 from launcher.trace.match import (
@@ -29,20 +25,16 @@ from launcher.trace.model import (
     StragglerReport,
     TraceReport,
 )
+from launcher.trace.parallel import Read, read_all
 from launcher.trace.rank import RankView, rank_trace
-
-PARALLEL_FROM_BYTES = 8 << 20
-"""Below it (on disk, all files together) starting processes takes longer than reading."""
-PACKED_FACTOR = 15
-"""What a byte of gzip counts for."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A report with what it was made from: the file of each rank."""
+    """A report, and what it was made from."""
 
     report: TraceReport
-    files: tuple[tuple[int, Path], ...]
+    ranked: Ranked
     matched: Matched
 
 
@@ -60,9 +52,9 @@ def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceRep
 
 
 def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
-    """Like `analyse_paths`, with the file of each rank and the collectives as they were matched."""
+    """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
     found = find_traces(paths)
-    digests, problems = _read_all(found.files, steps)
+    digests, problems = _split(read_all(found.files, steps))
     warnings = [*found.warnings, *problems]
     if not digests:
         raise TraceError("\n".join(["no trace that can be read:", *warnings]))
@@ -70,37 +62,10 @@ def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
     warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]
     warnings += _doubts(ranked, matched)
-    files = tuple((rank, digest.path) for rank, digest in ranked.digests)
-    return Analysis(_report(ranked, matched, warnings), files, matched)
+    return Analysis(_report(ranked, matched, warnings), ranked, matched)
 
 
-def _read_all(files: Sequence[Path], steps: slice | None) -> tuple[list[Digest], list[str]]:
-    """What each file says; and why, of those that can't be read. Uses all cores if there is much to read."""
-    num_workers = min(len(files), len(os.sched_getaffinity(0)))
-    if num_workers < 2 or sum(map(_weight, files)) < PARALLEL_FROM_BYTES:
-        return _split(_try(file, steps) for file in files)
-    try:
-        with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn")) as pool:
-            return _split(pool.map(_try, files, [steps] * len(files)))
-    except BrokenProcessPool as error:
-        raise TraceError("a process that read traces was killed, likely for want of memory") from error
-
-
-def _weight(file: Path) -> int:
-    try:
-        return file.stat().st_size * (PACKED_FACTOR if file.suffix == ".gz" else 1)
-    except OSError:
-        return 0
-
-
-def _try(file: Path, steps: slice | None) -> Digest | str:
-    try:
-        return digest_file(file, steps)
-    except TraceError as error:
-        return str(error)
-
-
-def _split(results: Iterable[Digest | str]) -> tuple[list[Digest], list[str]]:
+def _split(results: Iterable[Read]) -> tuple[list[Digest], list[str]]:
     digests: list[Digest] = []
     problems: list[str] = []
     for result in results:
@@ -157,7 +122,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         base_time_ns=base_ns,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
-        ranks=tuple(_rank(rank, digest, matched) for rank, digest in ranked.digests),
+        ranks=tuple(_rank(rank, digest, matched, base_ns) for rank, digest in ranked.digests),
         collectives=tuple(_collective(each, matched, base_ns) for each in matched.collectives),
         stragglers=_stragglers(matched, ranks),
     )
@@ -171,9 +136,10 @@ def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport
     return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
 
 
-def _rank(rank: int, digest: Digest, matched: Matched) -> RankTrace:
+def _rank(rank: int, digest: Digest, matched: Matched, base_ns: int) -> RankTrace:
     parts = [(each, part) for each in matched.collectives for part in each.parts if part.rank == rank]
-    return rank_trace(rank, RankView(digest, tuple(parts)))
+    origin_ns = digest.base_ns - matched.offsets[rank] - base_ns
+    return rank_trace(rank, RankView(digest, origin_ns, tuple(parts)))
 
 
 def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveReport:

@@ -20,7 +20,7 @@ from launcher.trace.source import Source
 
 Event = TypeVar("Event")
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 MAX_PART_BYTES = 64 << 20
 """No single event and nothing before or after the events is larger in a trace."""
 

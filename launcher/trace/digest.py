@@ -57,6 +57,9 @@ class Digest:
 
     path: Path
     base_ns: int
+    """Unix time to which all other times here are relative."""
+    zero_ns: int
+    """Unix time at which the file's own `ts` is 0."""
     rank: int | None
     world_size: int | None
     device: str
@@ -90,13 +93,13 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
     whole = len(kept) == len(all_steps)
     mask = np.ones(len(trace.gpu), dtype=bool) if whole else np.isin(work.step, kept)
-    on_gpu = len(trace.gpu) > 0
-    picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
-    total = picture.total(mask, [all_steps[i] for i in kept] if not whole else all_steps, whole)
     ops = compute_ops(trace)
     if not whole:
         ops &= np.isin(step_at(host, trace.ops.start), kept)
     op_rows, module_rows = op_times(trace, work, mask, ops)
+    on_gpu = len(trace.gpu) > 0
+    picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
+    total = picture.total(mask, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     if not all_steps:
         scopes = (_as_step(total),)
@@ -104,6 +107,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     return Digest(
         path=path,
         base_ns=trace.base_ns,
+        zero_ns=trace.zero_ns,
         rank=_info(trace, "rank"),
         world_size=_info(trace, "world_size"),
         device=_device(trace, on_gpu),

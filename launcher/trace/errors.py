@@ -4,6 +4,6 @@ from launcher.errors import GpurunError
 
 
 class TraceError(GpurunError):
-    """A trace can't be read, or no path holds one. The message names the file, and the byte if there is one."""
+    """A trace can't be read, or no path holds one. The message names the file and, if it can, the byte."""
 
     exit_code = 2

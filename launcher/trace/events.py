@@ -89,9 +89,12 @@ def time_texts(block: bytes) -> list[tuple[int | None, int | None]]:
     return [(_text_ns(event.ts), _text_ns(event.dur)) for event in _TIME_TEXTS.decode(block)]
 
 
-def _text_ns(text: msgspec.Raw) -> int | None:
+def _text_ns(raw: msgspec.Raw) -> int | None:
+    text = bytes(raw)
+    if text.isdigit():
+        return int(text) * 1000
     try:
-        return round(Decimal(bytes(text).decode()) * 1000)
+        return round(Decimal(text.decode()) * 1000)
     except (ArithmeticError, ValueError):
         return None
 

@@ -79,7 +79,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
 
     Two parts belong together if group, step, kind and size agree and they are the n-th of that sort in their
     step; or, where the library's own sequence number is in the trace, if group and number agree. Sizes of an
-    all-to-all may differ. What then doesn't end together on aligned clocks isn't one collective (the trace may
+    all-to-all may differ. What then doesn't end together on aligned clocks isn't one collective (a trace may
     lack some, or begin in the middle of a step): such parts are matched by their ends instead.
     """
     groups: dict[Key, list[Part]] = defaultdict(list)
@@ -173,8 +173,8 @@ def clock_offsets(groups: Sequence[Sequence[Part]], ranks: Sequence[int]) -> dic
     """By how many ns each rank's clock is ahead of the lowest rank's: the median over common collectives.
 
     All ranks leave a synchronising collective at the same moment, within microseconds. Those whose size must
-    agree are the surer ones; others count only between ranks that share none. Ranks that share nothing with the
-    lowest, even through others, keep their clock as it is.
+    agree are the surer ones; others count only between ranks that share none. Ranks that share nothing with
+    the lowest, even through others, keep their clock as it is.
     """
     sized, other = _differences(groups, True), _differences(groups, False)
     edges: dict[int, dict[int, int]] = defaultdict(dict)

@@ -98,7 +98,7 @@ class Measure:
     idle_by_cause: Idle
     idle_by_host: HostActivity
     exposed_comm: Intervals = field(repr=False)
-    """The moments of communication without compute; only all ranks together tell which of them are waiting."""
+    """The moments of communication without compute; all ranks together tell which are waiting."""
 
     @property
     def span(self) -> int:

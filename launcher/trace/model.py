@@ -47,8 +47,8 @@ class Breakdown:
     """A stretch of one rank's time.
 
     compute + exposed_transfer + exposed_wait + exposed_memcpy + idle = span, exactly. With no other rank's
-    trace nothing tells waiting from transfer: then all exposed communication counts as transfer, and `wait_us`
-    and `transfer_us` are `None`.
+    trace nothing tells waiting from transfer: then all exposed communication counts as transfer, and
+    `wait_us` and `transfer_us` are `None`.
     """
 
     span_us: float
@@ -81,6 +81,8 @@ class StepBreakdown(Breakdown):
     """A step: the GPU work that it launched, from the end of the step before to its own end."""
 
     step: int
+    start_us: float
+    """On the aligned clock, since `base_time_ns`."""
 
 
 @dataclass(frozen=True)

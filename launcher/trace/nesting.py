@@ -46,10 +46,11 @@ class Nesting:
         own = self.ends - self.starts
         for outer, inner in pairwise(self.levels):
             parent = np.searchsorted(outer, inner) - 1
-            good = parent >= 0
-            np.subtract.at(own, outer[parent[good]], (self.ends - self.starts)[inner[good]])
+            inner, parent = inner[parent >= 0], parent[parent >= 0]
+            np.subtract.at(own, outer[parent], self.ends[inner] - self.starts[inner])
+        np.maximum(own, 0, out=own)
         result = np.empty_like(own)
-        result[self.order] = np.maximum(own, 0)
+        result[self.order] = own
         return result
 
     def innermost(self, threads: NDArray[np.int32], times_ns: Int64) -> Int64:
@@ -77,11 +78,17 @@ def nest(spans: Spans) -> Nesting | None:
     stride_ns = int(spans.end.max()) - first_ns + 2
     if stride_ns * (int(spans.thread.max()) + 1) >= 1 << 62:
         return None
-    starts = spans.start - first_ns + spans.thread.astype(np.int64) * stride_ns
-    lasting = np.maximum(spans.duration, 1)
-    order = np.lexsort((-lasting, starts))
+    # In place where that is possible: here a large trace takes the most memory.
+    starts = spans.thread.astype(np.int64)
+    starts *= stride_ns
+    starts += spans.start
+    starts -= first_ns
+    order = np.lexsort((-spans.duration, starts))
     starts = starts[order]
-    ends = starts + lasting[order]
+    ends = spans.duration[order]
+    np.maximum(ends, 1, out=ends)
+    ends += starts
     sorted_ends = np.sort(ends)
-    depths = np.arange(len(starts)) - np.searchsorted(sorted_ends, starts, "right")
-    return Nesting(order, starts, ends, sorted_ends, depths.astype(np.int32), first_ns, stride_ns)
+    depths = np.arange(len(starts), dtype=np.int32)
+    depths -= np.searchsorted(sorted_ends, starts, "right").astype(np.int32)
+    return Nesting(order, starts, ends, sorted_ends, depths, first_ns, stride_ns)

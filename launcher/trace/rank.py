@@ -30,6 +30,8 @@ class RankView:
     """A rank's digest and its parts in collectives."""
 
     digest: Digest
+    origin_ns: int
+    """What turns the digest's times into ns on the aligned clock since the report's base."""
     parts: tuple[tuple[Collective, Part], ...]
 
 
@@ -43,7 +45,8 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
         if scope.position is not None:
             parts = tuple(each for each in parts if each[1].local.step == scope.position)
         fields = vars(_breakdown(scope, parts, transfers))
-        steps.append(StepBreakdown(**fields, step=scope.step or 0))
+        start_us = (scope.measure.start + view.origin_ns) / 1000
+        steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))
     return RankTrace(
         rank=rank,
         world_size=digest.world_size,

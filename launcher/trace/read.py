@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -81,19 +82,21 @@ class Names(dict[tuple[str, str | None], int]):
         return tuple(name or "" for _, name in self)
 
 
-@dataclass
 class Columns:
-    """Grows block by block; `done` joins them."""
+    """Columns that grow block by block, in place: to join parts at the end would take the memory twice."""
 
-    blocks: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.columns: dict[str, array[int]] = {}
 
     def add(self, **columns: NDArray[Any]) -> None:
-        self.blocks.append(columns)
+        for name, values in columns.items():
+            if name not in self.columns:
+                self.columns[name] = array(values.dtype.char if values.dtype != np.int64 else "q")
+            self.columns[name].frombytes(np.ascontiguousarray(values).data.cast("B"))
 
     def done(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """The whole of a column. It is taken out of the blocks, so that no two columns are held twice."""
-        parts = [block.pop(name) for block in self.blocks]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+        """All of a column."""
+        return np.frombuffer(self.columns[name], dtype=dtype) if name in self.columns else np.empty(0, dtype)
 
 
 @dataclass
@@ -215,9 +218,11 @@ class Reader:
 
     def done(self, header: dict[str, Any], skipped: Skipped) -> Trace:
         """All that was added."""
-        base_ns = header.get("baseTimeNanoseconds")
+        zero = header.get("baseTimeNanoseconds")
+        zero_ns = zero if isinstance(zero, int) else 0
         return Trace(
-            base_ns=(base_ns if isinstance(base_ns, int) else 0) + (self.base_us or 0) * 1000,
+            base_ns=zero_ns + (self.base_us or 0) * 1000,
+            zero_ns=zero_ns,
             header=header,
             gpu=GpuWork(
                 *_spans(self.gpu, "stream"),

@@ -1,8 +1,9 @@
 """Training steps: which stretch of time is a step's, and which GPU work.
 
-A step owns the GPU work that it launched, wherever that ran. Its window begins when the step before is through,
-on the CPU or the GPU whichever is later, and ends when it is through itself; so windows never overlap, however
-far the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the earlier one ends.
+A step owns the GPU work that it launched, wherever that ran. Its window begins when the step before is
+through, on the CPU or the GPU whichever is later, and ends when it is through itself; so windows never
+overlap, however far the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the
+earlier one ends.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def record_failure(
         kind=kind_of(error),
         type=type(error).__name__,
         message=message_of(error),
-        traceback="".join(traceback.format_exception(error)),
+        # A user's mistake tells its place itself; our own frames would only hide it.
+        traceback="" if isinstance(error, GpurunError) else "".join(traceback.format_exception(error)),
         secondary=is_secondary(error),
     )
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))

@@ -1,7 +1,7 @@
 """Whether every variant computes the gradient that one device would: the run's check of its own premise."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from launcher.records import LaunchOrder, VariantOrder
-from launcher.worker.oom import is_out_of_memory
+from launcher.worker.failure import is_out_of_memory
 from launcher.worker.preserve import preserved, random_state
 from launcher.worker.trainer import Trainer
 from launcher.worker.validate import has_batch_norm
@@ -53,33 +53,45 @@ def check_gradients(
         rank: of this process.
         enter: is told the id of each variant before its step.
     """
+    # Where one of the variants must serve as the reference, it is the baseline.
+    variants = sorted(order.variants, key=lambda variant: variant.id != order.baseline)
+    by_batch: dict[int, list[VariantOrder]] = {}
+    for variant in variants:
+        by_batch.setdefault(sum(variant.split), []).append(variant)
+    found: dict[str, dict[str, Any]] = {}
     with preserved(trainer.model, trainer.device):
-        reference = one_device_reference(trainer, order, rank)
-        errors: dict[str, float | None] = {}
-        for variant in in_order(order, reference):
-            enter(variant.id)
-            gradient = trainer.gradient(variant, CHECK_STEP)
-            if reference.name is None:
-                reference = Reference(variant.id, gradient if rank == 0 else None, reference.draws_random)
-                errors[variant.id] = None
-            else:
-                errors[variant.id] = shared_error(trainer, gradient, reference.gradient)
+        for global_batch, members in by_batch.items():
+            found |= check_batch(trainer, global_batch, members, rank, enter)
+    return found
+
+
+def check_batch(
+    trainer: Trainer,
+    global_batch: int,
+    variants: Sequence[VariantOrder],
+    rank: int,
+    enter: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """`check_gradients` for variants of one global batch, which share a reference."""
+    reference = one_device_reference(trainer, global_batch, rank)
+    errors: dict[str, float | None] = {}
+    for variant in variants:
+        enter(variant.id)
+        gradient = trainer.gradient(variant, CHECK_STEP)
+        if reference.name is None:
+            reference = Reference(variant.id, gradient if rank == 0 else None, reference.draws_random)
+            errors[variant.id] = None
+        else:
+            errors[variant.id] = shared_error(trainer, gradient, reference.gradient)
     return {variant_id: facts(trainer, error, reference, variant_id) for variant_id, error in errors.items()}
 
 
-def in_order(order: LaunchOrder, reference: Reference) -> list[VariantOrder]:
-    """The variants; where one of them must serve as the reference, the baseline comes first."""
-    if reference.name is not None:
-        return list(order.variants)
-    return sorted(order.variants, key=lambda variant: variant.id != order.baseline)
-
-
-def one_device_reference(trainer: Trainer, order: LaunchOrder, rank: int) -> Reference:
+def one_device_reference(trainer: Trainer, global_batch: int, rank: int) -> Reference:
     """The gradient of the whole batch on rank 0's device, if that device can hold it."""
     gradient, draws_random = None, False
     if rank == 0:
         before = random_state(trainer.device)
-        gradient = gradient_if_it_fits(trainer, sum(order.variants[0].split))
+        gradient = gradient_if_it_fits(trainer, global_batch)
         draws_random = not torch.equal(before, random_state(trainer.device))
     fits, random = trainer.strategy.share([float(gradient is not None), float(draws_random)])
     return Reference(ONE_DEVICE if fits else None, gradient, bool(random))

@@ -1,6 +1,5 @@
 """The body of a rank: order in, files out."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from launcher.worker.peers import Alone, Group, Peers
 from launcher.worker.profile import capture
 from launcher.worker.step import NoClock
 from launcher.worker.trainer import Trainer
+from launcher.worker.user_error import UserError
 
 EX_IOERR = 74
 """The run directory can't be written; nothing else that a rank does ends with it. Source: sysexits.h."""
@@ -34,10 +34,12 @@ def main(argv: Sequence[str]) -> None:
     try:
         run_launch(journal)
     except MachineError as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(EX_IOERR)
+        sys.stderr.write(f"{error}\n")
+        finish(EX_IOERR)
     except BaseException as error:
         record_failure(journal.run, order.launch, rank, journal.variant, journal.stage, error)
+        if isinstance(error, UserError):
+            sys.exit(str(error))
         raise
     finish(0)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -55,5 +56,6 @@ def export(profiler: profile, path: Path) -> None:
         profiler.export_chrome_trace(str(temporary))
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise MachineError(f"can't write the trace {path}: {error.strerror}; free some space") from error

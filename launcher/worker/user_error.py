@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import VariantError
-from launcher.worker.oom import is_out_of_memory
+from launcher.worker.failure import is_out_of_memory
 
 OUR_FOLDERS = tuple(
     str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("launcher", "workloads")

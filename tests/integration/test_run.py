@@ -35,8 +35,8 @@ def test_the_figures_are_those_of_the_formula(naps: Path) -> None:
     assert comparison["fastest"] == even["id"] == "ddp-2-even"
     assert [rank["local_batch"] for rank in uneven["ranks"]] == [6, 2]
     # Sleeping overshoots by some tenths of a millisecond; it never undershoots.
-    assert 25 <= even["step_ms"]["median"] <= 29
-    assert 35 <= uneven["step_ms"]["median"] <= 39
+    assert 25 <= even["step_ms"]["median"] <= 31
+    assert 35 <= uneven["step_ms"]["median"] <= 43
     assert uneven["vs_baseline"]["verdict"] == "slower"
     low, high = uneven["vs_baseline"]["ci"]
     assert 25 < low <= uneven["vs_baseline"]["percent"] <= high < 50

@@ -147,7 +147,7 @@ def test_backward_of_replicas_runs_at_the_same_time() -> None:
 
 
 class Nested(nn.Module):
-    """Takes and gives nested values; shares a weight, and has a recurrent layer with its own list of weights."""
+    """Takes and gives nested values; shares a weight, and has a recurrent layer that lists its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,9 @@ def test_cuda_scatter_hands_the_chunk_sizes_to_torch(monkeypatch: pytest.MonkeyP
 
 def test_cuda_apply_runs_the_replicas_that_have_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake_apply(modules: Any, inputs: Any, kwargs: Any, devices: Any) -> list[Any]:
-        return [(module(*given), device) for module, given, device in zip(modules, inputs, devices, strict=True)]
+        return [
+            (module(*given), device) for module, given, device in zip(modules, inputs, devices, strict=True)
+        ]
 
     monkeypatch.setattr(cuda_parallel, "parallel_apply", fake_apply)
     model = CudaDataParallel(nn.Identity())
@@ -267,7 +269,9 @@ def test_every_row_is_computed_once_by_dp_and_by_ddp(split: list[int], accumulat
 
 
 def test_neighbouring_steps_draw_different_numbers() -> None:
-    draws = {torch.rand((), generator=batches.step_generator(s, t)).item() for s in range(3) for t in range(50)}
+    draws = {
+        torch.rand((), generator=batches.step_generator(s, t)).item() for s in range(3) for t in range(50)
+    }
     assert len(draws) == 150
 
 

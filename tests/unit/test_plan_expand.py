@@ -146,7 +146,7 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "job.yaml:3:8: no combination can be: .* is for 3 devices, not for 2",
         ),
         ('global_batch: 2\nsplit: "99:1"\n', "job.yaml:3:8: no combination can be: .*gives a device nothing"),
-        ("global_batch: 64\naccumulate: 33\n", "can't cut them into 33 micro-batches"),
+        ("global_batch: 64\naccumulate: 33\n", "a device with 32 samples can't make 33 micro-batches"),
         ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 is a mode of NVIDIA GPUs"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",

@@ -1,27 +1,30 @@
 """What `gpurun check` shows of a plan."""
 
 import sys
+from dataclasses import replace
 from subprocess import run
 
 import pytest
 
+from launcher.plan.estimate import estimate_s
 from launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
 from launcher.report.grid import cut, grid
-from launcher.report.plan import estimate_s, render_plan
+from launcher.report.plan import render_plan
 from launcher.spec.model import JobSpec
+from launcher.units import format_duration
 
 SPEC = JobSpec(name="gpt-splits", workload="gpt", params={"layers": 4, "width": 256}, global_batch=64)
 
 
 def variant(strategy: str, *split: int) -> Variant:
     name = "/".join(map(str, split))
-    devices = tuple(f"cuda:{i}" for i in range(len(split)))
+    devices = tuple(f"cpu:{i}" for i in range(len(split)))
     variant_id = f"{strategy}-{len(split)}-{name.replace('/', '-')}"
     return Variant(variant_id, strategy, devices, split, name, sum(split), "bf16", 1, {}, 0, {})
 
 
 def launch(number: int, *variants: Variant) -> Launch:
-    processes = tuple(Process(rank, (), {}, (), "") for rank in range(len(variants[0].devices)))
+    processes = tuple(Process(rank, (), {}, (f"cpu:{rank}",), "") for rank in range(len(variants[0].devices)))
     name = f"{number:02}-{variants[0].strategy}-2"
     return Launch(name, name[3:], number, tuple(v.id for v in variants), 5, processes)
 
@@ -38,15 +41,15 @@ PLAN = Plan(
 )
 
 AT_80 = """\
-gpt-splits: gpt (layers=4,width=256), global batch 64, bf16, on cuda:0 cuda:1
-3 variants in 4 launches, about 34 s at most if a step takes up to 200 ms
-Rounds end early once all is decided; then 3 steps of each variant are traced; a
-    variant may take 10 min.
+gpt-splits: gpt (layers=4,width=256), global batch 64, bf16, on cpu:0 cpu:1
+3 variants in 4 launches, about DURATION if steps are short
+All rounds are run; then 3 steps of each variant are traced; a variant may take
+    10 min.
 
-variant      split  devices        rounds
-ddp-2-32-32  32/32  cuda:0 cuda:1   2 × 5  baseline
-ddp-2-48-16  48/16  cuda:0 cuda:1   2 × 5
-dp-2-32-32   32/32  cuda:0 cuda:1   2 × 5
+variant      split  devices      rounds
+ddp-2-32-32  32/32  cpu:0 cpu:1   2 × 5  baseline
+ddp-2-48-16  48/16  cpu:0 cpu:1   2 × 5
+dp-2-32-32   32/32  cpu:0 cpu:1   2 × 5
 
 Left out:
   strategy=single device_count=2  single has one device
@@ -61,7 +64,7 @@ launch    processes  rounds  variants
 
 
 def test_plan_at_80_columns() -> None:
-    assert render_plan(PLAN, SPEC, 80) == AT_80
+    assert render_plan(PLAN, SPEC, 80) == AT_80.replace("DURATION", format_duration(estimate_s(PLAN, SPEC)))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
@@ -69,9 +72,11 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, render_plan(PLAN, SPEC, width).splitlines())) <= width
 
 
-def test_more_launches_take_longer() -> None:
-    single = Plan("p", "gpt", EVEN.id, (EVEN,), (), (launch(1, EVEN),), ())
-    assert 0 < estimate_s(single) < estimate_s(PLAN)
+def test_only_a_single_launch_may_end_early() -> None:
+    single = replace(PLAN, variants=(EVEN, UNEVEN), launches=PLAN.launches[:1])
+    assert "2 variants in 1 launch, " in render_plan(single, SPEC, 80)
+    assert "Rounds end early once all is decided" in render_plan(single, SPEC, 80)
+    assert "All rounds are run" in render_plan(PLAN, SPEC, 80)
 
 
 def test_grid_leaves_out_what_is_empty_everywhere() -> None:

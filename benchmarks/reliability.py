@@ -1,0 +1,144 @@
+"""How often the launcher is right when something goes wrong, and 200 launches that should end well."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.timing import record, table
+from launcher.records import LaunchOrder
+from launcher.run.blame import Exit, root_cause
+from launcher.run.guard import split_process
+from launcher.run.pool import TORCH, StartRequest, WorkerPool
+from launcher.run.proctree import descendants, is_alive
+from launcher.rundir import RunDir, write_json
+
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "integration"
+WORLD = 4
+LAST_WORDS_S = 0.5
+STATUS = {
+    "raise": "raised ValueError",
+    "exit": "exit code 3",
+    "hard exit": "exit code 3",
+    "early exit": "exit code 0",
+    "kill": "SIGKILL",
+    "segfault": "SIGSEGV",
+    "abort": "SIGABRT",
+}
+
+
+def main(failures: int = 20, runs: int = 200, kills: int = 20) -> None:
+    """Writes the section "Reliability"."""
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as name,
+        split_process() as guard,
+        WorkerPool(guard, TORCH, {"PYTHONPATH": str(TESTS)}) as pool,
+    ):
+        folder = Path(name)
+        for fault in STATUS:
+            right, slowest_s = blame_rate(pool, folder / fault.replace(" ", "-"), fault, failures)
+            rows.append([f"a rank's {fault}: blamed right", f"{right} of {failures}", f"{slowest_s:.2f}"])
+        clean, slowest_s = clean_ends(pool, folder / "clean", runs)
+        rows.append([f"{WORLD} gloo ranks end with 0", f"{clean} of {runs}", f"{slowest_s:.2f}"])
+    for victim in ("front", "supervisor", "server"):
+        gone, slowest_s = kill_rate(victim, kills)
+        rows.append([f"SIGKILL of the {victim}: nothing left", f"{gone} of {kills}", f"{slowest_s:.3f}"])
+    record("Reliability", table(["what", "right", "slowest, s"], rows))
+
+
+def launch(pool: WorkerPool, folder: Path, name: str, faulty: int, fault: str) -> list[Exit]:
+    """Runs a launch to its end, as the session does: last words for the others, then a stop."""
+    pool.start(requests(folder, name, faulty, fault))
+    exits = pool.poll(60.0)
+    deadline = time.monotonic() + LAST_WORDS_S
+    while len(exits) < WORLD and time.monotonic() < deadline:
+        exits += pool.poll(0.05)
+    return exits
+
+
+def requests(folder: Path, name: str, faulty: int, fault: str) -> list[StartRequest]:
+    run = RunDir(folder)
+    write_json(run.order(name), order(folder, name))
+    entry = "process_bodies:all_reduce_until_fault"
+    first = str(run.order(name))
+    return [
+        StartRequest(
+            rank, (first, str(rank), str(faulty), fault), {}, str(run.log(name, rank)), str(folder), entry
+        )
+        for rank in range(WORLD)
+    ]
+
+
+def order(folder: Path, name: str) -> LaunchOrder:
+    return LaunchOrder(
+        launch=name, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
+        devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
+        baseline=None, warmup=0, rounds=1, looks=(),
+    )  # fmt: skip
+
+
+def blame_rate(pool: WorkerPool, folder: Path, fault: str, times: int) -> tuple[int, float]:
+    """How often rank and status are right, and the longest time from start to blame, in seconds."""
+    right, slowest_s = 0, 0.0
+    for attempt in range(times):
+        started = time.monotonic()
+        faulty = attempt % WORLD
+        exits = launch(pool, folder, str(attempt), faulty, fault)
+        stopped_ns = time.time_ns()
+        pool.stop(1.0)
+        exits += pool.poll(0)
+        failure = root_cause(exits, RunDir(folder).read_failures(str(attempt)), stopped_ns)
+        slowest_s = max(slowest_s, time.monotonic() - started)
+        right += failure.rank == faulty and STATUS[fault] in failure.headline
+    return right, slowest_s
+
+
+def clean_ends(pool: WorkerPool, folder: Path, times: int) -> tuple[int, float]:
+    """Launches in a row in which every rank ends with 0, and the longest of them, in seconds."""
+    clean, slowest_s = 0, 0.0
+    for attempt in range(times):
+        started = time.monotonic()
+        exits = launch(pool, folder, str(attempt), 0, "none")
+        clean += [exit_.returncode for exit_ in exits] == [0] * WORLD
+        pool.stop(0.0)
+        pool.poll(0)
+        slowest_s = max(slowest_s, time.monotonic() - started)
+    return clean, slowest_s
+
+
+def kill_rate(victim: str, times: int) -> tuple[int, float]:
+    """How often nothing is left 3 s after SIGKILL, and the longest time until then, in seconds."""
+    bodies = ["hold_the_gil", "leave_grandchild", "ignore_sigterm", "sleep_for_ever"]
+    right, slowest_s = 0, 0.0
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as name:
+            took_s = time_to_vanish_s(victim, Path(name), bodies)
+        slowest_s = max(slowest_s, took_s)
+        right += took_s < 3.0
+    return right, slowest_s
+
+
+def time_to_vanish_s(victim: str, folder: Path, bodies: Sequence[str]) -> float:
+    """Seconds from SIGKILL until no process of a command with these ranks is left; at most 10."""
+    argv = [sys.executable, str(TESTS / "process_front.py"), str(folder), *bodies]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True) as front:
+        while len(list(folder.glob("ready*"))) < len(bodies):
+            time.sleep(0.01)
+        pids = [front.pid, *descendants(front.pid)]
+        started = time.monotonic()
+        subprocess.run(["kill", f"-{signal.SIGKILL}", str(pids[_POSITION[victim]])], check=True)
+        while any(is_alive(pid) for pid in pids) and time.monotonic() - started < 10:
+            time.sleep(0.001)
+        return time.monotonic() - started
+
+
+_POSITION = {"front": 0, "supervisor": 1, "server": 2}
+"""Among the command's processes, parents first."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Reads many trace files on all cores, in processes of their own: reading is bound by the interpreter."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from launcher.trace.digest import Digest, digest_file
+from launcher.trace.errors import TraceError
+
+PARALLEL_FROM_BYTES = 16 << 20
+"""Below it, all files together, starting processes takes longer than reading."""
+PACKED_FACTOR = 15
+"""What a byte of gzip counts for."""
+
+Read = Digest | str
+"""What a file says, or why it can't be read."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process reads."""
+
+    files: tuple[Path, ...]
+    steps: slice | None
+
+
+def read_all(files: Sequence[Path], steps: slice | None) -> list[Read]:
+    """What each file says, or why it can't be read; in the order of `files`.
+
+    Every process holds one file's columns at a time, whatever the number of files.
+
+    Raises:
+        TraceError: a process was killed.
+    """
+    num_processes = min(len(files), len(os.sched_getaffinity(0)))
+    if num_processes < 2 or sum(map(_weight, files)) < PARALLEL_FROM_BYTES:
+        return [read_one(file, steps) for file in files]
+    found: dict[Path, Read] = {}
+    for share, reads in _run([Share(part, steps) for part in _parts(files, num_processes)]):
+        found.update(zip(share.files, reads, strict=True))
+    return [found[file] for file in files]
+
+
+def read_one(file: Path, steps: slice | None) -> Read:
+    """What one file says, or why it can't be read."""
+    try:
+        return digest_file(file, steps)
+    except TraceError as error:
+        return str(error)
+
+
+def _weight(file: Path) -> int:
+    try:
+        return file.stat().st_size * (PACKED_FACTOR if file.suffix == ".gz" else 1)
+    except OSError:
+        return 0
+
+
+def _parts(files: Sequence[Path], number: int) -> list[tuple[Path, ...]]:
+    """The files in parts of about equal size: the largest first, each to the smallest part."""
+    parts: list[list[Path]] = [[] for _ in range(number)]
+    sizes = [0] * number
+    for file in sorted(files, key=_weight, reverse=True):
+        least = sizes.index(min(sizes))
+        parts[least].append(file)
+        sizes[least] += max(_weight(file), 1)
+    return [tuple(part) for part in parts]
+
+
+def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
+    """Runs a process for each share; answers come through files, so that none waits for its reader."""
+    with ExitStack() as stack:
+        running = []
+        for share in shares:
+            answer = stack.enter_context(tempfile.TemporaryFile())
+            process = stack.enter_context(_start(share, answer))
+            stack.callback(process.kill)
+            running.append((share, process, answer))
+        for share, process, answer in running:
+            if process.wait() != 0:
+                raise TraceError(
+                    f"a process that read {len(share.files)} traces ended with {process.returncode}, "
+                    "likely for want of memory; analyse fewer files at once"
+                )
+            answer.seek(0)
+            yield share, pickle.load(answer)
+
+
+def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from launcher.trace.parallel import serve; serve()"],
+        stdin=subprocess.PIPE,
+        stdout=answer,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert process.stdin is not None
+    with process.stdin as order:
+        pickle.dump(share, order)
+    return process
+
+
+def serve() -> None:
+    """The body of such a process: a `Share` on stdin, what its files say on stdout."""
+    share: Share = pickle.load(sys.stdin.buffer)
+    pickle.dump([read_one(file, share.steps) for file in share.files], sys.stdout.buffer)

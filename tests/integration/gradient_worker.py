@@ -1,0 +1,234 @@
+"""One of four processes that compute gradients of every strategy and split; run by `test_gradients.py`.
+
+Usage: gradient_worker.py RANK FOLDER. Results go to FOLDER/RANK.json: case → relative error, and findings.
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from launcher.records import LaunchOrder, VariantOrder
+from launcher.worker import step
+from launcher.worker.batches import step_generator
+from launcher.worker.gradient import check_gradients, relative_error
+from launcher.worker.step import NoClock
+from launcher.worker.trainer import Trainer
+from workloads import Workload
+
+SEED = 5
+GLOBAL_BATCH = 24
+SPLITS: dict[int, list[tuple[int, ...]]] = {
+    1: [(24,)],
+    2: [(12, 12), (18, 6), (1, 23), (23, 1)],
+    3: [(8, 8, 8), (1, 22, 1), (13, 10, 1)],
+    4: [(6, 6, 6, 6), (1, 1, 1, 21), (10, 2, 11, 1)],
+}
+
+
+class Net(nn.Module):
+    """Nested inputs to four scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, inputs: dict[str, Any]) -> Tensor:
+        scores: Tensor = self.second(torch.tanh(self.first(inputs["x"]))) * inputs["more"][0]
+        return scores
+
+
+class PartlyUsed(Net):
+    """Has a layer that takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+
+
+def draw(size: int, generator: torch.Generator) -> tuple[dict[str, Any], Tensor]:
+    """Inputs of unequal scale, so that a wrong weight shows; targets of which the first third is masked."""
+    x = torch.randn(size, 6, generator=generator) * torch.linspace(1, 4, size).unsqueeze(1)
+    targets = torch.randint(4, (size,), generator=generator)
+    return {"x": x, "more": [torch.rand(size, 1, generator=generator) + 0.5]}, targets
+
+
+def draw_masked(size: int, generator: torch.Generator) -> tuple[dict[str, Any], Tensor]:
+    inputs, targets = draw(size, generator)
+    targets[: size // 3] = -100
+    targets[-1] = -100
+    return inputs, targets
+
+
+def count_valid(targets: Tensor) -> Tensor:
+    return (targets != -100).sum()
+
+
+def sum_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(scores, targets, reduction="sum")
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """As many samples as one global batch, so that every order has the same gradient."""
+
+    def __init__(self, masked: bool) -> None:
+        draws = draw_masked if masked else draw
+        self.inputs, self.targets = draws(GLOBAL_BATCH, torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return GLOBAL_BATCH
+
+    def __getitem__(self, index: int) -> Any:
+        more = [self.inputs["more"][0][index]]
+        return {"x": self.inputs["x"][index], "more": more}, self.targets[index]
+
+
+def workload(kind: str, num_workers: int = 0) -> Workload:
+    """A fresh workload with the same weights every time."""
+    torch.manual_seed(0)
+    if kind == "sum":
+        return Workload(Net(), draw, sum_loss, reduction="sum")
+    if kind == "masked":
+        return Workload(Net(), draw_masked, F.cross_entropy, count=count_valid)
+    if kind == "unused":
+        return Workload(PartlyUsed(), draw, F.cross_entropy)
+    if kind == "dataset":
+        return Workload(Net(), None, F.cross_entropy, dataset=Samples(False), num_workers=num_workers)
+    if kind == "masked-dataset":
+        return Workload(Net(), None, F.cross_entropy, dataset=Samples(True), count=count_valid)
+    return Workload(Net(), draw, F.cross_entropy)
+
+
+KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset")
+
+
+def order(strategy: str, world: int, variants: tuple[VariantOrder, ...]) -> LaunchOrder:
+    return LaunchOrder(
+        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
+        devices=("cpu",) * world, backend="gloo" if strategy == "ddp" else None, precision="fp64", seed=SEED,
+        threads=1, variants=variants, baseline=variants[0].id, warmup=1, rounds=1, looks=(),
+    )  # fmt: skip
+
+
+def variants_of(world: int) -> tuple[VariantOrder, ...]:
+    return tuple(
+        VariantOrder("-".join(map(str, split)) + f"-acc{accumulate}", split, accumulate)
+        for split in SPLITS[world]
+        for accumulate in (1, 3)
+    )
+
+
+def expected_gradient(kind: str) -> dict[str, Tensor]:
+    """By plain autograd on the whole batch, without anything of ours but how step 0 is seeded."""
+    w = workload(kind)
+    w.model.double()
+    if w.dataset is not None:
+        inputs, targets = w.dataset.inputs, w.dataset.targets
+    else:
+        assert w.batch is not None
+        inputs, targets = w.batch(GLOBAL_BATCH, step_generator(SEED, 0))
+    inputs = {"x": inputs["x"].double(), "more": [inputs["more"][0].double()]}
+    w.loss(w.model(inputs), targets).backward()
+    return {name: p.grad for name, p in w.model.named_parameters() if p.grad is not None}
+
+
+def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
+    errors = {}
+    variants = variants_of(world)
+    for kind in KINDS:
+        trainer = Trainer(workload(kind, num_workers=int(world == 2)), order(strategy, world, variants), rank)
+        for variant in variants:
+            found = trainer.gradient(variant, 0)
+            errors[f"{strategy} {kind} {variant.id}"] = relative_error(found, expected_gradient(kind))
+        trainer.close()
+    return errors
+
+
+def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float]:
+    """Relative difference of the weights after three optimizer steps to those of a bare loop."""
+    variants = variants_of(world)[-1:]
+    trainer = Trainer(workload("mean"), order(strategy, world, variants), rank)
+    bare = workload("mean")
+    bare.model.double()
+    assert bare.batch is not None
+    optimizer = torch.optim.SGD(bare.model.parameters(), lr=1e-3)
+    for number in range(3):
+        trainer.step(trainer.prepare(variants[0], number), NoClock())
+        inputs, targets = bare.batch(GLOBAL_BATCH, step_generator(SEED, number))
+        inputs = {"x": inputs["x"].double(), "more": [inputs["more"][0].double()]}
+        optimizer.zero_grad()
+        bare.loss(bare.model(inputs), targets).backward()
+        optimizer.step()
+    error = relative_error(dict(trainer.model.named_parameters()), dict(bare.model.named_parameters()))
+    trainer.close()
+    return {f"{strategy} weights {variants[0].id}": error}
+
+
+def checks(rank: int) -> dict[str, Any]:
+    """What the run's own check says: as it is, with plain DDP's weights, and without enough memory."""
+    variants = (VariantOrder("even", (32, 32), 1), VariantOrder("uneven", (48, 16), 1))
+    found: dict[str, Any] = {}
+    trainer = Trainer(workload("mean"), order("ddp", 2, variants), rank)
+    launch = order("ddp", 2, variants)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    state = torch.get_rng_state()
+    found["right"] = check_gradients(trainer, launch, rank)
+    with mock.patch.object(step, "loss_weight", return_value=1.0):
+        found["plain"] = check_gradients(trainer, launch, rank)
+    with mock.patch.object(trainer, "one_device_gradient", side_effect=MemoryError):
+        found["small"] = check_gradients(trainer, launch, rank)
+    after = trainer.model.state_dict()
+    found["untouched"] = all(torch.equal(before[name], after[name]) for name in before)
+    found["untouched"] &= torch.equal(state, torch.get_rng_state())
+    trainer.close()
+    return found
+
+
+def ablation(rank: int) -> dict[str, Any]:
+    """Steps without communication let the ranks drift apart; the saved state brings them back."""
+    variants = (VariantOrder("uneven", (18, 6), 1),)
+    trainer = Trainer(workload("mean"), order("ddp", 2, variants), rank)
+    trainer.step(trainer.prepare(variants[0], 0), NoClock())
+    saved, spread = trainer.save_state(), []
+    for restore in (False, True):
+        trainer.step(trainer.prepare(variants[0], 1), NoClock(), sync=False)
+        if restore:
+            trainer.restore_state(saved)
+        mine = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        others = [torch.empty_like(mine) for _ in range(2)]
+        dist.all_gather(others, mine)
+        spread.append(float((others[0] - others[1]).abs().max()))
+    trainer.close()
+    return {"apart": spread[0], "restored": spread[1]}
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    if rank == 3:  # it has least to do among the groups
+        results |= gradient_errors("single", 1, 0)
+        for world in (2, 3, 4):
+            results |= gradient_errors("dp", world, 0) | weights_after_steps("dp", world, 0)
+    for world in (2, 3, 4):
+        if rank >= world:
+            continue
+        store = dist.FileStore(str(folder / f"store{world}"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        results |= gradient_errors("ddp", world, rank) | weights_after_steps("ddp", world, rank)
+        if world == 2:
+            results |= {"checks": checks(rank), "ablation": ablation(rank)}
+        dist.barrier()
+        gc.collect()
+        dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,43 @@
+"""Captures of `torch.profiler`: the steps asked for, complete files, replicas' threads included."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.errors import MachineError
+from launcher.records import ProfileOrder
+from launcher.worker.profile import capture
+from launcher.worker.strategies.cpu_parallel import CpuDataParallel
+
+
+def traced(path: Path, order: ProfileOrder) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    model = CpuDataParallel(nn.Linear(4, 4), 2)
+    capture(lambda: model(torch.ones(6, 4), (4, 2)).sum().backward(), order, path, all_threads=True)
+    with gzip.open(path) as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return events
+
+
+def test_a_trace_holds_the_steps_and_all_replicas(tmp_path: Path) -> None:
+    path = tmp_path / "variants" / "v" / "rank0.pt.trace.json.gz"
+    events = traced(path, ProfileOrder(2, shapes=True))
+    steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
+    linear = [event for event in events if event.get("name") == "aten::linear"]
+    assert steps == {"ProfilerStep#1", "ProfilerStep#2"}
+    assert len(linear) == 2 * 2
+    assert {tuple(event["args"]["Input Dims"][0]) for event in linear} == {(4, 4), (2, 4)}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_trace_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "taken" / "rank0.pt.trace.json.gz"
+    (tmp_path / "taken").write_text("a file, not a folder")
+    with pytest.raises(MachineError, match="can't write the trace"):
+        traced(path, ProfileOrder(1))
+    assert (tmp_path / "taken").read_text() == "a file, not a folder"

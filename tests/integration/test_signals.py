@@ -1,0 +1,110 @@
+"""Whatever kills the command, or a part of it: nothing stays behind."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.run.proctree import descendants
+
+FRONT = Path(__file__).parent / "process_front.py"
+BODIES = ("hold_the_gil", "leave_grandchild", "ignore_sigterm", "sleep_for_ever")
+AllGone = Callable[[list[int]], list[int]]
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command with four ranks: one in C with the GIL, one with a runaway grandchild, one that is deaf."""
+    argv = [sys.executable, str(FRONT), str(tmp_path), *BODIES]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.glob("ready*"))) < len(BODIES):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process
+
+
+def family(front: subprocess.Popen[str], folder: Path) -> list[int]:
+    """Supervisor, server, ranks and the runaway grandchild."""
+    pids = descendants(front.pid)
+    assert int((folder / "grandchild1").read_text()) in pids
+    assert len(pids) == 2 + len(BODIES) + 1
+    return pids
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything_in_order(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, number: int
+) -> None:
+    pids = family(front, tmp_path)
+    front.send_signal(number)
+    assert all_gone([front.pid, *pids]) == []
+    assert front.wait() == 130
+    assert front.stderr is not None
+    assert front.stderr.read().startswith("interrupted by ")
+
+
+def test_a_killed_command_takes_everything_with_it(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+) -> None:
+    pids = family(front, tmp_path)
+    front.kill()
+    assert all_gone([front.pid, *pids]) == []
+
+
+@pytest.mark.parametrize(("victim", "words"), [(0, "server"), (1, "server")])
+def test_a_killed_helper_ends_the_run_with_a_word(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, victim: int, words: str
+) -> None:
+    """Supervisor, then server: `descendants` lists parents first."""
+    pids = family(front, tmp_path)
+    Path(f"/proc/{pids[victim]}/stat").read_text()
+    subprocess.run(["kill", "-KILL", str(pids[victim])], check=True)
+    assert all_gone([front.pid, *pids]) == []
+    assert front.wait() == 3
+    assert front.stderr is not None
+    assert words in front.stderr.read()
+
+
+def test_command_and_supervisor_killed_at_once(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+) -> None:
+    """The ranks go by their own net; only a grandchild that ran away needs one of the two."""
+    pids = family(front, tmp_path)
+    runaway = int((tmp_path / "grandchild1").read_text())
+    subprocess.run(["kill", "-KILL", str(front.pid), str(pids[0])], check=True)
+    assert all_gone([front.pid, *(pid for pid in pids if pid != runaway)]) == []
+    subprocess.run(["kill", "-KILL", str(runaway)], check=False)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path, all_gone: AllGone) -> None:
+    """The grace of this command is an hour: only the second signal can end it."""
+    code = f"import sys; sys.path.insert(0, {str(FRONT.parent)!r}); import process_front as front; " + (
+        "front.GRACE_S = 3600.0; sys.exit(front.main(sys.argv[1], ['ignore_sigterm']))"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as front:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ready0").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        pids = descendants(front.pid)
+        front.send_signal(signal.SIGINT)
+        while _pending_or_unhandled(front.pid):
+            time.sleep(0.01)
+        front.send_signal(signal.SIGINT)
+        assert all_gone([front.pid, *pids]) == []
+        assert front.wait() == 130
+
+
+def _pending_or_unhandled(pid: int) -> bool:
+    """Whether a signal still waits to be delivered (SigPnd, ShdPnd of /proc/PID/status)."""
+    fields = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    return any(int(fields[key], 16) for key in ("SigPnd", "ShdPnd"))

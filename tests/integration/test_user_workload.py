@@ -1,0 +1,183 @@
+"""A user's own model is found and run; each mistake in it is told with file, line, expected and got."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
+
+from launcher.errors import VariantError
+from launcher.records import LaunchOrder, VariantOrder
+from launcher.worker.load import load_workload
+from launcher.worker.step import NoClock
+from launcher.worker.trainer import Trainer
+from launcher.worker.user_error import UserError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model.py"
+GOOD = """\
+import torch
+from torch import nn
+from workloads import Workload
+class Model(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)
+def batch(size, generator):
+    x = torch.randn(size, 4, generator=generator)
+    return x, x[:, :2]
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+def build(width: int = 2):
+    return Workload(Model(4, width), batch, loss)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchOrder:
+    return LaunchOrder(
+        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
+        devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
+        variants=(VariantOrder("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+    )  # fmt: skip
+
+
+def start(
+    source: str, folder: Path, name: str = "train.py:build", device: str = "cpu", **params: Any
+) -> None:
+    """Everything that a worker does before it measures, and one step."""
+    (folder / "train.py").write_text(source)
+    launch = order(device=device)
+    trainer = Trainer(load_workload(name, params, folder), launch, 0)
+    trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    launch = order("dp", split=(5, 3))
+    trainer = Trainer(load_workload("own_model.py:build", {"width": 8}, EXAMPLE.parent), launch, 0)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
+    assert not any(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
+
+
+def test_any_object_with_the_attributes_will_do(tmp_path: Path) -> None:
+    source = GOOD.replace("return Workload(Model(4, width), batch, loss)", "return Plain()")
+    start(source + "class Plain:\n    model = Model(4, 2)\n    batch = staticmethod(batch)\n"
+          "    loss = staticmethod(loss)\n", tmp_path)  # fmt: skip
+
+
+def test_a_users_files_hide_no_installed_module(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(GOOD)
+    (tmp_path / "helper.py").write_text("width = 2\n")
+    load_workload("json.py:build", {}, tmp_path)
+    assert sys.modules["json"].__file__ != str(tmp_path / "json.py")
+    assert sys.path[-1] == str(tmp_path)
+    start("import helper\n" + GOOD, tmp_path)
+
+
+def test_a_full_module_name_works(tmp_path: Path) -> None:
+    package = tmp_path / "their_package"
+    package.mkdir()
+    (package / "models.py").write_text(GOOD)
+    assert load_workload("their_package.models:build", {}, tmp_path).reduction == "mean"
+
+
+# ruff: noqa: E501 (a table is read by its columns)
+# name: (what to replace, by what, line, expected, got)
+MISTAKES = {
+    "exception in build": ("    return Workload(", "    {}['depth']\n    return Workload(", 13, "a Workload", "KeyError: 'depth'"),
+    "exit in build": ("    return Workload(", "    raise SystemExit(2)\n    return Workload(", 13, "a Workload", "SystemExit: 2"),
+    "exception on import": ("def batch", "1 / 0\ndef batch", 7, "imports without", "ZeroDivisionError"),
+    "syntax": ("def batch(", "def batch((", 7, "imports without", "SyntaxError"),
+    "missing import": ("import torch\n", "import torch, not_there\n", 1, "imports without", "not_there"),
+    "missing name": ("def build(", "def buid(", 1, "a function build(...)", "did you mean buid?"),
+    "build returns nothing": ("    return Workload(", "    Workload(", 12, "torch.nn.Module", "build returned nothing"),
+    "not a module": ("Workload(Model(4, width)", "Workload((4, width)", 12, "torch.nn.Module", "tuple (4, 2)"),
+    "no parameters": ("Workload(Model(4, width)", "Workload(nn.ReLU()", 12, "requires a gradient", "ReLU"),
+    "loss not callable": ("batch, loss)", "batch, 'mse')", 12, "loss(outputs, targets)", "str 'mse'"),
+    "no batch": ("batch, loss)", "None, loss)", 12, "batch(size, generator)", "NoneType"),
+    "reduction": ("batch, loss)", "batch, loss, reduction='max')", 12, "'mean' or 'sum'", "'max'"),
+    "workers": ("batch, loss)", "batch, loss, num_workers=-1)", 12, "at least 0", "-1"),
+    "batch of wrong size": ("torch.randn(size,", "torch.randn(64,", 7, "2 samples", "64 rows"),
+    "batch of unequal parts": ("x[:, :2]", "x[1:, :2]", 7, "2 samples", "targets with 1 rows"),
+    "batch is no pair": ("return x, x[:, :2]", "return x", 7, "(inputs, targets)", "a Tensor"),
+    "batch without tensors": ("return x, x[:, :2]", "return 'x', x", 7, "2 samples", "no rows"),
+    "batch elsewhere": ("return x, x[:, :2]", "return x.to('meta'), x", 7, "tensors on cpu", "inputs on meta"),
+    "exception in batch": ("    return x,", "    size.rows\n    return x,", 9, "(inputs, targets)", "AttributeError"),
+    "exception in forward": ("        return super", "        x.rows\n        return super", 6, "all tensors on cpu", "rows"),
+    "shapes don't fit": ("torch.randn(size, 4,", "torch.randn(size, 5,", 6, "shape (2, 5)", "RuntimeError"),
+    "output elsewhere": ("super().forward(x)", "super().forward(x).to('meta')", 4, "tensors on cpu", "meta"),
+    "loss no scalar": (".square().mean()", ".square()", 10, "shape ()", "shape (2, 2)"),
+    "loss no tensor": (".square().mean()", ".square().mean().item()", 10, "shape ()", "a float"),
+    "loss elsewhere": (".square().mean()", ".square().mean().to('meta')", 10, "tensors on cpu", "meta"),
+    "loss detached": (".square().mean()", ".square().mean().detach()", 10, "backward()", "without a gradient"),
+    "exception in loss": ("    return (outputs", "    outputs.rows\n    return (outputs", 11, "scalar", "AttributeError"),
+    "exception in optimizer": ("batch, loss)", "batch, loss, optimizer=lambda p: p.rows)", 13, "Optimizer", "AttributeError"),
+    "exception in count": ("batch, loss)", "batch, loss, count=lambda t: t.rows)", 13, "valid targets", "AttributeError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_give_file_line_expected_and_got(mistake: str, tmp_path: Path) -> None:
+    old, new, line, expected, got = MISTAKES[mistake]
+    source = GOOD.replace(old, new)
+    assert source != GOOD
+    with pytest.raises(UserError) as caught:
+        start(source, tmp_path)
+    error, text = caught.value, str(caught.value)
+    assert text.startswith(f"{tmp_path}/train.py:{line}: ")
+    assert expected in error.expected
+    assert got in error.got
+    assert f"    expected: {error.expected}\n    got:      {error.got}" in text
+    assert "/launcher/" not in text
+    assert "/torch/" not in text
+    assert isinstance(error, VariantError)
+    assert error.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "got"),
+    [
+        ("gtp", {}, "gtp"),
+        ("trian.py:build", {}, "did you mean train.py?"),
+        ("not_there.models:build", {}, "No module named"),
+        ("train.py:build", {"widht": 3}, "did you mean width?"),
+        ("train.py:batch", {"size": 3}, "size"),
+    ],
+)
+def test_wrong_names_and_params(name: str, params: dict[str, Any], got: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        start(GOOD, tmp_path, name, **params)
+    assert got in caught.value.got
+
+
+def test_model_tensors_left_on_another_device(tmp_path: Path) -> None:
+    """A constant that is no buffer stays where it was when the model moves; `meta` stands in for a GPU."""
+    source = GOOD.replace("return super().forward(x)", "return super().forward(x) + torch.ones(2)")
+    with pytest.raises(UserError) as caught:
+        start(source, tmp_path, device="meta")
+    assert str(caught.value).startswith(f"{tmp_path}/train.py:6: ")
+    assert "all tensors on meta like the model" in caught.value.expected
+
+
+def test_running_out_of_memory_is_nobodys_mistake(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        start(GOOD.replace("    return Workload(", "    raise MemoryError\n    return Workload("), tmp_path)
+
+
+def test_listing_the_builtins_imports_no_torch() -> None:
+    program = dedent("""
+        import sys, workloads, workloads.registry as registry
+        assert set(registry.BUILTINS) == {"gpt", "mlp", "sleep"}
+        assert "torch" not in sys.modules
+    """)
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,149 @@
+"""Who is to blame: by made-up exits and records."""
+
+import signal
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.records import FailureRecord
+from launcher.run.blame import Exit, explain, root_cause
+
+S = 1_000_000_000
+
+
+def ended(rank: int, returncode: int, time_s: float, *sent: int, oom: bool = False) -> Exit:
+    return Exit(rank, 1000 + rank, returncode, int(time_s * S), sent, oom)
+
+
+def record(rank: int, time_s: float, *, secondary: bool = False, kind: str = "exception") -> FailureRecord:
+    text = "Connection closed by peer" if secondary else "boom"
+    return FailureRecord(
+        time_ns=int(time_s * S),
+        rank=rank,
+        variant="ddp-2-even",
+        stage="round",
+        kind=kind,  # type: ignore[arg-type]
+        type="RuntimeError" if secondary else "ValueError",
+        message=text,
+        traceback=f"Traceback (most recent call last):\n{text}\n",
+        secondary=secondary,
+    )
+
+
+def test_the_earliest_exception_is_the_cause() -> None:
+    failure = root_cause([ended(0, 1, 11.0), ended(1, 1, 10.9)], [record(0, 10.0), record(1, 10.5)], None)
+    assert (failure.rank, failure.kind, failure.victims) == (0, "exception", (1,))
+    assert failure.headline == "rank 0 raised ValueError: boom"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
+def test_a_killed_rank_is_reaped_after_its_peers_complained(number: int) -> None:
+    """The peer's words are not among those that we know; still the dead rank began."""
+    failure = root_cause([ended(0, 1, 10.1), ended(1, -number, 10.2)], [record(0, 10.0)], None)
+    assert (failure.rank, failure.kind) == (1, "signal")
+    assert signal.Signals(number).name in failure.headline
+
+
+def test_an_abort_by_a_watchdog_is_no_cause_when_a_peer_was_earlier() -> None:
+    failure = root_cause([ended(0, -signal.SIGABRT, 10.2), ended(1, 1, 10.3)], [record(1, 10.0)], None)
+    assert failure.rank == 1
+
+
+def test_a_lost_peer_never_beats_a_cause_however_early() -> None:
+    exits = [ended(0, 1, 9.0), ended(1, 1, 20.0)]
+    failure = root_cause(exits, [record(0, 8.0, secondary=True), record(1, 19.0)], None)
+    assert failure.rank == 1
+
+
+def test_ranks_that_we_stopped_are_victims() -> None:
+    stopped = ended(0, -signal.SIGKILL, 5.1, signal.SIGTERM, signal.SIGKILL)
+    failure = root_cause([stopped, ended(1, 3, 5.0)], [], 5 * S + S // 20)
+    assert (failure.rank, failure.kind, failure.victims) == (1, "exit", (0,))
+    assert "exit code 3" in failure.headline
+
+
+def test_a_kill_that_was_not_ours_is_a_cause_even_after_we_began_to_stop() -> None:
+    """Its memory took a second to be freed; meanwhile a peer's failure had started the stop."""
+    exits = [ended(0, 1, 5.0), ended(1, -signal.SIGKILL, 6.0, signal.SIGTERM)]
+    failure = root_cause(exits, [record(0, 5.0, secondary=True)], int(5.5 * S))
+    assert (failure.rank, failure.kind) == (1, "signal")
+
+
+def test_the_oom_killer_is_named() -> None:
+    failure = root_cause([ended(0, -9, 5.0, oom=True)], [], None)
+    assert failure.kind == "oom"
+    assert "OOM killer" in explain(failure, "", "x.log")
+
+
+def test_a_rank_that_left_early_is_named() -> None:
+    exits = [ended(0, 1, 5.2), ended(1, 0, 5.0), ended(2, -15, 6.0, 15)]
+    failure = root_cause(exits, [record(0, 5.1, secondary=True)], 6 * S)
+    assert (failure.rank, failure.kind, failure.victims) == (1, "early_exit", (0, 2))
+    assert failure.headline == "rank 1 ended with exit code 0: ranks 0, 2 still waited for it"
+
+
+def test_a_rank_that_left_in_order_is_not_to_blame_for_an_exception() -> None:
+    failure = root_cause([ended(0, 0, 5.0), ended(1, 1, 6.0)], [record(1, 5.9)], None)
+    assert failure.rank == 1
+
+
+def test_without_a_cause_the_report_says_so() -> None:
+    records = [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)]
+    failure = root_cause([ended(0, 1, 5.1), ended(1, 1, 5.2)], records, None)
+    assert (failure.rank, failure.secondary) == (1, True)
+    assert "no rank left word of the cause" in explain(failure, "", "x.log")
+
+
+def test_what_a_stop_provoked_is_no_cause() -> None:
+    exits = [ended(0, 1, 7.0, signal.SIGTERM), ended(1, 3, 5.0)]
+    assert root_cause(exits, [record(0, 6.0)], int(5.5 * S)).rank == 1
+
+
+def test_nothing_to_explain() -> None:
+    with pytest.raises(ValueError, match="no rank"):
+        root_cause([], [], None)
+
+
+def test_the_explanation_shows_everything_once() -> None:
+    failure = root_cause([ended(2, 1, 5.0)], [record(2, 4.9)], None)
+    text = explain(failure, f"step 1\nstep 2\n{failure.traceback}", "runs/x/rank2.log")
+    assert text.count("Traceback") == 1
+    assert "step 2" in text
+    assert text.endswith("log: runs/x/rank2.log")
+    assert "during round of ddp-2-even" in text
+
+
+def test_a_users_mistake_is_shown_whole_and_once() -> None:
+    words = "train.py:3: the loss is no scalar\n    expected: one number\n    got:      shape (4,)"
+    mistake = replace(record(0, 4.9, kind="user"), message=words, traceback="")
+    failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
+    text = explain(failure, f"step 1\n{words}\n", "x.log")
+    assert failure.headline == "rank 0 found a mistake in the workload: train.py:3: the loss is no scalar"
+    assert text.count("expected: one number") == 1
+    assert "step 1" in text
+
+
+RECORD = st.builds(
+    record,
+    st.integers(0, 3),
+    st.floats(1, 9),
+    secondary=st.booleans(),
+    kind=st.sampled_from(["exception", "oom"]),
+)
+EXIT = st.builds(ended, st.integers(0, 3), st.sampled_from([0, 1, 3, -6, -9, -11, -15]), st.floats(1, 9))
+
+
+@given(st.lists(EXIT, min_size=1, max_size=4, unique_by=lambda e: e.rank), st.lists(RECORD, max_size=4))
+def test_the_order_of_the_evidence_does_not_matter(exits: list[Exit], records: list[FailureRecord]) -> None:
+    unique = list({r.rank: r for r in records}.values())
+    failures = {root_cause(order, unique[::-1], None) for order in permutations(exits)}
+    assert len(failures) == 1
+    (failure,) = failures
+    assert failure.rank not in failure.victims
+    primary = [r for r in unique if not r.secondary]
+    if primary:
+        assert not failure.secondary
+    assert explain(failure, "log", "path")
