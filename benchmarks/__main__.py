@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("startup", "launch", "overhead", "sweep", "statistics", "reliability")
+NAMES = ("startup", "launch", "overhead", "sweep", "accuracy", "statistics", "reliability")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:

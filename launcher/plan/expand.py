@@ -83,28 +83,6 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     if min(split.samples) < wanted.accumulate:
         fewest = plural(min(split.samples), "sample")
         raise SpecError(f"a device with {fewest} can't make {wanted.accumulate} micro-batches")
-    besides = {"params", "seed"} | ({"split"} if wanted.strategy == "single" else set())
-    return {key: value for key, value in wanted.stated.items() if key not in besides}
-
-
-def _distinct(left_out: list[LeftOut]) -> list[LeftOut]:
-    return [item for position, item in enumerate(left_out) if item not in left_out[:position]]
-
-
-def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
-    """The variant, still without an id.
-
-    Raises:
-        SpecError: there can't be such a variant; the message is the reason.
-    """
-    split = _split(wanted, len(devices))
-    if wanted.precision == "tf32" and not is_cuda(devices):
-        raise SpecError("tf32 is a mode of NVIDIA GPUs")
-    if min(split.samples) < wanted.accumulate:
-        fewest = min(split.samples)
-        raise SpecError(
-            f"a device with {fewest} samples can't cut them into {wanted.accumulate} micro-batches"
-        )
     besides = {
         key: wanted.stated[key] for key in wanted.stated if key not in ("strategy", "device_count", "split")
     }
@@ -164,8 +142,8 @@ def _chunk_notes(candidates: list[Candidate]) -> list[str]:
         chunks = len(candidate.variant.devices)
         for wanted in candidate.origins:
             if chunks < wanted.device_count:
-                text = f"{wanted.global_batch} over {wanted.device_count} devices gives {plural(chunks, 'chunk')}: "
-                notes[text + f"runs on {chunks}"] = None
+                cut = f"{wanted.global_batch} over {wanted.device_count} devices"
+                notes[f"{cut} gives {plural(chunks, 'chunk')}: runs on {chunks}"] = None
     return list(notes)
 
 

@@ -38,6 +38,8 @@ LAST_WORDS_S = 0.5
 LEFT_BEHIND_S = 8.0
 """How long a rank may outlive another one that ended well; they all end within milliseconds."""
 POLL_S = 0.1
+STACKS_S = 0.3
+"""How long the ranks of a launch that timed out may take to write their stacks into their logs."""
 EX_IOERR = 74
 
 OnEvent = Callable[[Launch, int, Event | None], None]
@@ -120,6 +122,9 @@ class Session:
         exits += self.pool.poll(0)
         variant = tail.last.variant if tail.last else None
         if timeout_s is not None:
+            self.on_failure(
+                f"{variant or launch.id} took longer than {timeout_s:g} s; where: {self.run.log(name, 0)}"
+            )
             return Ended(timeout_s=timeout_s, variant=variant)
         if finished_variants(self.run, launch) >= set(variants):
             return Ended()
@@ -175,7 +180,8 @@ class Session:
                 self.on_event(launch, position, event)
             spent_s = tail.spent_s(time.time_ns()) if tail.last else time.monotonic() - started
             if spent_s > self.spec.timeout_s:
-                return exits, self.spec.timeout_s
+                self.pool.dump_stacks()
+                return exits + self.pool.poll(STACKS_S), self.spec.timeout_s
             if deadline is None and exits:
                 failed = any(exit_.returncode != 0 for exit_ in exits)
                 deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)

@@ -39,10 +39,14 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 """What was expected, by pydantic's name of the error."""
 
 
-def explain(error: ValidationError, source: Source) -> list[Problem]:
-    """All mistakes that `error` holds, except those that `source` has reported already."""
-    details = error.errors(include_url=False)
-    return [_explain(detail, source) for detail in details if not _is_noise(detail, source)]
+def explain(error: ValidationError, source: Source, most: int) -> tuple[list[Problem], int]:
+    """The mistakes that `error` holds, `most` at the most, and how many more there are.
+
+    Those that `source` has reported already are left out. Explaining takes a while (near misses are looked
+    for), so that a file of thousands of wrong keys must not be explained in full.
+    """
+    details = [item for item in error.errors(include_url=False) if not _is_noise(item, source)]
+    return [_explain(detail, source) for detail in details[:most]], max(0, len(details) - most)
 
 
 def _is_noise(detail: ErrorDetails, source: Source) -> bool:
@@ -51,8 +55,8 @@ def _is_noise(detail: ErrorDetails, source: Source) -> bool:
         return detail["type"] != "extra_forbidden"  # the key is wrong as well
     if detail["type"] == "too_short" and value:
         return True  # the items are wrong, and are reported themselves
-    is_program = {"script", "module"} & set(source.root.value)
-    return bool(is_program) and detail["type"] == "missing" and detail["loc"] == ("workload",)
+    is_program = any(key in source.root.value for key in ("script", "module"))
+    return is_program and detail["type"] == "missing" and detail["loc"] == ("workload",)
 
 
 def _explain(detail: ErrorDetails, source: Source) -> Problem:

@@ -12,10 +12,8 @@ from launcher.spec.explain import explain
 from launcher.spec.model import JobSpec
 from launcher.spec.rules import find_conflicts
 from launcher.spec.source import Source, override_source, read_source
-from launcher.spec.tree import Node
+from launcher.spec.tree import MAX_PROBLEMS, Node
 from launcher.spec.values import safe_name
-
-_MAX_PROBLEMS = 30
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -33,15 +31,13 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
         raise _all_of([*source.problems, source.problem((), message)], source)
-    problems = list(source.problems)
-    spec = None
     try:
         spec = JobSpec.model_validate(source.root.plain(), context=source)
     except ValidationError as error:
-        problems += explain(error, source)
-    if spec is not None:
-        problems += find_conflicts(spec, job_dir)
-    if spec is None or problems:
+        found, more = explain(error, source, MAX_PROBLEMS)
+        raise _all_of([*source.problems, *found], source, more) from None
+    problems = [*source.problems, *find_conflicts(spec, job_dir)]
+    if problems:
         raise _all_of(problems, source)
     return spec
 
@@ -53,12 +49,15 @@ def _with_name(source: Source, path: Path) -> Source:
     return replace(source, root=source.root.with_child("name", name))
 
 
-def _all_of(problems: list[Problem], source: Source) -> SpecError:
-    """In the order of the file, command-line options last; a flood is cut."""
+def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError:
+    """In the order of the file, command-line options last; a flood is cut.
+
+    Args:
+        more: mistakes that are not among `problems`.
+    """
     ordered = sorted(
         problems, key=lambda found: (found.file != source.file, found.line or 0, found.column or 0)
     )
-    if len(ordered) <= _MAX_PROBLEMS:
-        return SpecError(*ordered)
-    more = f"and {len(ordered) - _MAX_PROBLEMS:,} more mistakes"
-    return SpecError(*ordered[:_MAX_PROBLEMS], Problem(more, file=source.file))
+    more += max(0, len(ordered) - MAX_PROBLEMS)
+    rest = [Problem(f"and {more:,} more mistakes", file=source.file)] if more else []
+    return SpecError(*ordered[:MAX_PROBLEMS], *rest)

@@ -17,8 +17,12 @@ from launcher.spec.scalars import resolve_scalar
 MAX_DEPTH = 50
 """A job needs 4 levels; recursion over a tree this deep is safe."""
 
-MAX_NODES = 100_000
-"""Values in the file once all aliases are written out. A job has about 50."""
+MAX_NODES = 10_000
+"""Values in the file once all aliases are written out. A job has about 50; this many wrong ones are still
+refused within a second."""
+
+MAX_PROBLEMS = 30
+"""Mistakes that are shown; more of them have one cause."""
 
 Path = tuple[str | int, ...]
 """Keys and list positions from the top of the file to a value."""
@@ -134,7 +138,7 @@ def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[Node, list
     try:
         return composer.document(), composer.problems
     except yaml.YAMLError as error:
-        raise SpecError(*composer.problems, _syntax_problem(error, text, composer)) from error
+        raise SpecError(*composer.problems[:MAX_PROBLEMS], _syntax_problem(error, text, composer)) from error
 
 
 class _Composer:
@@ -264,7 +268,7 @@ class _Composer:
         self.problems.append(self.mark(event.start_mark).problem(f"the tag `{tag}` is not allowed", hint))
 
     def _stop(self, event: Any, message: str, hint: str | None = None) -> None:
-        raise SpecError(*self.problems, self.mark(event.start_mark).problem(message, hint))
+        raise SpecError(*self.problems[:MAX_PROBLEMS], self.mark(event.start_mark).problem(message, hint))
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str, composer: _Composer) -> Problem:

@@ -112,10 +112,7 @@ def _step_range(digest: Digest) -> str:
 
 
 def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceReport:
-    starts = [
-        digest.base_ns + digest.total.measure.start - matched.offsets[rank] for rank, digest in ranked.digests
-    ]
-    base_ns = min(starts) // 1000 * 1000
+    base_ns = min(_first_ns(digest) - matched.offsets[rank] for rank, digest in ranked.digests) // 1000 * 1000
     ranks = [rank for rank, _ in ranked.digests]
     return TraceReport(
         schema=1,
@@ -126,6 +123,10 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         collectives=tuple(_collective(each, matched, base_ns) for each in matched.collectives),
         stragglers=_stragglers(matched, ranks),
     )
+
+
+def _first_ns(digest: Digest) -> int:
+    return digest.base_ns + min(scope.measure.start for scope in (digest.total, *digest.steps))
 
 
 def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport, ...]:

@@ -8,7 +8,9 @@ from launcher.trace.analyse import analyse_paths
 from launcher.trace.model import Breakdown, TraceReport
 from tests.unit.trace_files import REAL, load, write
 
-pytestmark = pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+pytestmark = pytest.mark.skipif(
+    not REAL.is_dir(), reason="needs the folder of real traces beside the repository"
+)
 
 DLRM = {  # span, idle, compute, comm, comm ∩ compute, exposed comm, memcpy, wait
     0: (13009, 6419, 1034, 5798, 261, 5537, 19, 5581),
@@ -52,7 +54,9 @@ def assert_bars_add_up(report: TraceReport) -> None:
 def assert_is_dlrm(report: TraceReport) -> None:
     assert {rank.rank: (*figures(rank.total), rank.total.wait_us) for rank in report.ranks} == DLRM
     assert {rank.total.transfer_us for rank in report.ranks} == {217.0}
-    assert {row.rank: row.last_arrivals for row in report.stragglers} == dict(enumerate([0, 0, 0, 0, 1, 2, 0, 5]))
+    assert {row.rank: row.last_arrivals for row in report.stragglers} == dict(
+        enumerate([0, 0, 0, 0, 1, 2, 0, 5])
+    )
     assert report.stragglers[0].rank == 7
     caused_us = sum(row.wait_caused_us for row in report.stragglers)
     assert caused_us == sum(rank.total.wait_us or 0 for rank in report.ranks)
@@ -125,7 +129,9 @@ def test_collective_arguments_on_a100() -> None:
 
 def test_vit_on_h100() -> None:
     total = analyse_paths([REAL / "vit_H100"]).ranks[0].total
-    nanoseconds = [round(us * 1000) for us in (total.compute_us, total.memcpy_us, total.idle_us, total.span_us)]
+    nanoseconds = [
+        round(us * 1000) for us in (total.compute_us, total.memcpy_us, total.idle_us, total.span_us)
+    ]
     assert nanoseconds == [1220926, 4384, 6334534, 7559844]
     modules = {row.name: row for row in analyse_paths([REAL / "vit_H100"]).ranks[0].modules}
     assert modules["Linear_0"].device_us > 0
