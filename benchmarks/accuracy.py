@@ -21,8 +21,8 @@ def main() -> None:
     rows = [row(*case) for case in CASES]
     header = ["ranks", "split", "formula ms", "measured ms", "zero sleep ms", "error", "bound"]
     text = (
-        "The `sleep` workload under ddp: the longest α + β·b over ranks against the measured step less that of a zero "
-        "sleep on as many ranks; medians of 8 rounds.\n\n"
+        "The `sleep` workload under ddp: the longest α + β·b over ranks against the measured step "
+        "less that of a zero sleep on as many ranks; medians of 8 rounds.\n\n"
     )
     record("Accuracy", text + table(header, rows))
 

@@ -1,4 +1,4 @@
-"""What measuring costs: steps as gpurun runs them against a bare DDP loop, alternating in the same processes."""
+"""What measuring costs: steps as gpurun runs them against a bare DDP loop, in the same processes."""
 
 import json
 import random
@@ -35,9 +35,9 @@ def main() -> None:
             rows.append(row(workload, json.loads(out.read_text())))
     header = ["workload", "bare ms", "gpurun ms", "ratio", "95 % interval", "goal"]
     text = (
-        f"Step time of DDP on {RANKS} gloo ranks, global batch {GLOBAL_BATCH}: the trainer with clock and phases "
-        f"against a bare hand-written loop over the same model. {ROUNDS} rounds, each with a block of both in random "
-        "order; Hodges–Lehmann ratio with its exact Wilcoxon interval.\n\n"
+        f"Step time of DDP on {RANKS} gloo ranks, global batch {GLOBAL_BATCH}: the trainer with clock and "
+        f"phases against a bare hand-written loop over the same model. {ROUNDS} rounds, each with a block of "
+        "both in random order; Hodges–Lehmann ratio with its exact Wilcoxon interval.\n\n"
     )
     record("Cost of measuring", text + table(header, rows))
 

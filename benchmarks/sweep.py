@@ -1,8 +1,8 @@
 """A sweep of six splits: one gpurun command against six torchrun runs one after the other.
 
-"At equal precision of the answer": a torchrun run measures as many blocks of the same length as gpurun needed for that
-split. That flatters torchrun: its runs lie minutes apart and share no rounds, so its differences scatter more;
-both half-widths are printed.
+"At equal precision of the answer": a torchrun run measures as many blocks of the same length as gpurun
+needed for that split. That flatters torchrun: its runs lie minutes apart and share no rounds, so its
+differences scatter more; both half-widths are printed.
 """
 
 import json
@@ -86,9 +86,9 @@ def main(runs: int = 3) -> None:
     ]
     ratios = statistics.median(float(row[2]) for row in rows)
     text = (
-        "Six splits of a global batch of 32 over two CPU ranks, as many timed blocks per split on both sides. ± is the half "
-        "width of the difference to the even split, median over splits, at the same level; torchrun's as if its "
-        f"blocks were independent. Median ratio {ratios:.2f}, goal ≤ 0.4.\n\n"
+        "Six splits of a global batch of 32 over two CPU ranks, as many timed blocks per split on both sides. "
+        "± is the half width of the difference to the even split, median over splits, at the same level; "
+        f"torchrun's as if its blocks were independent. Median ratio {ratios:.2f}, goal ≤ 0.4.\n\n"
     )
     record("Sweep", text + table(header, rows))
 

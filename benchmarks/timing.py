@@ -52,7 +52,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def record(title: str, text: str) -> None:
     """Prints a benchmark's result, and replaces its section in `RESULTS.md`."""
-    cpu = next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "CPU")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "CPU")
     facts = (
         f"{datetime.date.today()}, {os.cpu_count()} × {cpu}, Python {platform.python_version()}, "
         f"torch {version('torch')}, load {os.getloadavg()[0]:.1f}"

@@ -1,5 +1,6 @@
 """The command line: parses, calls one function, prints, exits. Nothing else here prints or exits."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -283,6 +284,7 @@ def schema() -> None:
 
 def main() -> None:
     """Runs the command; users' mistakes become a message and an exit code, ours keep their traceback."""
+    gc.disable()  # imports make many objects and no garbage: looking for some is a tenth of the start-up
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:

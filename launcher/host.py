@@ -44,7 +44,8 @@ def inspect_machine(
         environ: where CUDA_VISIBLE_DEVICES is looked up.
         root: under which `proc` and `sys` are looked up.
     """
-    found = inspect_gpus(nvml or load_nvml(), environ.get("CUDA_VISIBLE_DEVICES"))
+    binding = nvml or (load_nvml() if _has_driver(root) else None)
+    found = inspect_gpus(binding, environ.get("CUDA_VISIBLE_DEVICES"))
     total, available = _memory_bytes(root)
     return Machine(
         hostname=platform.node(),
@@ -70,6 +71,11 @@ def host_record(machine: Machine) -> dict[str, Any]:
         "cpu_mhz": _cpu_mhz(Path("/")),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
+
+
+def _has_driver(root: Path) -> bool:
+    """Whether an NVIDIA driver is there at all (`dxg` under WSL); else NVML's binding needn't be loaded."""
+    return any((root / name).exists() for name in ("dev/nvidiactl", "proc/driver/nvidia", "dev/dxg"))
 
 
 def usable_cores(root: Path = Path("/")) -> int:

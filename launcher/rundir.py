@@ -1,87 +1,24 @@
-"""The run directory: one object owns every file name, and every write is atomic or append-only."""
+"""The run directory, read and written: every write is atomic or append-only."""
 
 import contextlib
 import errno
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from launcher.errors import MachineError
+from launcher.paths import RunPaths
 from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RunDir:
-    """Names and reads the files of one run; holds nothing but the path."""
-
-    path: Path
-
-    @property
-    def job(self) -> Path:
-        return self.path / "job.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def host(self) -> Path:
-        return self.path / "host.json"
-
-    @property
-    def spec(self) -> Path:
-        return self.path / "spec.json"
-
-    @property
-    def invocation(self) -> Path:
-        return self.path / "invocation.json"
-
-    @property
-    def comparison(self) -> Path:
-        return self.path / "comparison.json"
-
-    def launch(self, launch_id: str) -> Path:
-        return self.path / "launches" / launch_id
-
-    def order(self, launch_id: str) -> Path:
-        return self.launch(launch_id) / "launch.json"
-
-    def events(self, launch_id: str) -> Path:
-        return self.launch(launch_id) / "events.jsonl"
-
-    def launch_facts(self, launch_id: str) -> Path:
-        return self.launch(launch_id) / "facts.json"
-
-    def rendezvous(self, launch_id: str) -> Path:
-        return self.launch(launch_id) / "rendezvous"
-
-    def failure(self, launch_id: str, rank: int) -> Path:
-        return self.launch(launch_id) / "failures" / f"rank{rank}.json"
-
-    def log(self, launch_id: str, rank: int) -> Path:
-        return self.launch(launch_id) / "log" / f"rank{rank}.log"
-
-    def variant(self, variant_id: str) -> Path:
-        return self.path / "variants" / variant_id
-
-    def steps(self, variant_id: str, rank: int) -> Path:
-        return self.variant(variant_id) / f"rank{rank}.jsonl"
-
-    def trace(self, variant_id: str, rank: int) -> Path:
-        return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
-
-    def facts(self, variant_id: str) -> Path:
-        return self.variant(variant_id) / "facts.json"
-
-    def status(self, variant_id: str) -> Path:
-        return self.variant(variant_id) / "status.json"
+class RunDir(RunPaths):
+    """Reads the files of one run; holds nothing but the path."""
 
     def read_order(self, launch_id: str) -> LaunchOrder:
         return read_json(self.order(launch_id), LaunchOrder)

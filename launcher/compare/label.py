@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.compare.model import VariantResult
-from launcher.plan.model import Variant
+if TYPE_CHECKING:
+    from launcher.compare.model import VariantResult
+    from launcher.plan.model import Variant
 
 LONGEST_SPLIT = 16
 """Characters; a longer list of samples is written as runs."""
 
 
-def variant_label(variant: Variant | VariantResult) -> str:
+def variant_label(variant: "Variant | VariantResult") -> str:
     """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`."""
     split = () if variant.strategy == "single" else (split_text(variant.split),)
     return " ".join((variant.strategy, *split, *varied_texts(variant.varied)))

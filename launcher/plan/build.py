@@ -1,19 +1,18 @@
 """The whole run as data: launches in ABBA order, and every process of every launch."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from launcher.errors import SpecError
+from launcher.paths import RunPaths
 from launcher.plan.devices import MachineLike, gpu_index, is_cuda
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
-from launcher.rundir import RunDir
 from launcher.spec.model import JobSpec
 
 __all__ = ["Group", "build_plan", "estimate_s"]
@@ -24,7 +23,7 @@ LAUNCHES_TO_COMPARE = 6
 MAX_PROCESSES = 20_000
 """A run that starts more would take days; keeps a slip in the job file from filling the memory."""
 
-_HERE = RunDir(Path())
+_HERE = RunPaths(Path())
 """File names relative to the run directory."""
 
 
@@ -59,10 +58,10 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
-    members: dict[bytes, list[Variant]] = {}
+    members: dict[str, list[Variant]] = {}
     for variant in variants:
         shared = (variant.strategy, variant.devices, variant.precision, variant.params, variant.seed)
-        members.setdefault(msgspec.json.encode(shared, order="deterministic"), []).append(variant)
+        members.setdefault(json.dumps(shared, sort_keys=True), []).append(variant)
     firsts = [group[0] for group in members.values()]
     names = make_unique([group_id(first.strategy, len(first.devices), first.varied) for first in firsts])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))

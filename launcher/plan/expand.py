@@ -1,9 +1,8 @@
 """Combinations as variants: what cannot be is left out with its reason, what is the same work is merged."""
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
-
-import msgspec
 
 from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
@@ -113,17 +112,17 @@ def _split(wanted: Combination, num_devices: int) -> Split:
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
     """Combinations that come to the same work make one candidate, in the order of the first ones."""
-    merged: dict[bytes, Candidate] = {}
+    merged: dict[str, Candidate] = {}
     for wanted, variant in built:
         known = merged.setdefault(_work(variant), Candidate(variant, ()))
         merged[_work(variant)] = replace(known, origins=(*known.origins, wanted))
     return list(merged.values())
 
 
-def _work(variant: Variant) -> bytes:
+def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
     work = (variant.strategy, variant.devices, variant.split, variant.precision, variant.accumulate)
-    return msgspec.json.encode((*work, variant.params, variant.seed), order="deterministic")
+    return json.dumps((*work, variant.params, variant.seed), sort_keys=True)
 
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:

@@ -1,5 +1,6 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
+import gc
 import os
 import sys
 import time
@@ -46,6 +47,7 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
         SpecError: the job file or the command line is wrong.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
+    gc.enable()
     with interruptible(guard.kill_workers), WorkerPool(guard) as pool:
         given = invocation or read_invocation(resume or Path())
         spec = load_job(given.job_file, given.overrides)

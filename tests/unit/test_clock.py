@@ -1,4 +1,4 @@
-"""Clocks against fakes at the event API: what is read is what was recorded, and nothing waits before it is read."""
+"""Clocks against fakes at the event API: what is read was recorded, and nothing waits before it is read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from launcher.worker.clock import STEP_END, CpuClock, CudaClock, StepTiming, ste
 
 @dataclass
 class FakeGpu:
-    """A stream whose events happen at given times, and which is asked for them only after a synchronisation."""
+    """A stream whose events happen at given times, known only after a synchronisation."""
 
     times_ms: Iterator[float]
     synchronized: int = 0
