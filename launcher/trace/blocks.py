@@ -57,6 +57,7 @@ class TraceFile(Generic[Event]):
         self._many = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
         self._one = msgspec.json.Decoder(self.event_type)
         self._buffer = bytearray()
+        self._after_event = False
         self._offset = 0
 
     def blocks(self) -> Iterator[tuple[list[Event], bytes]]:
@@ -68,6 +69,7 @@ class TraceFile(Generic[Event]):
         head = self._read_head()
         while True:
             more = self._fill(BLOCK_BYTES)
+            self._pass_comma()
             if more:
                 block = self._guess()
                 if block is not None:
@@ -78,7 +80,8 @@ class TraceFile(Generic[Event]):
                 yield self._exact(scan)
             if scan.close is not None:
                 break
-            self._refuse_endless(more)
+            if not len(scan.ends):
+                self._grow()
         self._drop(scan.close - (int(scan.ends[-1]) if len(scan.ends) else 0), b",")
         self._read_header(head)
 
@@ -131,7 +134,7 @@ class TraceFile(Generic[Event]):
         except (msgspec.MsgspecError, UnicodeError):
             return None
         self._drop(ends[-1])
-        self._drop(self._buffer.index(b",") + 1)
+        self._after_event = True
         return events, text
 
     def _exact(self, scan: Scan) -> tuple[list[Event], bytes]:
@@ -142,8 +145,7 @@ class TraceFile(Generic[Event]):
         except (msgspec.MsgspecError, UnicodeError):
             events, text = self._one_by_one(scan)
         self._drop(end)
-        if scan.close is None:
-            self._drop_comma()
+        self._after_event = True
         return events, text
 
     def _array(self, end: int) -> bytes:
@@ -151,11 +153,16 @@ class TraceFile(Generic[Event]):
         with memoryview(self._buffer) as view:
             return b"".join((b"[", view[:end], b"]"))
 
-    def _drop_comma(self) -> None:
-        """Up to behind the comma after an event, if it has been read already."""
+    def _pass_comma(self) -> None:
+        """Goes on to the next event, behind the comma; that may come only with this block."""
         rest = self._buffer.lstrip(_SPACE)
+        if not self._after_event or not rest:
+            return
         if rest[:1] == b",":
             self._drop(len(self._buffer) - len(rest) + 1)
+            self._after_event = False
+        elif rest[:1] != b"]":
+            raise self._damaged(0, "something else than a comma between two events")
 
     def _one_by_one(self, scan: Scan) -> tuple[list[Event], bytes]:
         """The events of a block that doesn't decode as a whole, without those that are none."""
@@ -184,16 +191,17 @@ class TraceFile(Generic[Event]):
     def _damaged(self, position: int, reason: str) -> TraceError:
         return TraceError(f"{self.source.path}: damaged at byte {self._offset + position}: {reason}")
 
-    def _refuse_endless(self, more: bool) -> None:
-        end = self._offset + len(self._buffer)
-        if not more:
-            raise TraceError(
-                f"{self.source.path}: cut off at byte {end}: the list of events never ends; record it again"
-            )
+    def _grow(self) -> None:
+        """Reads on, since the buffer holds no complete event."""
         if len(self._buffer) >= MAX_PART_BYTES:
             raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
-        if not self._fill(len(self._buffer) + BLOCK_BYTES):
-            return
+        size = len(self._buffer)
+        self._fill(max(2 * size, BLOCK_BYTES))
+        if len(self._buffer) == size:
+            raise TraceError(
+                f"{self.source.path}: cut off at byte {self._offset + size}: "
+                "the list of events never ends; record it again"
+            )
 
     def _drop(self, count: int, allowed: bytes | None = None) -> None:
         if allowed is not None and self._buffer[:count].strip(_SPACE):

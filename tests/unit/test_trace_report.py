@@ -1,0 +1,153 @@
+"""What comes out: JSON, tables, the difference of two captures, one merged trace."""
+
+import json
+
+import msgspec
+import pytest
+
+from launcher.errors import MachineError
+from launcher.report.trace import render_trace, render_trace_diff
+from launcher.trace.analyse import analyse_paths
+from launcher.trace.diff import diff_traces
+from launcher.trace.merge import merge_traces
+from tests.unit.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
+
+RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+@pytest.fixture
+def capture(tmp_path):
+    """Two ranks, 20 ms apart by their clocks; the second comes 4 µs late."""
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    for rank, (late_us, ahead_us) in enumerate(((0, 0), (4, 20_000))):
+        events = [
+            {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
+            step(1, ahead_us, 60),
+            span("cpu_op", "aten::mm", ahead_us + 1, 3),
+            launch(ahead_us + 2, 1, 1),
+            {"ph": "s", "id": 1, "cat": "ac2g", "name": "ac2g", "pid": 10, "tid": 1, "ts": ahead_us + 2},
+            kernel("gemm <b>\x1b[31m", ahead_us + 10, 10, 1),
+            launch(ahead_us + 4, 1, 2),
+            kernel(RING, ahead_us + 30 + late_us, 20.125 - late_us, 2),
+            {"ph": "i", "name": "no time", "pid": "Spans"},
+        ]
+        write(
+            folder / f"r{rank}.json",
+            events,
+            baseTimeNanoseconds=1_700_000_000_000_000_000,
+            **rank_info(rank, 2),
+        )
+    return folder
+
+
+def test_json_has_the_fields_of_the_design(capture) -> None:
+    content = msgspec.json.decode(msgspec.json.encode(analyse_paths([capture])))
+    assert list(content) == [
+        "schema",
+        "base_time_ns",
+        "warnings",
+        "clock_offsets_us",
+        "ranks",
+        "collectives",
+        "stragglers",
+    ]
+    assert content["schema"] == 1
+    assert content["base_time_ns"] == 1_700_000_000_000_000_000
+    assert content["clock_offsets_us"] == {"0": 0.0, "1": 20_000.0}
+    rank = content["ranks"][0]
+    assert {"rank", "world_size", "device", "files", "total", "steps"} <= rank.keys()
+    names = "span compute comm comm_compute_overlap exposed_comm memcpy exposed_memcpy idle wait transfer"
+    fields = {f"{name}_us" for name in f"{names} exposed_wait exposed_transfer".split()}
+    assert fields <= rank["total"].keys()
+    assert fields | {"step", "idle_by_cause_us"} <= rank["steps"][0].keys()
+    assert rank["steps"][0]["idle_by_cause_us"].keys() == {"host", "comm_wait", "data", "other"}
+    (each,) = content["collectives"]
+    assert {"group", "seq", "kind", "bytes", "last_rank", "ranks"} <= each.keys()
+    assert each["ranks"] == [
+        {"rank": 0, "start_us": 30.0, "wait_us": 4.0, "transfer_us": 16.125},
+        {"rank": 1, "start_us": 34.0, "wait_us": 0.0, "transfer_us": 16.125},
+    ]
+    assert content["stragglers"][0] == {"rank": 1, "last_arrivals": 1, "wait_caused_us": 4.0}
+
+
+def test_tables_fit_and_hold_no_control_characters(capture) -> None:
+    for width in (60, 100, 160):
+        text = render_trace(analyse_paths([capture]), width)
+        assert max(map(len, text.splitlines())) <= width
+        assert not set(text) & set(map(chr, range(32))) - {"\n"}
+    assert "gemm <b>\N{REPLACEMENT CHARACTER}[31m" in text
+    assert "▇" in text
+
+
+def test_the_bar_is_as_long_as_it_should_be(capture) -> None:
+    text = render_trace(analyse_paths([capture]), 160)
+    bars = [line.split()[-1] for line in text.splitlines() if "▇" in line and "compute ▇" not in line]
+    assert bars
+    assert {len(bar) for bar in bars} == {20}
+
+
+def test_the_difference_of_two_captures(tmp_path) -> None:
+    def record(name: str, gemm_us: float, steps: int):
+        events = []
+        for number in range(steps):
+            begin = 1000 * number
+            events += [
+                step(number, begin, 500),
+                span("cpu_op", "aten::mm", begin, 50),
+                launch(begin + 1, 1, number + 1),
+            ]
+            events.append(kernel("gemm", begin + 10, gemm_us, number + 1))
+        return analyse_paths([write(tmp_path / name, events)])
+
+    a, b = record("a.json", 100, 2), record("b.json", 130, 4)
+    diff = diff_traces(a, b)
+    assert (diff.num_ranks, diff.num_steps) == ((1, 1), (2, 4))
+    assert [(each.name, each.a_us, each.b_us, each.change_us) for each in diff.kernels] == [
+        ("gemm", 100, 130, 30)
+    ]
+    assert diff.kernels[0].percent == pytest.approx(30)
+    assert diff.ops[0].name == "aten::mm"
+    classes = {each.name: each.change_us for each in diff.classes}
+    assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
+    assert "+30.0" in render_trace_diff(diff, 100)
+    assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
+
+
+def test_a_merged_trace_keeps_every_event_on_one_clock(capture, tmp_path) -> None:
+    out = tmp_path / "new" / "merged.json.gz"
+    merge_traces([capture], out)
+    events = load(out)["traceEvents"]
+    rings = [event for event in events if event["name"] == RING]
+    assert [(event["ts"], event["dur"]) for event in rings] == [(30.0, 20.125), (34.0, 16.125)]
+    assert len({event["pid"] for event in rings}) == 2
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["rank 0: python", "rank 1: python"]
+    links = [event for event in events if event.get("cat") == "collective"]
+    places = [(event["ph"], event["ts"], event["pid"], event["tid"]) for event in links]
+    assert places == [
+        (ph, ring["ts"], ring["pid"], ring["tid"]) for ph, ring in zip("sf", rings, strict=True)
+    ]
+    assert len({event["id"] for event in events if event.get("cat") == "ac2g"}) == 2
+    assert sum(event["name"] == "no time" for event in events) == 2
+    assert [path.name for path in out.parent.iterdir()] == ["merged.json.gz"]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+def test_a_real_capture_merged(tmp_path) -> None:
+    out = tmp_path / "merged.json"
+    merge_traces([REAL / "dlrm_8xV100"], out)
+    merged = json.loads(out.read_bytes())
+    single = sum(len(load(path)["traceEvents"]) for path in (REAL / "dlrm_8xV100").iterdir())
+    extra = [e for e in merged["traceEvents"] if e.get("cat") == "collective"]
+    assert len(extra) == 8 * 8
+    assert len(merged["traceEvents"]) - len(extra) > single
+    assert len({event["pid"] for event in merged["traceEvents"]}) > 8 * 2
+    kernels = [e for e in merged["traceEvents"] if e.get("cat") == "kernel" and e["pid"] // 10_000 == 7]
+    assert sum("nccl" in event["name"] for event in kernels) == 8
+
+
+def test_a_place_that_cannot_be_written(capture, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="can't write"):
+        merge_traces([capture], tmp_path / "file" / "merged.json")
