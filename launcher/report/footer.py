@@ -43,9 +43,8 @@ def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
     lines = []
     if noise.aa_percent is not None:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
-        lines.append(
-            f"Noise: the same split measured twice differs by {format_number(noise.aa_percent, 1)} %{interval}."
-        )
+        percent = format_number(noise.aa_percent, 1)
+        lines.append(f"Noise: the same split measured twice differs by {percent} %{interval}.")
     if noise.launch_scatter_percent is not None:
         lines.append(
             f"Launches of the baseline scatter by {noise.launch_scatter_percent:.1f} % (standard deviation)."
