@@ -2,10 +2,10 @@
 
     python benchmarks/trace_speed.py --source TRACE.json.gz [--mb 50 500 2000] [--hta-mb 500]
 
-makes traces of these sizes in a temporary folder by repeating the real events of TRACE (later in time, with step
-numbers and correlation ids of their own), analyses each in a fresh process, and prints a table in Markdown. HTA
-(0.5 or newer) is installed into an environment of its own in that folder and runs on the file of `--hta-mb`, its
-temporal and communication-overlap breakdowns, as its documentation shows them; `--hta-mb 0` leaves it out.
+makes traces of these sizes in a temporary folder by repeating the real events of TRACE (later in time, with
+step numbers and correlation ids of their own), analyses each in a fresh process, and prints a Markdown table.
+HTA (0.5 or newer) is installed into an environment of its own in that folder and runs on the file of
+`--hta-mb`: its temporal and communication-overlap breakdowns. `--hta-mb 0` leaves it out.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Result:
 
 def make_trace(source: Path, target: Path, num_bytes: int) -> None:
     """Writes a trace of `num_bytes` by repeating the events of `source`."""
-    trace = json.loads(gzip.open(source).read())
+    trace = json.loads(gzip.decompress(source.read_bytes()))
     events = trace.pop("traceEvents")
     spans = [event for event in events if event.get("ph") == "X"]
     first = min(event["ts"] for event in spans)

@@ -1,7 +1,6 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
 import gc
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
         plan = build_plan(spec, machine)
         run = resume_run(resume, plan) if resume else open_run(given, spec, plan, machine, out)
         tracker = Tracker(plan, estimate_s(plan, spec), run)
-        job_dir = given.job_file.parent
+        job_dir = given.job_file.absolute().parent
         with Progress(sys.stderr) as progress:
             session = Session(
                 plan=plan,
@@ -123,5 +122,5 @@ class Tracker:
 
 
 def invocation_of(job: Path | None, overrides: Sequence[str]) -> Invocation | None:
-    """The command line's job, with its absolute path: a run can be resumed from anywhere."""
-    return None if job is None else Invocation(Path(os.path.abspath(job)), tuple(overrides))
+    """The command line's job; `None` where it names none."""
+    return None if job is None else Invocation(job, tuple(overrides))

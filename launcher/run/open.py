@@ -20,7 +20,6 @@ class Invocation:
     """What the run was started with; `invocation.json`."""
 
     job_file: Path
-    """Absolute: the names in a job are relative to its folder, wherever the run directory is."""
     overrides: tuple[str, ...]
     """What `--set` said."""
 
@@ -39,7 +38,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
     write_json(run.plan, plan)
     write_json(run.spec, spec.resolved())
     write_json(run.host, host_record(machine))
-    write_json(run.invocation, {"job_file": str(invocation.job_file), "overrides": invocation.overrides})
+    write_json(run.invocation, {"job_file": str(invocation.job_file.absolute()), "overrides": invocation.overrides})
     copy_file(invocation.job_file, run.job)
     if out is None:
         write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
@@ -142,7 +141,7 @@ def read_invocation(path: Path) -> Invocation:
 
 @dataclass(frozen=True)
 class StoredInvocation:
-    """`Invocation` as JSON has it."""
+    """`Invocation` as JSON has it; the path is absolute, so that a run can be resumed from anywhere."""
 
     job_file: str
     overrides: tuple[str, ...]

@@ -28,6 +28,9 @@ from launcher.trace.model import (
 from launcher.trace.parallel import Read, read_all
 from launcher.trace.rank import RankView, rank_trace
 
+MAX_UNIX_NS = 1 << 63
+"""Times beyond it, the year 2262, are no unix times; only differences count then."""
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -116,7 +119,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
     ranks = [rank for rank, _ in ranked.digests]
     return TraceReport(
         schema=1,
-        base_time_ns=base_ns,
+        base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
         ranks=tuple(_rank(rank, digest, matched, base_ns) for rank, digest in ranked.digests),

@@ -28,6 +28,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
 _CONTROL_TO_SPACE = bytes([32] * 32) + bytes(range(32, 256))
 _SPACE = b" \t\r\n"
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 @dataclass
@@ -131,7 +132,7 @@ class TraceFile(Generic[Event]):
         text = self._array(ends[-1])
         try:
             events = self._many.decode(text)
-        except (msgspec.MsgspecError, UnicodeError):
+        except _UNREADABLE:
             return None
         self._drop(ends[-1])
         self._after_event = True
@@ -142,7 +143,7 @@ class TraceFile(Generic[Event]):
         text = self._array(end)
         try:
             events = self._many.decode(text)
-        except (msgspec.MsgspecError, UnicodeError):
+        except _UNREADABLE:
             events, text = self._one_by_one(scan)
         self._drop(end)
         self._after_event = True
@@ -175,7 +176,7 @@ class TraceFile(Generic[Event]):
                 texts.append(text)
             except msgspec.ValidationError as error:
                 self.skipped.add(self._offset + start, str(error))
-            except msgspec.DecodeError as error:
+            except _UNREADABLE as error:
                 raise self._damaged(start, str(error)) from error
         return events, b"[" + b",".join(texts) + b"]"
 
@@ -218,7 +219,7 @@ class TraceFile(Generic[Event]):
             head, tail = b'{"traceEvents":[', tail + b"}"
         try:
             header = msgspec.json.decode(_cleaned(head[:-1] + b"null" + tail))
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise self._damaged(1, f"the keys around the events: {error}") from error
         self.header = header
 

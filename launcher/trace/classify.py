@@ -89,7 +89,7 @@ SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"
 """Kinds that carry equal bytes on all ranks; an all-to-all may differ."""
 
 _HOST_NAMES = (
-    (HostKind.STEP, re.compile(r"ProfilerStep#\d+$")),
+    (HostKind.STEP, re.compile(r"ProfilerStep#\d{1,15}$")),
     (HostKind.DATA, re.compile(r"enumerate\(DataLoader\)#.*__next__$|enumerate\(DataPipe\)#|gpurun::data$")),
     (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),

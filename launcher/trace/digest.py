@@ -27,6 +27,9 @@ from launcher.trace.steps import (
 )
 from launcher.trace.tables import Mask, NameTime, compute_ops, kernel_times, op_times
 
+MAX_RANKS = 1 << 31
+"""What claims more is damaged."""
+
 
 @dataclass(frozen=True)
 class LaunchDelay:
@@ -228,7 +231,9 @@ class _CpuPicture:
 def _info(trace: Trace, key: str) -> int | None:
     info = trace.header.get("distributedInfo")
     value = info.get(key) if isinstance(info, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < MAX_RANKS else None
 
 
 def _device(trace: Trace, on_gpu: bool) -> str:

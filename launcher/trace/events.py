@@ -76,12 +76,11 @@ class TimeText(msgspec.Struct, gc=False, frozen=True):
 _TIME_TEXTS = msgspec.json.Decoder(list[TimeText])
 
 
-def needs_text(times_us: Sequence[int | float | None]) -> bool:
+def needs_text(times_us: Sequence[int | float]) -> bool:
     """Whether a double has lost nanoseconds that the text may have: large absolute times with a fraction."""
-    times = [time for time in times_us if time is not None]
-    if not times or max(max(times), -min(times)) < EXACT_BELOW_US:
+    if not times_us or max(max(times_us), -min(times_us)) < EXACT_BELOW_US:
         return False
-    return any(type(time) is float and abs(time) >= EXACT_BELOW_US for time in times)
+    return any(type(time) is float and abs(time) >= EXACT_BELOW_US for time in times_us)
 
 
 def time_texts(block: bytes) -> list[tuple[int | None, int | None]]:

@@ -169,7 +169,7 @@ class TraceReport:
 
     schema: int
     base_time_ns: int
-    """Unix time, where the traces have it."""
+    """Unix time, where the traces have it; 0 where their times can be none."""
     warnings: tuple[str, ...]
     clock_offsets_us: Mapping[str, float]
     """By how much each rank's clock is ahead of the lowest rank's; already taken out of all start times."""

@@ -42,6 +42,9 @@ from launcher.trace.events import (
 from launcher.trace.intervals import Int64
 from launcher.trace.source import open_source
 
+MAX_BYTES = 1 << 53
+"""No collective moves more; what claims to is damaged."""
+
 Times = dict[int, tuple[int | None, int | None]]
 
 
@@ -127,7 +130,8 @@ class Reader:
                 groups[event.cat].append(event)
         if self.base_us is None:
             self.base_us = next((int(group[0].ts or 0) for group in groups.values()), None)
-        times = self._texts(events, block) if needs_text([event.ts for event in events]) else None
+        times_us = [event.ts for event in events if event.ts is not None]
+        times = self._texts(events, block) if needs_text(times_us) else None
         for category, group in groups.items():
             self._add_group(category, group, times)
 
@@ -291,9 +295,10 @@ def _comm_facts(name: str, args: Arguments) -> CommFacts:
     kind = collective_kind(str(args.collective)) if args.collective is not None else collective_kind(name)
     elements = max(args.in_elements or 0, args.out_elements or 0)
     size = dtype_bytes(str(args.dtype))
+    num_bytes = -1 if size is None else elements * size
     return CommFacts(
         kind=kind,
-        num_bytes=elements * size if size is not None and args.in_elements is not None else None,
+        num_bytes=num_bytes if args.in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
         group=None if args.group is None else str(args.group),
         group_size=args.group_size,
         sequence=args.sequence,
@@ -304,7 +309,7 @@ def _tensor_bytes(args: Arguments) -> int | None:
     """Bytes of all tensors among the arguments of an operator."""
     try:
         shapes, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if not isinstance(shapes, list) or not isinstance(types, list):
         return None
@@ -312,7 +317,7 @@ def _tensor_bytes(args: Arguments) -> int | None:
     for shape, dtype in zip(shapes, types, strict=False):
         size = dtype_bytes(str(dtype))
         total += _elements(shape) * size if size is not None and shape else 0
-    return total or None
+    return total if 0 < total < MAX_BYTES else None
 
 
 def _elements(shape: Any) -> int:

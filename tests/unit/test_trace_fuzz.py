@@ -49,8 +49,9 @@ def test_damaged_files_never_end_in_a_traceback(tmp_path, monkeypatch, name: str
     try:
         report = analyse_paths([tmp_path])
     except GpurunError as error:
-        assert "rank0.json" in str(error)
-        assert "byte" in str(error)
+        problem = str(error)
     else:
+        problem = None
         assert render_trace(report, 100)
         assert msgspec.json.decode(msgspec.json.encode(report))["schema"] == 1
+    assert problem is None or ("rank0.json" in problem and "byte" in problem)

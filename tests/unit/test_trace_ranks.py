@@ -29,7 +29,7 @@ def write_rank(folder, rank: int, events: list[Event], world_size: int = 2) -> N
 
 
 def test_transfer_is_the_shortest_stay_and_the_rest_is_waiting(tmp_path) -> None:
-    # Rank 1 comes 6 µs late; both leave together after 4 µs of transfer. Rank 0 computes during 3 µs of its wait.
+    # Rank 1 comes 6 µs late; both leave after 4 µs of transfer. Rank 0 computes during 3 µs of its wait.
     write_rank(tmp_path, 0, [kernel("gemm", 0, 13), *collective(RING, 10, 10, 1, **sized(1000))])
     write_rank(tmp_path, 1, [kernel("gemm", 0, 16), *collective(RING, 16, 4, 1, **sized(1000))])
     report = analyse_paths([tmp_path])

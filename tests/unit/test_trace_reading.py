@@ -108,6 +108,7 @@ def test_absolute_times_keep_their_nanoseconds(tmp_path, base_us: int) -> None:
     total = analyse_paths([path]).ranks[0].total
     assert round(total.span_us * 1000) == 9999
     assert round(total.compute_us * 1000) == 1500 + 1 + 1000
+    assert msgspec.json.encode(analyse_paths([path]))
 
 
 def test_whole_microseconds_beyond_doubles(tmp_path) -> None:
@@ -239,6 +240,19 @@ def test_numbers_that_json_does_not_have(tmp_path) -> None:
     path = tmp_path / "t.json"
     path.write_text(text.replace('"NAN"', "-nan"))
     assert analyse_paths([path]).ranks[0].total.compute_us == 3
+
+
+def test_absurd_numbers_and_depths(tmp_path) -> None:
+    sized = {"In msg nelems": 1 << 62, "dtype": "Double"}
+    events = [kernel("ncclDevKernel_AllReduce", 1, 2, **sized), step(10**14, 0, 5)]
+    events.append({**step(1, 0, 5), "name": "ProfilerStep#" + "9" * 5000})
+    report = analyse_paths([write(tmp_path / "t.json", events, distributedInfo={"rank": 1 << 62})])
+    assert msgspec.json.encode(report)
+    assert (report.ranks[0].rank, report.collectives[0].bytes) == (0, None)
+    deep = "[" * 100_000 + "]" * 100_000
+    for text in ('{"traceEvents": [{"ph": "X", "args": {"x": %s}}]}', '{"x": %s, "traceEvents": []}'):
+        (tmp_path / "deep.json").write_text(text % deep)
+        assert "damaged at byte" in message(tmp_path / "deep.json")
 
 
 def test_broken_text_in_names(tmp_path) -> None:

@@ -1,0 +1,192 @@
+"""The command line from outside: what a person types, reads and gets as an exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.run.proctree import descendants
+from tests.integration.command import SLEEP_JOB, Result, gpurun, write
+
+JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
+
+
+def check(folder: Path, content: bytes) -> Result:
+    (folder / "job.yaml").write_bytes(content)
+    return gpurun(folder, "check", "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b"workload: [mlp", "job.yaml:2:1: this is not YAML"),
+        (b"\x00\xff\xfe", "job.yaml"),
+        (JOB.encode() + b"global_batch: 9\n", "job.yaml:4:1"),
+        (JOB.encode() + b"globl_batch: 9\n", "global_batch"),
+        (JOB.replace("8", "'8'").encode(), "job.yaml:3:15"),
+        (JOB.replace("8", "-8").encode(), "job.yaml:3:15"),
+        (JOB.replace("8", ".nan").encode(), "job.yaml:3:15"),
+        (JOB.encode() + b"split: [5, 4]\n", "adds up to 9"),
+        (JOB.encode() + b"compare: {split: [48, 16]}\n", "[[48, 16]]"),
+        (JOB.encode() + b"split: balanced\n", "balanced"),
+        (JOB.encode() + b"params: !!python/object/apply:os.system ['touch owned']\n", "!!python"),
+        (
+            b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [%s]\n" % (i, i, b"*a," * 9) for i in range(9)),
+            "job.yaml",
+        ),
+        (b"[" * 10_000_000, "larger than"),
+        (b"[" * 100_000, "nest"),
+    ],
+)
+def test_a_bad_job_file_is_told_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
+    result = check(tmp_path, content)
+    assert result.code == 2
+    assert words in result.err
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "owned").exists()
+
+
+def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
+    result = check(tmp_path, b"workload: mlp\ndevices: cpu:0\nglobal_batch: -1\nprecision: fp8\nstep: 3\n")
+    assert result.code == 2
+    for line in (2, 3, 4, 5):
+        assert f"job.yaml:{line}:" in result.err
+
+
+def test_what_is_no_job_file(tmp_path: Path) -> None:
+    assert "folder" in gpurun(tmp_path, "check", ".").err
+    missing = gpurun(tmp_path, "nothing.yaml")
+    assert missing.code == 2
+    assert "nothing.yaml" in missing.err
+    typo = gpurun(tmp_path, "chek")
+    assert typo.code == 2
+    assert "gpurun check" in typo.err
+
+
+def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB.replace("cpu:2", "[cuda:0, cuda:97]"))
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 3
+    assert "cuda:97" in result.err or "no GPU" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Path) -> None:
+    assert gpurun(tmp_path, "init").code == 0
+    assert gpurun(tmp_path, "check", "job.yaml").code == 0
+    (tmp_path / "job.yaml").write_text(JOB)
+    again = gpurun(tmp_path, "init")
+    assert again.code == 2
+    assert "--force" in again.err
+    assert (tmp_path / "job.yaml").read_text() == JOB
+
+
+def test_json_is_for_programs(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    plan = gpurun(tmp_path, "check", "job.yaml", "--json", "--set", "split=[6, 2]").json
+    assert plan["variants"][0]["split"] == [6, 2]
+    assert plan["launches"][0]["processes"][1]["env"]["RANK"] == "1"
+    assert gpurun(tmp_path, "devices", "--json").json["cpu_cores"] == len(os.sched_getaffinity(0))
+    assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
+
+
+def test_help_has_an_example_for_every_command(tmp_path: Path) -> None:
+    commands = ["job", "check", "report", "view", "devices", "diff", "init", "schema"]
+    for command in commands:
+        result = gpurun(tmp_path, command, "--help")
+        assert result.code == 0
+        assert "Example: gpurun" in result.out
+
+
+@pytest.mark.parametrize("args", [["--help"], ["check", "job.yaml"], ["devices"], ["schema"]])
+def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    code = (
+        "import sys, atexit; atexit.register(lambda: print([m for m in "
+        "('torch', 'numpy', 'tensorboard', 'rich') if m in sys.modules], file=sys.stderr));"
+        "sys.argv = ['gpurun', *sys.argv[1:]]; from launcher.cli import main; main()"
+    )
+    argv = [sys.executable, "-c", code, *args]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    (tmp_path / "file").touch()
+    result = gpurun(tmp_path, "job.yaml", "--out", "file/run")
+    assert result.code == 3
+    assert "file/run" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_written(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    write(tmp_path, "job.yaml", SLEEP_JOB)
+    script = f"""
+        mkdir disk && mount -t tmpfs -o size=100k tmpfs disk || exit 77
+        {sys.executable} -m launcher job.yaml --out disk/run --set params.alpha_ms=0 --set params.beta_ms=0
+        echo "code $?"
+        cat disk/run/plan.json > plan.json
+        cat disk/run/variants/ddp-2-even/rank0.jsonl > steps.jsonl
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip("this container may not mount")
+    assert "code 3" in done.stdout, done.stdout + done.stderr
+    assert "free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())["name"] == "naps"
+    whole_lines = (tmp_path / "steps.jsonl").read_text().splitlines()[:-1]
+    assert whole_lines
+    assert all(json.loads(line)["step_ns"] > 0 for line in whole_lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(
+    tmp_path: Path, number: int, all_gone: Any
+) -> None:
+    write(tmp_path, "job.yaml", SLEEP_JOB)
+    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run", "--set", "steps.early_stop=false"]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        wait_for_round(tmp_path / "run", 4, run)
+        family = descendants(run.pid)
+        run.send_signal(number)
+        said, _ = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert all_gone(family) == []
+    assert "not complete" in said
+    before = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert not before["complete"]
+    assert before["variants"][0]["rounds"] >= 3
+    result = gpurun(tmp_path, "--resume", "run")
+    assert result.code == 0, result.err
+    assert result.comparison["complete"]
+    # The round that was cut off counts for neither; the half of it that was complete is still there.
+    assert {variant["rounds"] for variant in result.comparison["variants"]} <= {8, 9}
+
+
+def wait_for_round(run: Path, round_: int, process: subprocess.Popen[str]) -> None:
+    """Returns when the first launch has begun a round."""
+    events = run / "launches" / "01-ddp-2" / "events.jsonl"
+    while process.poll() is None:
+        lines = events.read_text().splitlines() if events.exists() else []
+        if any(json.loads(line)["round"] >= round_ for line in lines[:-1]):
+            return
+    raise AssertionError(f"the run ended with {process.returncode} before round {round_}")
