@@ -37,6 +37,9 @@ class ProfileOrder:
     shapes: bool = False
     memory: bool = False
     stacks: bool = False
+    modules: bool = False
+    ranks: tuple[int, ...] | None = None
+    """Ranks that are recorded; `None`: all."""
 
 
 @dataclass(frozen=True)

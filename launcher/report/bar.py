@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from launcher.compare.model import RankFigures, VariantResult
+from launcher.compare.model import VariantResult
+from launcher.compare.slowest import slowest_rank
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,6 @@ PHASES = (
     ("optimizer", "▪", "+", "green"),
 )
 """In the order in which they happen: name, glyph, glyph without box drawing, colour."""
-
-
-def slowest_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """The rank that the others wait for, among those with phases: the one that computes longest.
-
-    Where the ablation wasn't measured, what comes before the first communication decides: from `backward` on
-    the faster ranks wait, and every rank shows the same time.
-    """
-    timed = [rank for rank in ranks if rank.phases_ms]
-    compute_ms = {rank.rank: _compute_ms(rank) for rank in timed}
-    if None in compute_ms.values():
-        return max(timed, key=_ms_before_communication, default=None)
-    return max(timed, key=lambda rank: compute_ms[rank.rank] or 0.0, default=None)
 
 
 def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
@@ -75,13 +63,3 @@ def legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
         for part in parts
     )
     return Text("  ").join(items)
-
-
-def _compute_ms(rank: RankFigures) -> float | None:
-    """The rank's step without what communication adds to it."""
-    exposed_ms = rank.exposed_comm_ms.ablation
-    return None if rank.step_ms is None or exposed_ms is None else rank.step_ms - exposed_ms
-
-
-def _ms_before_communication(rank: RankFigures) -> float:
-    return sum(rank.phases_ms.get(name, 0.0) for name in ("data", "h2d", "forward"))

@@ -77,6 +77,21 @@ def test_every_rank_has_a_trace_that_was_taken_apart_from_the_timing(naps: Path)
             assert any(name.startswith("ProfilerStep") for name in names)
 
 
+def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -> None:
+    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+    parts = ("compute_ms", "exposed_transfer_ms", "exposed_wait_ms", "exposed_memcpy_ms", "idle_ms")
+    for variant in comparison["variants"]:
+        assert variant["warnings"] == []
+        for rank in variant["ranks"]:
+            assert sum(rank[part] for part in parts) == pytest.approx(rank["span_ms"], rel=1e-12)
+            assert rank["input_ms"] <= rank["idle_ms"]
+    busy, waiting = comparison["variants"][1]["ranks"]
+    assert busy["idle_ms"] >= 35  # a sleep is no operator
+    assert waiting["exposed_wait_ms"] == pytest.approx(20, rel=0.4)
+    assert busy["exposed_wait_ms"] < waiting["exposed_wait_ms"] / 4
+    assert comparison["variants"][1]["exposed_comm_ms"]["trace"] == busy["exposed_comm_ms"]["trace"]
+
+
 def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"

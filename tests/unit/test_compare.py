@@ -345,6 +345,8 @@ def test_figures_of_ranks(files):
     assert first.phases_ms == {"forward": pytest.approx(4.0)}
     assert first.peak_gib == 7
     assert (first.trace, second.trace) == (None, "variants/ddp-2-48-16/rank1.pt.trace.json.gz")
+    assert second.span_ms is None  # the trace is an empty file
+    assert any("rank1.pt.trace.json.gz: empty" in warning for warning in result.warnings)
     assert first.exposed_comm_ms.ablation == pytest.approx(2)
     assert second.exposed_comm_ms.ablation == pytest.approx(3)
     assert result.exposed_comm_ms.ablation == pytest.approx(2)  # of the rank that computes longest

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from launcher.compare.model import Comparison, ExposedComm, Noise, RankFigures, VariantResult
-from launcher.report.bar import Part, draw, slowest_rank
+from launcher.compare.slowest import slowest_rank
+from launcher.report.bar import Part, draw
 from launcher.report.json import render_json
 from launcher.report.table import render_table
 
