@@ -8,6 +8,9 @@ from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import LaunchOrder, ProfileOrder, RoundTime, VariantOrder
 from launcher.spec.model import JobSpec
 
+ABLATION_ROUNDS = 8
+"""Enough for a median of 40 steps or more; what every round costs stays below its timed blocks."""
+
 
 def order_for(
     plan: Plan,
@@ -22,7 +25,8 @@ def order_for(
 ) -> LaunchOrder:
     """Everything that the workers of `launch` need.
 
-    Gradients are checked and traces taken in the first launch of a group only: later ones repeat its work.
+    Gradients are checked, traces taken and steps timed without communication in the first launch of a group
+    only: later ones repeat its work.
 
     Args:
         looks: (rounds so far, α of one comparison): when to look, at which level.
@@ -50,6 +54,7 @@ def order_for(
         prior=prior,
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
+        ablation_rounds=ABLATION_ROUNDS if is_first and first.world_size > 1 else 0,
     )
 
 
@@ -73,4 +78,6 @@ def backend_for(variant: Variant) -> str | None:
 
 def _profile(spec: JobSpec) -> ProfileOrder | None:
     wanted = spec.profile
-    return ProfileOrder(wanted.steps, wanted.shapes, wanted.memory, wanted.stacks) if wanted.steps else None
+    if not wanted.steps:
+        return None
+    return ProfileOrder(**wanted.model_dump())
