@@ -187,6 +187,31 @@ def test_an_interrupted_run_says_how_to_go_on() -> None:
     assert "--resume" not in shown(COMPARISON)
 
 
+def test_bars_show_the_trace_where_every_variant_has_one() -> None:
+    def traced(found: VariantResult) -> VariantResult:
+        """Of a step of 20 ms: 10 compute, 4 transfer, 2 wait, 4 idle."""
+        figures = (
+            "span_ms",
+            "compute_ms",
+            "exposed_transfer_ms",
+            "exposed_wait_ms",
+            "exposed_memcpy_ms",
+            "idle_ms",
+        )
+        parts = dict(zip(figures, (20.0, 10.0, 4.0, 2.0, 0.0, 4.0), strict=True))
+        exposed = ExposedComm(trace=6.0)
+        return replace(found, ranks=tuple(replace(r, **parts, exposed_comm_ms=exposed) for r in found.ranks))
+
+    even, uneven = variant("ddp-2-even"), variant("ddp-2-40-24")
+    lines = lines_of(shown(with_variants(traced(even), traced(uneven)), 200))
+    bar = lines[2].split()[-1]  # the longest step has the whole width
+    assert bar == "▇" * 20 + "▒" * 8 + "░" * 4 + "·" * 8
+    assert lines[1].split()[-1].count("▇") == round(20 * 42.1 / 47.9)
+    assert "Bars: compute ▇  comm ▒  wait ░  idle ·" in lines
+    mixed = shown(with_variants(traced(even), uneven), 200)
+    assert "Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪" in mixed
+
+
 def test_slowest_rank_is_the_one_that_the_others_wait_for() -> None:
     """Both ranks show the same step; the one that waits spends the difference in `backward`."""
 
