@@ -13,6 +13,7 @@ from launcher.compare.figures import (
     scaling_efficiency,
     step_time,
 )
+from launcher.compare.findings import findings
 from launcher.compare.measured import Measured, read_measured
 from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.notes import notes
@@ -60,6 +61,7 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
     step_ms = step_time(measured)
     traced = read_traced(run, variant.id)
     ranks = rank_figures(run, measured, traced)
+    found = findings(measured, ranks, step_ms.median if step_ms else None)
     return VariantResult(
         id=variant.id,
         strategy=variant.strategy,
@@ -82,7 +84,7 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
         gradient_error=facts.gradient_error,
         gradient_reference=facts.gradient_reference,
         exposed_comm_ms=exposed_comm(ranks),
-        warnings=(*facts.warnings, *(traced.warnings if traced else ())),
+        warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
     )

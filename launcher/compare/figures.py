@@ -5,11 +5,13 @@ from dataclasses import replace
 from statistics import median, stdev
 
 from launcher.compare.measured import Measured
-from launcher.compare.model import ExposedComm, Noise, RankFigures, StepTime
+from launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, StepTime
+from launcher.compare.rounds import round_blocks_ns
 from launcher.compare.slowest import slowest_rank
 from launcher.compare.traced import RankBreakdown, Traced
 from launcher.records import StepRecord
 from launcher.rundir import RunDir
+from launcher.stats.launches import t_interval
 from launcher.stats.looks import look_at
 from launcher.stats.median import launches_interval, median_interval
 from launcher.stats.pairs import round_differences
@@ -130,6 +132,21 @@ def ablation_ms(steps: Iterable[StepRecord]) -> float | None:
     if not timed:
         return None
     return (median(timed) - median(step.step_ns for step in without)) / 1e6
+
+
+def ablation_interval_ms(steps: Iterable[StepRecord]) -> Interval | None:
+    """95 % interval of `ablation_ms`, from its rounds; `None` with fewer than two.
+
+    With fewer than the median's interval needs, it is the mean's, which takes the rounds to be normal.
+    """
+    steps = list(steps)
+    with_ns, without_ns = round_blocks_ns(steps, "timed"), round_blocks_ns(steps, "ablation")
+    differences_ms = [
+        (median(with_ns[key]) - median(block_ns)) / 1e6
+        for key, block_ns in without_ns.items()
+        if key in with_ns
+    ]
+    return median_interval(differences_ms, CI_ALPHA) or t_interval(differences_ms, CI_ALPHA)
 
 
 def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
