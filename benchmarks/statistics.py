@@ -44,7 +44,7 @@ def main(families: int = 2000) -> None:
     ]
     text = (
         f"{families:,} simulated families of comparisons without a difference: how often at least one gets a "
-        "verdict of faster or slower. Steps are autocorrelated (0.7), drift by 10 % and have 2 % of spikes.\n\n"
+        "verdict of faster or slower. Steps are autocorrelated (0.7), drift by 10 %, 2 % are spikes.\n\n"
     )
     record("Statistics", text + table(["case", "rate", "goal"], rows))
 

@@ -86,7 +86,7 @@ def main(runs: int = 3) -> None:
     ]
     ratios = statistics.median(float(row[2]) for row in rows)
     text = (
-        "Six splits of a global batch of 32 over two CPU ranks, as many timed blocks per split on both sides. "
+        "Six splits of a global batch of 32 over two CPU ranks, as many timed blocks on both sides. "
         "± is the half width of the difference to the even split, median over splits, at the same level; "
         f"torchrun's as if its blocks were independent. Median ratio {ratios:.2f}, goal ≤ 0.4.\n\n"
     )

@@ -107,7 +107,7 @@ def cli() -> None:
     """Run a training workload on every way of splitting its batch over this machine's devices; compare them.
 
     \b
-    gpurun JOB.yaml [--out RUN] [--json] [--resume RUN] [--set KEY=VALUE]
+    gpurun JOB.yaml [--out RUN] [--json] [--resume [RUN]] [--set KEY=VALUE]
         runs the job; `gpurun job --help` tells more
     """
 
@@ -118,7 +118,12 @@ def cli() -> None:
     "--out", type=click.Path(path_type=Path), help="The run directory itself; default runs/NAME/TIME."
 )
 @click.option(
-    "--resume", type=click.Path(path_type=Path), help="Go on with a run: only what is missing is measured."
+    "--resume",
+    type=click.Path(path_type=Path),
+    is_flag=False,
+    flag_value="latest",
+    metavar="[RUN]",
+    help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
 @json_option
 @set_option
@@ -134,6 +139,8 @@ def job_command(
     """
     from launcher.run.guard import split_process
 
+    if job is None and resume is not None and resume.is_file():
+        job, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job is None and resume is None:
         raise SpecError("which job? gpurun JOB.yaml; `gpurun init` writes one to start from")
     with split_process() as guard:  # forks: nothing heavy may be imported before

@@ -125,8 +125,6 @@ class VariantFacts:
     """Findings that belong beside the figures: BatchNorm, a large gradient error, dropout."""
     unsteady: str | None = None
     """Why the warm-up never became steady."""
-    backend: str | None = None
-    model_parameters: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, Noise, VariantResult
 from launcher.report.cells import interval_text
 from launcher.report.page import Page
+from launcher.units import format_number
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
@@ -42,9 +43,8 @@ def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
     lines = []
     if noise.aa_percent is not None:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
-        lines.append(
-            f"Noise: the same split measured twice differs by {abs(noise.aa_percent):.1f} %{interval}."
-        )
+        percent = format_number(noise.aa_percent, 1)
+        lines.append(f"Noise: the same split measured twice differs by {percent} %{interval}.")
     if noise.launch_scatter_percent is not None:
         lines.append(
             f"Launches of the baseline scatter by {noise.launch_scatter_percent:.1f} % (standard deviation)."

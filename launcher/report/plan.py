@@ -8,12 +8,12 @@ from launcher.plan.model import Plan, Variant
 from launcher.report.grid import cut, grid
 from launcher.report.names import split_label
 from launcher.spec.model import JobSpec
-from launcher.units import format_count, format_duration
+from launcher.units import format_count, format_duration, plural
 
 
 def render_plan(plan: Plan, spec: JobSpec, width: int) -> str:
     """Plain text, wrapped or cut at `width`."""
-    head = [_header(plan, spec), _size(plan, spec), _limits(plan, spec)]
+    head = [*headlines(plan, spec), _limits(plan, spec)]
     lines = [line for text in head for line in _wrapped(text, width)]
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
@@ -23,6 +23,11 @@ def render_plan(plan: Plan, spec: JobSpec, width: int) -> str:
         lines += ["", *(line for note in plan.notes for line in _wrapped(f"Note: {note}", width))]
     lines += ["", *_launch_lines(plan, width)]
     return "\n".join(lines)
+
+
+def headlines(plan: Plan, spec: JobSpec) -> tuple[str, str]:
+    """What is run, on what, and how long that takes: the first lines of a plan and of a run."""
+    return _header(plan, spec), _size(plan, spec)
 
 
 def _header(plan: Plan, spec: JobSpec) -> str:
@@ -48,7 +53,8 @@ def _limits(plan: Plan, spec: JobSpec) -> str:
     ends_early = spec.steps.early_stop and len(plan.launches) == 1
     parts = ["rounds end early once all is decided" if ends_early else "all rounds are run"]
     if spec.profile.steps:
-        parts.append(f"then {spec.profile.steps} steps of each variant are traced")
+        steps = plural(spec.profile.steps, "step")
+        parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
     parts.append(f"a variant may take {format_duration(spec.timeout_s)}")
     sentence = "; ".join(parts)
     return f"{sentence[0].upper()}{sentence[1:]}."

@@ -71,8 +71,6 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
         gradient_reference=checked.gradient_reference,
         warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
-        backend=next((facts.backend for facts in known if facts.backend), None),
-        model_parameters=next((f.model_parameters for f in known if f.model_parameters), None),
     )
 
 

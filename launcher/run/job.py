@@ -10,18 +10,25 @@ from pathlib import Path
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison
 from launcher.errors import GpurunError, Interrupted
-from launcher.host import inspect_machine
+from launcher.host import Machine, inspect_machine
 from launcher.plan.build import build_plan, estimate_s
 from launcher.plan.model import Launch, Plan
 from launcher.records import Event
+from launcher.report.plan import headlines
 from launcher.run.guard import Guard
 from launcher.run.open import Invocation, open_run, read_invocation, resume_run
-from launcher.run.pool import WorkerPool
+from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.progress import Progress, Status
 from launcher.run.session import Session, outcome_error
 from launcher.run.signals import interruptible
 from launcher.rundir import RunDir
 from launcher.spec.load import load_job
+from launcher.spec.model import JobSpec
+
+LATEST = Path("latest")
+
+WORKER = "launcher.worker.main"
+"""Imported once in the server as well: every rank begins with it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,17 @@ class Finished:
     error: GpurunError | None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that is known before the first process of a run is started."""
+
+    spec: JobSpec
+    machine: Machine
+    plan: Plan
+    run: RunDir
+    job_dir: Path
+
+
 def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resume: Path | None) -> Finished:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
 
@@ -40,33 +58,49 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
         guard: the two processes that watch each other.
         invocation: the job file and its overrides; `None` takes those of the run that is resumed.
         out: the run directory, where it isn't to be under `runs/`.
-        resume: a run to go on with.
+        resume: a run to go on with; `LATEST` is the newest of this job.
 
     Raises:
         SpecError: the job file or the command line is wrong.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
     gc.enable()
-    with interruptible(guard.kill_workers), WorkerPool(guard) as pool:
-        given = invocation or read_invocation(resume or Path())
-        spec = load_job(given.job_file, given.overrides)
-        machine = inspect_machine()
-        plan = build_plan(spec, machine)
-        run = resume_run(resume, plan) if resume else open_run(given, spec, plan, machine, out)
-        tracker = Tracker(plan, estimate_s(plan, spec), run)
-        job_dir = given.job_file.absolute().parent
+    with interruptible(guard.kill_workers), WorkerPool(guard, preload=(*TRAINING, WORKER)) as pool:
+        ready = prepare(invocation, out, resume)
+        plan = ready.plan
+        tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
         with Progress(sys.stderr) as progress:
+            progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
             session = Session(
                 plan=plan,
-                spec=spec,
-                run=run,
-                job_dir=job_dir,
-                machine=machine,
+                spec=ready.spec,
+                run=ready.run,
+                job_dir=ready.job_dir,
+                machine=ready.machine,
                 pool=pool,
                 on_event=lambda *what: progress.update(tracker.status(*what)),
                 on_failure=progress.say,
             )
             return finish(session)
+
+
+def prepare(invocation: Invocation | None, out: Path | None, resume: Path | None) -> Prepared:
+    """Reads the job, plans it for this machine, and opens the run directory.
+
+    Raises:
+        SpecError: the job file or the command line is wrong.
+        MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+    """
+    given = invocation or read_invocation(resume or Path())
+    spec = load_job(given.job_file, given.overrides)
+    machine = inspect_machine()
+    plan = build_plan(spec, machine)
+    if resume is None:
+        run = open_run(given, spec, plan, machine, out)
+    else:
+        newest = resume == LATEST and not resume.exists()
+        run = resume_run((out or Path("runs") / plan.name) if newest else resume, plan)
+    return Prepared(spec, machine, plan, run, given.job_file.absolute().parent)
 
 
 def finish(session: Session) -> Finished:

@@ -38,9 +38,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
     write_json(run.plan, plan)
     write_json(run.spec, spec.resolved())
     write_json(run.host, host_record(machine))
-    write_json(
-        run.invocation, {"job_file": str(invocation.job_file.absolute()), "overrides": invocation.overrides}
-    )
+    write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
     copy_file(invocation.job_file, run.job)
     if out is None:
         write_bytes(path.parent / LATEST, f"{path.name}\n".encode())

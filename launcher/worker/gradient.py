@@ -137,13 +137,12 @@ def facts(trainer: Trainer, error: float | None, reference: Reference, variant_i
         "gradient_error": error if error is not None and math.isfinite(error) else None,
         "gradient_reference": None if is_reference else reference.name,
         "warnings": tuple(warnings(trainer, error, reference)),
-        "model_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
     }
 
 
 def warnings(trainer: Trainer, error: float | None, reference: Reference) -> list[str]:
     """What a person should know before believing that the variants train alike."""
-    found = [BATCH_NORM] if has_batch_norm(trainer.model) else []
+    found = model_warnings(trainer)
     if reference.name != ONE_DEVICE:
         found.append("one device can't hold the whole batch: gradients are compared between variants only")
     limit = trainer.precision.max_gradient_error
@@ -154,6 +153,11 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> lis
             f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
         )
     return found
+
+
+def model_warnings(trainer: Trainer) -> list[str]:
+    """What the model itself says, whether or not gradients are checked."""
+    return [BATCH_NORM] if has_batch_norm(trainer.model) else []
 
 
 def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:

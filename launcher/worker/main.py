@@ -11,7 +11,7 @@ from launcher.records import LaunchOrder, VariantOrder
 from launcher.rundir import read_json
 from launcher.worker.clock import clock_for
 from launcher.worker.failure import record_failure
-from launcher.worker.gradient import check_gradients
+from launcher.worker.gradient import check_gradients, model_warnings
 from launcher.worker.group import close_group, finish, init_group
 from launcher.worker.journal import Journal
 from launcher.worker.load import load_workload
@@ -76,9 +76,11 @@ def measure(journal: Journal, peers: Peers) -> None:
 def check(trainer: Trainer, journal: Journal) -> None:
     """Whether every variant computes the one-device gradient; nothing is timed before that is known."""
     order = journal.order
+    journal.enter("check")
+    for variant in order.variants:
+        journal.add_facts(variant.id, warnings=tuple(model_warnings(trainer)))
     if not order.gradient_check:
         return
-    journal.enter("check")
     found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))
     for variant_id, facts in found.items():
         journal.add_facts(variant_id, **facts)

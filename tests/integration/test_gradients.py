@@ -150,7 +150,6 @@ def _deterministic() -> Iterator[None]:
 def test_each_precision_explains_its_own_rounding(precision: str) -> None:
     facts = check(perceptron(nn.ReLU(), nn.LayerNorm(32)), precision)
     assert facts["warnings"] == ()
-    assert facts["model_parameters"] == 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4
 
 
 @pytest.mark.usefixtures("_deterministic")
