@@ -332,10 +332,11 @@ def diff_two_runs(a: Path, b: Path, fail_slower: float | None, as_json: bool) ->
 
 def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     """What grew from the traces in A to those in B."""
+    from launcher.run.open import traces_of
     from launcher.trace.analyse import analyse_paths
     from launcher.trace.diff import diff_traces
 
-    difference = diff_traces(analyse_paths([a]), analyse_paths([b]))
+    difference = diff_traces(analyse_paths(traces_of(a)), analyse_paths(traces_of(b)))
     if as_json:
         show_json(difference)
         return

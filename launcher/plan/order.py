@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.plan.ablation import ablation_rounds
 from launcher.plan.devices import MachineLike, is_cuda, resolve_devices
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import LaunchOrder, ProfileOrder, RoundTime, VariantOrder
 from launcher.spec.model import JobSpec
-
-ABLATION_ROUNDS = 6
-"""The fewest that give the ablation a 95 % interval: a sweep takes longer by a fraction of these rounds."""
 
 
 def order_for(
@@ -54,7 +52,7 @@ def order_for(
         prior=prior,
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
-        ablation_rounds=ABLATION_ROUNDS if is_first and first.world_size > 1 else 0,
+        ablation_rounds=ablation_rounds(launch),
     )
 
 

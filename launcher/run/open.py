@@ -97,7 +97,7 @@ def are_runs(a: Path, b: Path) -> bool:
     """
     runs = [is_run(path) for path in (a, b)]
     for path, found in zip((a, b), runs, strict=True):
-        if not found and not path.exists():
+        if not found and not through_latest(path).exists():
             find_run(path)
     if runs[0] != runs[1]:
         run, other = (a, b) if runs[0] else (b, a)
@@ -107,14 +107,22 @@ def are_runs(a: Path, b: Path) -> bool:
     return all(runs)
 
 
+def through_latest(path: Path) -> Path:
+    """`runs/NAME/latest/…` as the path that it means; no system call looks through `latest`, a file."""
+    for folder in path.parents:
+        if folder.name == LATEST and folder.is_file():
+            return find_run(folder).path / path.relative_to(folder)
+    return path
+
+
 def traces_of(path: Path) -> list[Path]:
     """`path` itself, or, where it is a run, the folder of the one variant that has traces.
 
     Raises:
         SpecError: several variants of the run have traces: their ranks must not be mixed.
     """
-    if not path.is_dir() or not is_run(path):
-        return [path]
+    if not is_run(path):
+        return [through_latest(path)]
     run = find_run(path)
     folders = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
     if not folders:

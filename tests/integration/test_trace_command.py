@@ -75,6 +75,18 @@ def test_a_run_of_several_variants_is_not_mixed_up(folder: Path) -> None:
     assert "gpurun trace run/variants/ddp-2-6-2" in result.err
 
 
+def test_the_newest_run_is_looked_through(folder: Path) -> None:
+    (folder / "latest").write_text("run\n")
+    result = traced(folder, "latest/variants/ddp-2-even", "--json")
+    assert result.code == 0, result.err
+    assert len(result.json["ranks"]) == 2
+    assert "gpurun trace run/variants/ddp-2-6-2" in traced(folder, "latest").err
+    same = "latest/variants/ddp-2-even"
+    assert (
+        gpurun(folder, "diff", same, "run/variants/ddp-2-even", "--json").json["classes"][0]["change_us"] == 0
+    )
+
+
 def test_the_difference_of_two_variants(folder: Path) -> None:
     a, b = "run/variants/ddp-2-even", "run/variants/ddp-2-6-2"
     result = gpurun(folder, "diff", a, b, "--json")

@@ -160,7 +160,7 @@ def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
     found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}), CPU)
     assert [order.gradient_check for order in found] == [True, True] + [False] * 10
     assert [order.profile is not None for order in found] == [True, True] + [False] * 10
-    assert [order.ablation_rounds for order in found] == [6] + [0] * 11  # of `ddp` alone
+    assert [order.ablation_rounds for order in found] == [5] + [0] * 11  # of `ddp` alone
 
 
 def test_the_baseline_is_named_only_where_it_runs() -> None:
