@@ -56,6 +56,22 @@ def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None)
     return percent
 
 
+def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:
+    """`A:B`, where either may be left out, as a slice of step numbers; `A` alone is that one step."""
+    if value is None:
+        return None
+    first, colon, end = value.strip().partition(":")
+    try:
+        start, stop = (int(text) if text else None for text in (first, end))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no range of steps; write 10:20") from None
+    if not colon:
+        stop = None if start is None else start + 1
+    if start is not None and stop is not None and stop <= start:
+        raise click.BadParameter(f"{value!r} holds no step: the end is not part of the range")
+    return slice(start, stop)
+
+
 def width() -> int:
     """Columns of the terminal; 80 where there is none, so that piped output is the same everywhere."""
     import shutil
@@ -231,6 +247,45 @@ def devices(as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("paths", type=click.Path(path_type=Path), metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "--steps", callback=parse_steps, metavar="A:B", help="Only steps A to B, the last one excluded: 10:20."
+)
+@click.option(
+    "--merge",
+    type=click.Path(path_type=Path),
+    metavar="OUT.json.gz",
+    help="Also write one trace of all ranks, on one clock, for Perfetto.",
+)
+@json_option
+def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_json: bool) -> None:
+    """Say where the time goes in Kineto traces, of gpurun or of any other program.
+
+    PATH is a trace (*.json, *.json.gz) or a folder of them: the ranks of one capture.
+
+    Example: gpurun trace runs/gpt/latest/variants/ddp-2-even --merge all.json.gz
+    """
+    from launcher.run.open import traces_of
+    from launcher.trace.analyse import analyse_paths
+
+    files = [found for path in paths for found in traces_of(path)]
+    report = analyse_paths(files, steps)
+    if steps is not None and not any(rank.steps for rank in report.ranks):
+        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *report.warnings]))
+    if merge is not None:
+        from launcher.trace.merge import merge_traces
+
+        merge_traces(files, merge)
+        click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
+    if as_json:
+        show_json(report)
+        return
+    from launcher.report.trace import render_trace
+
+    click.echo(render_trace(report, width()), nl=False)
+
+
+@cli.command()
 @click.argument("a", type=click.Path(path_type=Path), metavar="A")
 @click.argument("b", type=click.Path(path_type=Path), metavar="B")
 @click.option(
@@ -241,10 +296,24 @@ def devices(as_json: bool) -> None:
 )
 @json_option
 def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
-    """Compare run B with run A, variant by variant; a gate for CI.
+    """Compare run B with run A, variant by variant (a gate for CI), or two folders of traces.
 
     Example: gpurun diff runs/gpt/2026-01-01_10-00-00 runs/gpt/latest --fail-slower 3%
     """
+    from launcher.run.open import are_runs
+
+    if are_runs(a, b):
+        diff_two_runs(a, b, fail_slower, as_json)
+    elif fail_slower is not None:
+        raise SpecError(
+            "--fail-slower compares runs: the few steps of a trace can't tell a change from noise"
+        )
+    else:
+        diff_two_captures(a, b, as_json)
+
+
+def diff_two_runs(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
+    """How run B differs from run A, and whether that is too much."""
     from launcher.compare.build import compare_run
     from launcher.compare.diff import diff_runs, gate
     from launcher.run.open import find_run
@@ -259,6 +328,21 @@ def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
     if fail_slower is not None and (tripped := gate(difference, fail_slower)):
         names = ", ".join(variant.label for variant in tripped)
         raise GateError(f"slower by more than {fail_slower:g} %, beyond doubt: {names}")
+
+
+def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
+    """What grew from the traces in A to those in B."""
+    from launcher.run.open import traces_of
+    from launcher.trace.analyse import analyse_paths
+    from launcher.trace.diff import diff_traces
+
+    difference = diff_traces(analyse_paths(traces_of(a)), analyse_paths(traces_of(b)))
+    if as_json:
+        show_json(difference)
+        return
+    from launcher.report.trace import render_trace_diff
+
+    click.echo(render_trace_diff(difference, width()), nl=False)
 
 
 @cli.command()

@@ -64,6 +64,10 @@ class RunPaths:
     def trace(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
 
+    def traced(self, variant_id: str) -> Path:
+        """What the traces of all ranks come to."""
+        return self.variant(variant_id) / "trace.json"
+
     def facts(self, variant_id: str) -> Path:
         return self.variant(variant_id) / "facts.json"
 

@@ -37,6 +37,9 @@ class ProfileOrder:
     shapes: bool = False
     memory: bool = False
     stacks: bool = False
+    modules: bool = False
+    ranks: tuple[int, ...] | None = None
+    """Ranks that are recorded; `None`: all."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class LaunchOrder:
     profile: ProfileOrder | None = None
     block_ms: float = 200.0
     """A round runs a block of steps of one variant that lasts at least this long."""
+    ablation_rounds: int = 0
+    """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
 
     @property
     def world_size(self) -> int:

@@ -90,7 +90,8 @@ def _unmapped(name: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    passing = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # the profiler has torch set the second
+    return {key: value for key, value in os.environ.items() if key not in passing}
 
 
 def _set_variable(key: str, value: str | None) -> None:

@@ -13,11 +13,13 @@ from launcher.compare.figures import (
     scaling_efficiency,
     step_time,
 )
+from launcher.compare.findings import findings
 from launcher.compare.measured import Measured, read_measured
 from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.notes import notes
 from launcher.compare.standings import standings
 from launcher.compare.summary import summary
+from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
 from launcher.rundir import RunDir, read_json
 
@@ -57,7 +59,9 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = step_time(measured)
-    ranks = rank_figures(run, measured)
+    traced = read_traced(run, variant.id)
+    ranks = rank_figures(run, measured, traced)
+    found = findings(measured, ranks, step_ms.median if step_ms else None)
     return VariantResult(
         id=variant.id,
         strategy=variant.strategy,
@@ -80,7 +84,7 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
         gradient_error=facts.gradient_error,
         gradient_reference=facts.gradient_reference,
         exposed_comm_ms=exposed_comm(ranks),
-        warnings=facts.warnings,
+        warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
     )

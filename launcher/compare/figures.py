@@ -1,12 +1,17 @@
 """The figures of one variant by itself: step time, throughput, efficiency, and those of its ranks."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median, stdev
 
 from launcher.compare.measured import Measured
-from launcher.compare.model import ExposedComm, Noise, RankFigures, StepTime
+from launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, StepTime
+from launcher.compare.rounds import round_blocks_ns
+from launcher.compare.slowest import slowest_rank
+from launcher.compare.traced import RankBreakdown, Traced
 from launcher.records import StepRecord
 from launcher.rundir import RunDir
+from launcher.stats.launches import t_interval
 from launcher.stats.looks import look_at
 from launcher.stats.median import launches_interval, median_interval
 from launcher.stats.pairs import round_differences
@@ -61,10 +66,11 @@ def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
     return 100 * stdev(medians_ms) * len(medians_ms) / sum(medians_ms)
 
 
-def rank_figures(run: RunDir, measured: Measured) -> tuple[RankFigures, ...]:
+def rank_figures(run: RunDir, measured: Measured, traced: Traced | None) -> tuple[RankFigures, ...]:
     """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
+    breakdowns = traced.ranks if traced else {}
     return tuple(
-        _one_rank(run, measured, rank, device, local_batch)
+        with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank))
         for rank, (device, local_batch) in enumerate(
             zip(measured.variant.devices, measured.variant.split, strict=True)
         )
@@ -88,6 +94,26 @@ def _one_rank(run: RunDir, measured: Measured, rank: int, device: str, local_bat
     )
 
 
+def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None) -> RankFigures:
+    """The rank's figures with what its trace adds to them."""
+    if breakdown is None:
+        return figures
+    exposed_ms = breakdown.exposed_comm_ns / 1e6
+    return replace(
+        figures,
+        span_ms=breakdown.span_ns / 1e6,
+        compute_ms=breakdown.compute_ns / 1e6,
+        exposed_transfer_ms=breakdown.exposed_transfer_ns / 1e6,
+        exposed_wait_ms=breakdown.exposed_wait_ns / 1e6,
+        exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
+        idle_ms=breakdown.idle_ns / 1e6,
+        input_ms=breakdown.input_ns / 1e6,
+        wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
+        transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
+        exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
+    )
+
+
 def phase_medians_ms(steps: Iterable[StepRecord]) -> dict[str, float]:
     """Median of each phase over the steps that have it, in the order in which the phases appear."""
     phases_ns: dict[str, list[int]] = {}
@@ -108,13 +134,22 @@ def ablation_ms(steps: Iterable[StepRecord]) -> float | None:
     return (median(timed) - median(step.step_ns for step in without)) / 1e6
 
 
+def ablation_interval_ms(steps: Iterable[StepRecord]) -> Interval | None:
+    """95 % interval of `ablation_ms`, from its rounds; `None` with fewer than two.
+
+    With fewer than the median's interval needs, it is the mean's, which takes the rounds to be normal.
+    """
+    steps = list(steps)
+    with_ns, without_ns = round_blocks_ns(steps, "timed"), round_blocks_ns(steps, "ablation")
+    differences_ms = [
+        (median(with_ns[key]) - median(block_ns)) / 1e6
+        for key, block_ns in without_ns.items()
+        if key in with_ns
+    ]
+    return median_interval(differences_ms, CI_ALPHA) or t_interval(differences_ms, CI_ALPHA)
+
+
 def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
     """The variant's figure: that of its slowest-computing rank, since the others' gap is mostly waiting."""
-    compute_ms = {
-        figures.rank: (figures.step_ms or 0.0) - figures.exposed_comm_ms.ablation
-        for figures in ranks
-        if figures.exposed_comm_ms.ablation is not None
-    }
-    if not compute_ms:
-        return ExposedComm()
-    return ranks[max(compute_ms, key=lambda rank: compute_ms[rank])].exposed_comm_ms
+    slowest = slowest_rank(ranks)
+    return slowest.exposed_comm_ms if slowest else ExposedComm()

@@ -50,12 +50,18 @@ class ExposedComm:
     """Communication outside compute, per step, from two independent sources."""
 
     trace: float | None = None
+    """What the trace shows while nothing computes, in steps that the profiler slows down a little."""
     ablation: float | None = None
+    """The median step less the median step without communication; noise can make it negative."""
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Figures of one rank (of one replica for `dp`). Times are medians per step."""
+    """Figures of one rank (of one replica for `dp`). Times are medians per step.
+
+    Those from `span_ms` to `transfer_ms` come from the trace, all from one step that is the median of those
+    in it: compute + exposed transfer, wait and memcpy + idle = span.
+    """
 
     rank: int
     device: str
@@ -71,8 +77,11 @@ class RankFigures:
     exposed_memcpy_ms: float | None = None
     idle_ms: float | None = None
     input_ms: float | None = None
+    """The part of idle that waits for data."""
     wait_ms: float | None = None
+    """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
     transfer_ms: float | None = None
+    """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
 
 

@@ -46,6 +46,7 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
     groups = _groups(expansion.variants)
     repetitions = spec.steps.launches or (1 if len(groups) == 1 else LAUNCHES_TO_COMPARE)
     _check_size(spec, groups, repetitions)
+    _check_ranks(spec, expansion.variants)
     return Plan(
         name=spec.name,
         workload=spec.workload,
@@ -144,3 +145,12 @@ def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> N
             f"the plan would start {per_repetition * repetitions:,} processes; {MAX_PROCESSES:,} is the most"
         )
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`"))
+
+
+def _check_ranks(spec: JobSpec, variants: tuple[Variant, ...]) -> None:
+    """Every rank to be recorded is there in some variant."""
+    num_ranks = max(variant.world_size for variant in variants)
+    beyond = [rank for rank in spec.profile.ranks or () if rank >= num_ranks]
+    if beyond:
+        message = f"no variant has a rank {beyond[0]}: the ranks are 0 to {num_ranks - 1}"
+        raise SpecError(spec.problem(("profile", "ranks"), message, "`dp` and `single` have rank 0 alone"))

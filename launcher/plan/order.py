@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.plan.ablation import ablation_rounds
 from launcher.plan.devices import MachineLike, is_cuda, resolve_devices
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import LaunchOrder, ProfileOrder, RoundTime, VariantOrder
@@ -22,7 +23,8 @@ def order_for(
 ) -> LaunchOrder:
     """Everything that the workers of `launch` need.
 
-    Gradients are checked and traces taken in the first launch of a group only: later ones repeat its work.
+    Gradients are checked, traces taken and steps timed without communication in the first launch of a group
+    only: later ones repeat its work.
 
     Args:
         looks: (rounds so far, α of one comparison): when to look, at which level.
@@ -50,6 +52,7 @@ def order_for(
         prior=prior,
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
+        ablation_rounds=ablation_rounds(launch),
     )
 
 
@@ -73,4 +76,6 @@ def backend_for(variant: Variant) -> str | None:
 
 def _profile(spec: JobSpec) -> ProfileOrder | None:
     wanted = spec.profile
-    return ProfileOrder(wanted.steps, wanted.shapes, wanted.memory, wanted.stacks) if wanted.steps else None
+    if not wanted.steps:
+        return None
+    return ProfileOrder(**wanted.model_dump())

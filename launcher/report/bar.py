@@ -1,6 +1,6 @@
-"""The stacked bar beside a variant: one part per phase, with a glyph and a colour of its own.
+"""The stacked bar beside a variant: what its slowest rank does, each part with its glyph and colour.
 
-Only `phase_parts` knows where the figures come from; drawing and legend take any parts.
+Only `parts_of` knows where the figures come from; drawing and legend take any parts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from launcher.compare.model import RankFigures, VariantResult
+from launcher.compare.model import VariantResult
+from launcher.compare.slowest import slowest_rank
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,25 @@ PHASES = (
 )
 """In the order in which they happen: name, glyph, glyph without box drawing, colour."""
 
+TRACED = (
+    ("compute", "▇", "=", "blue"),
+    ("comm", "▒", "#", "yellow"),
+    ("wait", "░", "-", "red"),
+    ("copies", "▪", "+", "cyan"),
+    ("idle", "·", ".", "bright_black"),
+)
+"""What the trace divides a step into; communication, wait and copies as far as nothing overlaps them."""
 
-def slowest_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """The rank that the others wait for, among those with phases: the one that computes longest.
 
-    Where the ablation wasn't measured, what comes before the first communication decides: from `backward` on
-    the faster ranks wait, and every rank shows the same time.
+def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
+    """A bar for each variant, of its slowest rank; all of one kind, so that a glyph means one thing.
+
+    What the trace shows where every variant that was timed has one, else the phases.
     """
-    timed = [rank for rank in ranks if rank.phases_ms]
-    compute_ms = {rank.rank: _compute_ms(rank) for rank in timed}
-    if None in compute_ms.values():
-        return max(timed, key=_ms_before_communication, default=None)
-    return max(timed, key=lambda rank: compute_ms[rank.rank] or 0.0, default=None)
+    traced = [_traced_parts(variant) for variant in variants]
+    timed = [phase_parts(variant) for variant in variants]
+    has_all = all(parts or not phases for parts, phases in zip(traced, timed, strict=True))
+    return traced if has_all else timed
 
 
 def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
@@ -51,6 +59,26 @@ def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
     if rank is None:
         return ()
     parts = (Part(name, rank.phases_ms.get(name, 0.0), *look) for name, *look in PHASES)
+    return tuple(part for part in parts if part.ms > 0)
+
+
+def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
+    """The traced step of the slowest rank, in proportion to the variant's step.
+
+    A traced step is slower than a timed one, and there are only a few: its shares are what is to be seen.
+    """
+    rank = slowest_rank(variant.ranks)
+    if rank is None or not rank.span_ms or variant.step_ms is None:
+        return ()
+    scale = variant.step_ms.median / rank.span_ms
+    ms = (
+        rank.compute_ms,
+        rank.exposed_transfer_ms,
+        rank.exposed_wait_ms,
+        rank.exposed_memcpy_ms,
+        rank.idle_ms,
+    )
+    parts = (Part(name, scale * (part or 0.0), *look) for (name, *look), part in zip(TRACED, ms, strict=True))
     return tuple(part for part in parts if part.ms > 0)
 
 
@@ -68,20 +96,10 @@ def draw(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> Text
 def legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
     """Every label that occurs in the bars, once, with its glyph in its colour."""
     first = {part.label: part for parts in bars for part in parts}
-    order = [name for name, *_ in PHASES]
+    order = [name for name, *_ in (*PHASES, *TRACED)]
     parts = sorted(first.values(), key=lambda part: order.index(part.label) if part.label in order else 0)
     items = (
         Text.assemble(f"{part.label} ", (part.ascii_glyph if plain else part.glyph, part.style))
         for part in parts
     )
     return Text("  ").join(items)
-
-
-def _compute_ms(rank: RankFigures) -> float | None:
-    """The rank's step without what communication adds to it."""
-    exposed_ms = rank.exposed_comm_ms.ablation
-    return None if rank.step_ms is None or exposed_ms is None else rank.step_ms - exposed_ms
-
-
-def _ms_before_communication(rank: RankFigures) -> float:
-    return sum(rank.phases_ms.get(name, 0.0) for name in ("data", "h2d", "forward"))

@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 
 from launcher.compare.label import value_text
 from launcher.compare.model import Comparison, VariantResult
+from launcher.compare.slowest import slowest_rank
 from launcher.report.names import split_label
 
 METRICS = {
@@ -83,9 +84,11 @@ def metrics(variant: VariantResult) -> dict[str, float]:
 
 
 def _exposed_percent(variant: VariantResult, step_ms: float | None) -> float | None:
-    """From the trace where there is one, else from the ablation."""
-    exposed = variant.exposed_comm_ms
-    exposed_ms = exposed.ablation if exposed.trace is None else exposed.trace
+    """From the trace where there is one, as a share of the traced step; else from the ablation."""
+    slowest = slowest_rank(variant.ranks)
+    if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
+        return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms
+    exposed_ms = variant.exposed_comm_ms.ablation
     return 100 * exposed_ms / step_ms if exposed_ms is not None and step_ms else None
 
 

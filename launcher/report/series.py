@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
+from launcher.compare.slowest import BEFORE_COMMUNICATION
 from launcher.records import StepRecord
 
 NS_PER_MS = 1e6
-BEFORE_COMMUNICATION = ("data", "h2d", "forward")
-"""Phases at whose end no rank has waited for another yet."""
 
 RoundStarts = Mapping[tuple[str, int], float]
 """Launch and round → when it began, in seconds since the epoch. Records carry durations only."""

@@ -37,7 +37,7 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked, plain)
-    bars = [bar.phase_parts(variant) for variant in ranked]
+    bars = bar.parts_of(ranked)
     figures = figures if plain else _fitting(names, figures, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)

@@ -25,14 +25,27 @@ _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("≡", lambda each: each.exposed_memcpy_us),
     ("·", lambda each: each.idle_us),
 )
-_COLUMNS = ("span", "compute", "comm", "exposed", "wait", "copies", "idle", "host", "data", "kernels")
+_COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
+    ("span", 0, lambda each: _ms(each.span_us)),
+    ("compute", 0, lambda each: _ms(each.compute_us)),
+    ("comm", 90, lambda each: _ms(each.comm_us)),
+    ("exposed", 0, lambda each: _ms(each.exposed_comm_us)),
+    ("wait", 0, lambda each: _ms(each.exposed_wait_us)),
+    ("copies", 100, lambda each: _ms(each.memcpy_us)),
+    ("idle", 0, lambda each: _ms(each.idle_us)),
+    ("host", 110, lambda each: _ms(each.idle_by_cause_us.host)),
+    ("data", 120, lambda each: _ms(each.idle_by_cause_us.data)),
+    ("kernels", 120, lambda each: f"{each.num_kernels:,}" if each.num_kernels else "-"),
+)
+"""Name, from which width of the terminal on it is shown, content."""
+_LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  idle ·"
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def render_trace(report: TraceReport, width: int) -> str:
     """The report as text, `width` columns wide: ranks, steps, collectives, kernels, and what it means."""
-    parts: list[RenderableType] = [_headline(report), "", _ranks(report)]
-    parts += _steps(report)
+    parts: list[RenderableType] = [_headline(report), "", *_ranks(report, width)]
+    parts += _steps(report, width)
     parts += _collectives(report)
     parts += _names("kernels", [rank.kernels for rank in report.ranks], lambda row: row.device_us)
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
@@ -74,52 +87,33 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _ranks(report: TraceReport) -> Table:
-    columns = (
-        "rank",
-        "span",
-        "compute",
-        "comm",
-        "exposed",
-        "wait",
-        "copies",
-        "idle",
-        "host",
-        "data",
-        "kernels",
-    )
-    table = _table(columns)
-    table.add_column("compute ▇ transfer ▒ wait ░ copies ≡ idle ·", no_wrap=True)
+def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
+    table = _table(("rank", *_names_of_columns(width)))
+    table.add_column("", no_wrap=True)
     for rank in report.ranks:
-        table.add_row(str(rank.rank), *_cells(rank.total), _bar(rank.total))
-    return table
+        table.add_row(str(rank.rank), *_cells(rank.total, width), _bar(rank.total))
+    return [table, _LEGEND]
 
 
-def _steps(report: TraceReport) -> list[RenderableType]:
+def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     rows = [(rank, step) for rank in report.ranks for step in rank.steps]
     if len(rows) == len(report.ranks):
         return []
-    table = _table(("step", "rank", *_COLUMNS))
-    table.add_column("")
+    table = _table(("step", "rank", *_names_of_columns(width)))
+    table.add_column("", no_wrap=True)
     for rank, step in sorted(rows, key=lambda row: (row[1].step, row[0].rank))[:MAX_STEPS]:
-        table.add_row(str(step.step), str(rank.rank), *_cells(step), _bar(step))
+        table.add_row(str(step.step), str(rank.rank), *_cells(step, width), _bar(step))
     more = len(rows) - MAX_STEPS
     return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
 
 
-def _cells(each: Breakdown) -> tuple[str, ...]:
-    return (
-        _ms(each.span_us),
-        _ms(each.compute_us),
-        _ms(each.comm_us),
-        _ms(each.exposed_comm_us),
-        _ms(each.exposed_wait_us),
-        _ms(each.memcpy_us),
-        _ms(each.idle_us),
-        _ms(each.idle_by_cause_us.host),
-        _ms(each.idle_by_cause_us.data),
-        f"{each.num_kernels:,}" if each.num_kernels else "-",
-    )
+def _names_of_columns(width: int) -> list[str]:
+    """Columns that a narrow terminal has no room for are left out, never squeezed."""
+    return [name for name, least_width, _ in _COLUMNS if width >= least_width]
+
+
+def _cells(each: Breakdown, width: int) -> list[str]:
+    return [text(each) for _, least_width, text in _COLUMNS if width >= least_width]
 
 
 def _bar(each: Breakdown) -> str:

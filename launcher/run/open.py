@@ -80,6 +80,59 @@ def find_run(path: Path) -> RunDir:
     )
 
 
+def is_run(path: Path) -> bool:
+    """Whether `path` means a run directory."""
+    try:
+        find_run(path)
+    except SpecError:
+        return False
+    return True
+
+
+def are_runs(a: Path, b: Path) -> bool:
+    """Whether both are runs; if neither is, they can only be traces.
+
+    Raises:
+        SpecError: only one is a run, or a path that isn't one doesn't exist.
+    """
+    runs = [is_run(path) for path in (a, b)]
+    for path, found in zip((a, b), runs, strict=True):
+        if not found and not through_latest(path).exists():
+            find_run(path)
+    if runs[0] != runs[1]:
+        run, other = (a, b) if runs[0] else (b, a)
+        raise SpecError(
+            f"{run} is a run and {other} isn't; name two runs, or two folders of traces ({run}/variants/ID)"
+        )
+    return all(runs)
+
+
+def through_latest(path: Path) -> Path:
+    """`runs/NAME/latest/…` as the path that it means; no system call looks through `latest`, a file."""
+    for folder in path.parents:
+        if folder.name == LATEST and folder.is_file():
+            return find_run(folder).path / path.relative_to(folder)
+    return path
+
+
+def traces_of(path: Path) -> list[Path]:
+    """`path` itself, or, where it is a run, the folder of the one variant that has traces.
+
+    Raises:
+        SpecError: several variants of the run have traces: their ranks must not be mixed.
+    """
+    if not is_run(path):
+        return [through_latest(path)]
+    run = find_run(path)
+    folders = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
+    if not folders:
+        raise SpecError(f"{path}: this run took no traces (`profile: {{steps: 3}}` in the job takes some)")
+    if len(folders) > 1:
+        named = "".join(f"\n    gpurun trace {folder}" for folder in folders)
+        raise SpecError(f"{path} holds the traces of {len(folders)} variants; look at one of them:{named}")
+    return folders
+
+
 def read_invocation(path: Path) -> Invocation:
     """What the run at `path` was started with.
 

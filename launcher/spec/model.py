@@ -152,6 +152,13 @@ class Profile(_Section):
     """Whether a trace holds allocations."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
+    modules: bool = False
+    """Whether a trace tells which `nn.Module` an operator belongs to; costs as much as `stacks`, which tell
+    it too."""
+    ranks: tuple[Annotated[int, Field(ge=0, lt=values.MAX_DEVICES)], ...] | None = Field(
+        default=None, min_length=1, strict=False
+    )
+    """Ranks to record; by default all. Without the others, waiting can't be told from transfer."""
 
 
 class JobSpec(_Section):

@@ -31,3 +31,8 @@ def block_steps(step_ns: Sequence[int], block_ms: float) -> int:
     """Steps of a block that lasts at least `block_ms`, judged by the median of the last 5 warm-up steps."""
     typical_ns = median(step_ns[-WINDOW_STEPS:])
     return max(1, math.ceil(block_ms * 1e6 / max(typical_ns, 1)))
+
+
+def ablation_steps(block_steps: int) -> int:
+    """Steps of a block without communication: a quarter of a timed block, but 5 if that has as many."""
+    return min(block_steps, max(WINDOW_STEPS, block_steps // 4))

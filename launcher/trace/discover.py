@@ -12,7 +12,17 @@ from launcher.trace.errors import TraceError
 
 SUFFIXES = (".json", ".json.gz")
 OWN_FILES = frozenset(
-    {"comparison.json", "facts.json", "host.json", "launch.json", "plan.json", "status.json"}
+    {
+        "comparison.json",
+        "facts.json",
+        "host.json",
+        "invocation.json",
+        "launch.json",
+        "plan.json",
+        "spec.json",
+        "status.json",
+        "trace.json",
+    }
 )
 """JSON files of a run directory; they are no traces, and nobody needs to be told."""
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from launcher.errors import MachineError
-from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
+from launcher.records import LaunchOrder, VariantOrder
 from launcher.rundir import read_json
 from launcher.worker.clock import clock_for
 from launcher.worker.failure import record_failure
@@ -17,7 +17,7 @@ from launcher.worker.journal import Journal
 from launcher.worker.load import load_workload
 from launcher.worker.measure import Bench
 from launcher.worker.peers import Alone, Group, Peers
-from launcher.worker.profile import capture
+from launcher.worker.profile import capture, run_unrecorded
 from launcher.worker.step import NoClock
 from launcher.worker.trainer import Trainer
 from launcher.worker.user_error import UserError
@@ -93,13 +93,23 @@ def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
         return
     for variant in order.variants:
         journal.enter("profile", variant.id)
-        profile_variant(trainer, journal, variant, order.profile)
+        profile_variant(trainer, journal, variant, peers)
         peers.barrier()
 
 
-def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, wanted: ProfileOrder) -> None:
-    """One trace; inputs are drawn before it begins."""
+def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, peers: Peers) -> None:
+    """One trace; inputs are drawn before it begins. A rank that isn't recorded takes part all the same."""
+    order, rank = journal.order, journal.rank
+    wanted = order.profile
+    assert wanted is not None
     inputs = iter([trainer.prepare(variant, step) for step in range(wanted.steps + 1)])
-    path = journal.run.trace(variant.id, journal.rank)
-    threads = journal.order.strategy == "dp"
-    capture(lambda: trainer.step(next(inputs), NoClock()), wanted, path, all_threads=threads)
+
+    def run_one_step() -> None:
+        trainer.step(next(inputs), NoClock())
+
+    if wanted.ranks is None or rank in wanted.ranks:
+        path = journal.run.trace(variant.id, rank)
+        threads = order.strategy == "dp"
+        capture(run_one_step, wanted, path, align=peers.barrier, all_threads=threads)
+    else:
+        run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)

@@ -10,7 +10,7 @@ import torch
 from launcher.records import Kind, LaunchOrder, RoundTime, VariantOrder
 from launcher.stats.looks import decided_variants
 from launcher.stats.schedule import Block, round_blocks
-from launcher.stats.steady import block_steps, is_steady
+from launcher.stats.steady import ablation_steps, block_steps, is_steady
 from launcher.worker.clock import Clock, StepTiming
 from launcher.worker.journal import Journal
 from launcher.worker.memory import peak_bytes, reset_peak
@@ -85,7 +85,22 @@ class Bench:
         blocks = round_blocks(active, self.order.baseline, seed)
         means_ns = [self.run_block(by_id[block.variant], block, round_) for block in blocks]
         slowest_ns = self.peers.maximum(means_ns)
+        if round_ <= self.order.ablation_rounds:
+            self.ablate(round_, active, len(blocks))
         return {b.variant: ns for b, ns in zip(blocks, slowest_ns, strict=True) if b.kind == "timed"}
+
+    def ablate(self, round_: int, active: list[str], first_order: int) -> None:
+        """A block of each variant in which the ranks don't communicate; weights are as before afterwards.
+
+        It comes after the round's timed blocks, which it must not disturb.
+        """
+        state = self.trainer.save_state()
+        chosen = [variant for variant in self.order.variants if variant.id in active]
+        for order, variant in enumerate(chosen, first_order):
+            self.journal.enter("round", variant.id, round_)
+            timings = self.run_steps(variant, ablation_steps(self.block_steps[variant.id]), sync=False)
+            self.journal.add_steps(variant.id, "ablation", timings, round_, order)
+        self.trainer.restore_state(state)
 
     def run_block(self, variant: VariantOrder, block: Block, round_: int) -> float:
         """Runs and records one block; this rank's mean step in ns."""
@@ -96,8 +111,11 @@ class Bench:
         self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak_bytes(self.device))
         return sum(timing.step_ns for timing in timings) / len(timings)
 
-    def run_steps(self, variant: VariantOrder, num_steps: int) -> list[StepTiming]:
-        """Steps in portions, each from a start that all ranks share; inputs are drawn between portions."""
+    def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:
+        """Steps in portions, each from a start that all ranks share; inputs are drawn between portions.
+
+        Without `sync` the ranks don't exchange gradients.
+        """
         timings: list[StepTiming] = []
         first = self.next_step.get(variant.id, 0)
         self.next_step[variant.id] = first + num_steps
@@ -109,7 +127,7 @@ class Bench:
                 self.peers.barrier()
                 self.clock.start()
                 for step_input in inputs:
-                    self.trainer.step(step_input, self.clock)
+                    self.trainer.step(step_input, self.clock, sync)
                     self.clock.end_step()
                 timings += self.clock.read()
         return timings

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from launcher.errors import MachineError
 from launcher.records import ProfileOrder
 
 
 def capture(
-    run_one_step: Callable[[], None], order: ProfileOrder, path: Path, all_threads: bool = False
+    run_one_step: Callable[[], None],
+    order: ProfileOrder,
+    path: Path,
+    *,
+    align: Callable[[], None] = lambda: None,
+    all_threads: bool = False,
 ) -> None:
     """Writes a gzipped Kineto trace of `order.steps` steps to `path`, each marked as `ProfilerStep#N`.
 
@@ -24,28 +29,53 @@ def capture(
         run_one_step: one optimizer step; its work on a GPU may still be under way when it returns.
         order: what to record.
         path: replaced in one step when the trace is complete.
+        align: called before the first step that is recorded. The profiler takes longer to start on some ranks
+            than on others: without a barrier the first step would show that as waiting.
         all_threads: also what Python threads do, as `dp` on the CPU needs it: else only those of autograd.
 
     Raises:
         MachineError: the trace can't be written.
     """
+    profiler = new_profiler(order, all_threads)
+    profiler.prepare_trace()
+    run_one_step()
+    synchronize()
+    profiler.start_trace()
+    align()
+    # By hand rather than by the profiler's schedule: its first step begins before the ranks are aligned.
+    for number in range(1, order.steps + 1):
+        with record_function(f"ProfilerStep#{number}"):
+            run_one_step()
+            synchronize()  # else the last kernels of a step fall behind its annotation
+    profiler.stop_trace()
+    export(profiler, path)
+
+
+def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable[[], None]) -> None:
+    """The same steps on a rank that isn't recorded: the others need it in their collectives."""
+    run_one_step()
+    align()
+    for _ in range(steps):
+        run_one_step()
+
+
+def new_profiler(order: ProfileOrder, all_threads: bool) -> profile:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(
+    return profile(
         activities=activities,
-        schedule=schedule(wait=0, warmup=1, active=order.steps, repeat=1),
-        on_trace_ready=lambda profiler: export(profiler, path),
         record_shapes=order.shapes,
         profile_memory=order.memory,
-        with_stack=order.stacks,
+        with_stack=order.stacks or order.modules,  # modules are recorded as a part of Python's stacks
+        with_modules=order.modules,
         experimental_config=_ExperimentalConfig(profile_all_threads=all_threads),
-    ) as profiler:
-        for _ in range(order.steps + 1):
-            run_one_step()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # else the last kernels of a step fall behind its annotation
-            profiler.step()
+    )
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def export(profiler: profile, path: Path) -> None:

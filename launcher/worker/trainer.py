@@ -27,7 +27,7 @@ CHECK_LOSS_SCALE = 1024.0
 
 @dataclass(frozen=True)
 class TrainerState:
-    """A copy of all that optimizer steps change."""
+    """A copy, on the CPU, of all that optimizer steps change: a device needn't hold it twice."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -119,7 +119,7 @@ class Trainer:
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer, to come back to."""
         parts = (self.model.state_dict(), self.optimizer.state_dict(), self.scaler.state_dict())
-        return TrainerState(*copy.deepcopy(parts))
+        return TrainerState(*(on_cpu(part) for part in parts))
 
     def restore_state(self, state: TrainerState) -> None:
         """Undoes all steps since `state` was saved."""
@@ -131,6 +131,19 @@ class Trainer:
     def close(self) -> None:
         """Lets go of model, wrapper and data loader, so that the process group can be destroyed."""
         del self.strategy, self.optimizer, self.source, self.model, self.workload
+
+
+def on_cpu(value: Any) -> Any:
+    """A deep copy whose tensors are on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # a model's dict also carries the versions of its modules
+        copied.update({key: on_cpu(item) for key, item in value.items()})
+        return copied
+    if isinstance(value, list):
+        return [on_cpu(item) for item in value]
+    return copy.deepcopy(value)
 
 
 def source_of(workload: Workload, order: LaunchOrder, rank: int, precision: Precision) -> Source:

@@ -11,6 +11,7 @@ from torch import nn
 
 from launcher.errors import MachineError
 from launcher.records import ProfileOrder
+from launcher.trace.analyse import analyse_paths
 from launcher.worker.profile import capture
 from launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
@@ -41,3 +42,24 @@ def test_a_trace_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path:
     with pytest.raises(MachineError, match="can't write the trace"):
         traced(path, ProfileOrder(1))
     assert (tmp_path / "taken").read_text() == "a file, not a folder"
+
+
+def test_modules_are_named_where_they_are_asked_for(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    for modules in (False, True):
+        path = tmp_path / f"{modules}.json.gz"
+        capture(lambda: model(torch.ones(2, 4)).sum().backward(), ProfileOrder(1, modules=modules), path)
+        (rank,) = analyse_paths([path]).ranks
+        assert [row.name for row in rank.modules] == (["Linear_0"] if modules else [])
+
+
+def test_ranks_are_aligned_after_the_recording_starts_and_before_the_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json.gz"
+    ones = torch.ones(4)
+    capture(lambda: None, ProfileOrder(1), path, align=lambda: ones.sum())
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    aligned = [event for event in events if event.get("name") == "aten::sum"]
+    (step,) = [event for event in events if event.get("name") == "ProfilerStep#1"]
+    assert aligned
+    assert all(event["ts"] + event["dur"] <= step["ts"] for event in aligned)

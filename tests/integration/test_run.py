@@ -1,6 +1,7 @@
 """`gpurun job.yaml` end to end: real processes, real gloo, known answers."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ def test_the_table_and_the_sentence_name_the_fastest_split(naps: Path) -> None:
     said = (naps / "stdout").read_text()
     assert "Fastest: ddp 4/4" in said
     assert "slower" in said
+    assert re.search(r"rank 1 waits [\d.]+ of [\d.]+ ms for rank 0's larger batch", said)
+    assert "Bars: compute =  comm #" in said
     assert "gpurun view run" in said
 
 
@@ -75,6 +78,34 @@ def test_every_rank_has_a_trace_that_was_taken_apart_from_the_timing(naps: Path)
                 for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
             }
             assert any(name.startswith("ProfilerStep") for name in names)
+
+
+def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -> None:
+    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+    parts = ("compute_ms", "exposed_transfer_ms", "exposed_wait_ms", "exposed_memcpy_ms", "idle_ms")
+    for variant in comparison["variants"]:
+        # How trace and ablation compare is the machine's affair; that the traces could be read isn't.
+        assert all(warning.startswith("exposed communication:") for warning in variant["warnings"])
+        for rank in variant["ranks"]:
+            assert sum(rank[part] for part in parts) == pytest.approx(rank["span_ms"], rel=1e-12)
+            assert rank["input_ms"] <= rank["idle_ms"]
+    busy, waiting = comparison["variants"][1]["ranks"]
+    assert busy["idle_ms"] >= 35  # a sleep is no operator
+    assert waiting["exposed_wait_ms"] == pytest.approx(20, rel=0.4)
+    assert busy["exposed_wait_ms"] < waiting["exposed_wait_ms"] / 4
+    assert comparison["variants"][1]["exposed_comm_ms"]["trace"] == busy["exposed_comm_ms"]["trace"]
+
+
+def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path) -> None:
+    uneven = json.loads((naps / "run" / "comparison.json").read_text())["variants"][1]
+    busy, waiting = (rank["exposed_comm_ms"]["ablation"] for rank in uneven["ranks"])
+    assert waiting == pytest.approx(20, rel=0.4)
+    assert busy < waiting / 4
+    assert uneven["exposed_comm_ms"]["ablation"] == busy
+    for rank in (0, 1):
+        lines = (naps / "run" / "variants" / "ddp-2-6-2" / f"rank{rank}.jsonl").read_text().splitlines()
+        steps = [json.loads(line) for line in lines]
+        assert {step["round"] for step in steps if step["kind"] == "ablation"} == set(range(1, 7))
 
 
 def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
+from launcher.compare.figures import ablation_interval_ms
 from launcher.compare.model import Comparison, Difference
 from launcher.compare.rounds import launch_medians, round_times
 from launcher.errors import MachineError
@@ -345,9 +346,26 @@ def test_figures_of_ranks(files):
     assert first.phases_ms == {"forward": pytest.approx(4.0)}
     assert first.peak_gib == 7
     assert (first.trace, second.trace) == (None, "variants/ddp-2-48-16/rank1.pt.trace.json.gz")
+    assert second.span_ms is None  # the trace is an empty file
+    assert any("rank1.pt.trace.json.gz: empty" in warning for warning in result.warnings)
     assert first.exposed_comm_ms.ablation == pytest.approx(2)
     assert second.exposed_comm_ms.ablation == pytest.approx(3)
     assert result.exposed_comm_ms.ablation == pytest.approx(2)  # of the rank that computes longest
+
+
+def test_how_sure_the_ablation_is():
+    def block(number, ms, kind):
+        return [StepRecord("a", number, 0, i, kind, round((ms + i) * 1e6), {}, None) for i in range(3)]
+
+    def steps(*savings_ms):
+        rounds = [
+            (block(i, 20, "timed"), block(i, 20 - ms, "ablation")) for i, ms in enumerate(savings_ms, 1)
+        ]
+        return [step for pair in rounds for one in pair for step in one]
+
+    assert ablation_interval_ms(steps(1, 2, 3, 4, 5, 6)) == (1, 6)
+    assert ablation_interval_ms([*steps(2, 2, 2), *block(9, 50, "timed")]) == (2, 2)
+    assert ablation_interval_ms(steps(2)) is None
 
 
 def test_the_replicas_of_dp_share_one_process(files):

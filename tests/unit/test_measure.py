@@ -35,6 +35,9 @@ class FakeTrainer:
     now_ns: int = 0
     drawn: list[tuple[str, int]] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
+    unsynced: list[str] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
+    """How many steps without communication had been made at each `restore_state`."""
     warm_up_ms: list[float] = field(default_factory=list)
 
     def prepare(self, variant: VariantOrder, step: int) -> FakeInput:
@@ -42,7 +45,17 @@ class FakeTrainer:
         self.drawn.append((variant.id, step))
         return FakeInput(variant, step)
 
-    def step(self, step_input: FakeInput, clock: CpuClock) -> None:
+    def save_state(self) -> int:
+        return len(self.ran)
+
+    def restore_state(self, steps: int) -> None:
+        assert self.ran[steps:] == self.unsynced[-len(self.ran[steps:]) :]  # no timed step is undone
+        self.restored.append(len(self.unsynced))
+
+    def step(self, step_input: FakeInput, clock: CpuClock, sync: bool = True) -> None:
+        if not sync:
+            self.unsynced.append(step_input.variant.id)
+            self.now_ns -= 10 * MS  # what communication takes
         extra_ms = self.warm_up_ms.pop(0) if self.warm_up_ms else 0.0
         step_ms = self.step_ms[step_input.variant.id]
         self.now_ns += round((extra_ms + (step_ms if isinstance(step_ms, float) else next(step_ms))) * MS)
@@ -167,6 +180,18 @@ def test_warm_up_goes_on_until_steady_and_says_when_it_never_is(tmp_path: Path) 
     assert facts.unsteady is not None
     assert "30 warm-up steps" in facts.unsteady
     assert len([record for record in records(tmp_path / "other", "a") if record.kind == "warmup"]) == 30
+
+
+def test_steps_without_communication_follow_the_timed_ones_of_the_first_rounds(tmp_path: Path) -> None:
+    made, trainer = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3, early=False, ablation_rounds=2)
+    made.run()
+    found = {name: [r for r in records(tmp_path, name) if r.kind == "ablation"] for name in "ab"}
+    assert [record.round for record in found["a"]] == [1] * 5 + [2] * 5
+    assert [record.round for record in found["b"]] == [1, 2]  # never more steps than a timed block
+    assert {record.step_ns for record in found["a"]} == {20 * MS}
+    timed = [r for name in "ab" for r in records(tmp_path, name) if r.kind in ("timed", "aa")]
+    assert min(r.order for r in found["a"]) > max(r.order for r in timed)
+    assert trainer.restored == [6, 12]
 
 
 def test_the_slowest_rank_decides(tmp_path: Path) -> None:

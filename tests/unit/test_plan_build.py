@@ -151,6 +151,7 @@ def test_an_order_holds_all_that_workers_need() -> None:
         prior={},
         gradient_check=True,
         profile=ProfileOrder(3),
+        ablation_rounds=6,
     )
     assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchOrder) == order
 
@@ -159,11 +160,20 @@ def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
     found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}), CPU)
     assert [order.gradient_check for order in found] == [True, True] + [False] * 10
     assert [order.profile is not None for order in found] == [True, True] + [False] * 10
+    assert [order.ablation_rounds for order in found] == [5] + [0] * 11  # of `ddp` alone
 
 
 def test_the_baseline_is_named_only_where_it_runs() -> None:
     found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}, steps={"launches": 1}), CPU)
     assert [order.baseline for order in found] == ["ddp-2-even", None]
+
+
+def test_what_a_trace_holds_and_of_which_ranks() -> None:
+    profile = {"steps": 2, "modules": True, "ranks": [1]}
+    (order,) = orders(spec_of(profile=profile), CPU)
+    assert order.profile == ProfileOrder(2, modules=True, ranks=(1,))
+    with pytest.raises(SpecError, match="no variant has a rank 2: the ranks are 0 to 1"):
+        build_plan(spec_of(profile={"ranks": [0, 2]}), CPU)
 
 
 def test_what_is_turned_off_is_not_ordered() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from launcher.compare.model import Comparison, ExposedComm, Noise, RankFigures, VariantResult
-from launcher.report.bar import Part, draw, slowest_rank
+from launcher.compare.slowest import slowest_rank
+from launcher.report.bar import Part, draw
 from launcher.report.json import render_json
 from launcher.report.table import render_table
 
@@ -184,6 +185,31 @@ def test_what_is_unknown_is_left_out_not_zero() -> None:
 def test_an_interrupted_run_says_how_to_go_on() -> None:
     assert "--resume" in shown(replace(COMPARISON, complete=False))
     assert "--resume" not in shown(COMPARISON)
+
+
+def test_bars_show_the_trace_where_every_variant_has_one() -> None:
+    def traced(found: VariantResult) -> VariantResult:
+        """Of a step of 20 ms: 10 compute, 4 transfer, 2 wait, 4 idle."""
+        figures = (
+            "span_ms",
+            "compute_ms",
+            "exposed_transfer_ms",
+            "exposed_wait_ms",
+            "exposed_memcpy_ms",
+            "idle_ms",
+        )
+        parts = dict(zip(figures, (20.0, 10.0, 4.0, 2.0, 0.0, 4.0), strict=True))
+        exposed = ExposedComm(trace=6.0)
+        return replace(found, ranks=tuple(replace(r, **parts, exposed_comm_ms=exposed) for r in found.ranks))
+
+    even, uneven = variant("ddp-2-even"), variant("ddp-2-40-24")
+    lines = lines_of(shown(with_variants(traced(even), traced(uneven)), 200))
+    bar = lines[2].split()[-1]  # the longest step has the whole width
+    assert bar == "▇" * 20 + "▒" * 8 + "░" * 4 + "·" * 8
+    assert lines[1].split()[-1].count("▇") == round(20 * 42.1 / 47.9)
+    assert "Bars: compute ▇  comm ▒  wait ░  idle ·" in lines
+    mixed = shown(with_variants(traced(even), uneven), 200)
+    assert "Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪" in mixed
 
 
 def test_slowest_rank_is_the_one_that_the_others_wait_for() -> None:

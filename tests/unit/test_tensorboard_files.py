@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from launcher.compare.model import Comparison, StepTime
+from launcher.compare.model import Comparison, ExposedComm, StepTime
 from launcher.records import Event, Kind, StepRecord
 from launcher.report.hparams import hyperparameters, metrics
 from launcher.report.markdown import escape, summary_markdown
@@ -88,6 +88,14 @@ def test_results_are_scalars_of_the_variants_own_run(run: RunDir) -> None:
     assert scalars(found, "exposed_comm_percent") == [(0, pytest.approx(100 * 1.9 / 42.1))]
     assert "exposed_comm_percent" not in read(run.variant("dp-2-even")).Tags()["scalars"], "unknown"
     assert read(run.variant("dp-2-48-16")).Tags()["scalars"] == [], "it ran out of memory"
+
+
+def test_exposed_communication_is_a_share_of_the_traced_step(run: RunDir) -> None:
+    plain = COMPARISON.variants[0]
+    traced = replace(plain.ranks[0], span_ms=50.0, exposed_comm_ms=ExposedComm(trace=5.0))
+    variant = replace(plain, ranks=(traced,), exposed_comm_ms=traced.exposed_comm_ms)
+    write_tensorboard(replace(COMPARISON, variants=(variant,)), run)
+    assert scalars(read(run.variant(plain.id)), "exposed_comm_percent") == [(0, pytest.approx(10.0))]
 
 
 def test_times_are_those_of_the_rounds(run: RunDir) -> None:

@@ -1,0 +1,141 @@
+"""Why a variant is slower: only what the figures of its ranks show."""
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.compare.explain import why_slower
+from launcher.compare.findings import disagreement
+from launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
+from tests.unit.test_compare_summary import result, sentence
+
+
+def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts: float) -> RankFigures:
+    """A rank that computes for `work_ms`, less what `parts` take of it, and waits for `wait_ms`."""
+    transfer_ms = parts.get("transfer", 0.0)
+    own = {name: parts.get(name, 0.0) for name in ("memcpy", "input")}
+    return RankFigures(
+        rank=number,
+        device=f"cpu:{number}",
+        local_batch=batch,
+        step_ms=None,
+        phases_ms={},
+        peak_gib=None,
+        trace=None,
+        span_ms=work_ms + wait_ms + transfer_ms,
+        compute_ms=work_ms - sum(own.values()),
+        exposed_transfer_ms=transfer_ms,
+        exposed_wait_ms=wait_ms,
+        exposed_memcpy_ms=own["memcpy"],
+        idle_ms=own["input"],
+        input_ms=own["input"],
+        wait_ms=wait_ms,
+        transfer_ms=transfer_ms,
+        exposed_comm_ms=ExposedComm(trace=wait_ms + transfer_ms),
+    )
+
+
+def variant(name: str, split: tuple[int, ...], step_ms: float, *ranks: RankFigures) -> VariantResult:
+    return replace(result(name, split, step_ms), ranks=ranks, step_ms=StepTime(step_ms, None))
+
+
+EVEN = variant("ddp-even", (32, 32), 50.9, rank(0, 32, 50.0, 0.5), rank(1, 32, 50.5))
+UNEVEN = variant("ddp-48-16", (48, 16), 60.2, rank(0, 48, 60.0), rank(1, 16, 48.8, 11.2))
+
+
+def test_the_rank_with_less_to_do_waits() -> None:
+    assert why_slower(UNEVEN, EVEN) == "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch"
+
+
+def test_the_sentence_says_why() -> None:
+    slower = Difference(18.3, (17.2, 19.4), "slower")
+    base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))
+    said = sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower})
+    assert said == (
+        "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19):"
+        " rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
+    )
+
+
+def test_a_baseline_that_loses_says_why_too() -> None:
+    """Device 1 is slower: with an even split rank 0 waits for it."""
+    slow = variant("ddp-even", (32, 32), 60.0, rank(0, 32, 40.0, 20.0), rank(1, 32, 60.0))
+    fit = variant("ddp-40-24", (40, 24), 50.0, rank(0, 40, 50.0), rank(1, 24, 49.0, 1.0))
+    faster = Difference(-16.7, (-17.0, -16.0), "faster")
+    results = [
+        replace(slow, vs_baseline=Difference(None, None, "baseline")),
+        replace(fit, vs_baseline=faster),
+    ]
+    assert sentence(results, {("ddp-40-24", "ddp-even"): faster}).endswith(
+        ", where rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("transfer", "rank 0 spends 15.0 of 65.0 ms on communication that nothing overlaps"),
+        ("memcpy", "rank 0 spends 15.0 of 65.0 ms on copies that nothing overlaps"),
+        ("input", "rank 0 waits 15.0 of 65.0 ms for its data"),
+    ],
+)
+def test_other_causes(part: str, said: str) -> None:
+    work_ms = 50.0 if part == "transfer" else 65.0
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
+    assert why_slower(slow, EVEN) == said
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [
+        pytest.param(replace(UNEVEN, ranks=()), id="no trace"),
+        pytest.param(replace(UNEVEN, step_ms=None), id="no times"),
+        pytest.param(replace(UNEVEN, global_batch=128), id="other work"),
+        pytest.param(replace(UNEVEN, step_ms=StepTime(50.0, None)), id="not slower by its median"),
+        pytest.param(replace(UNEVEN, step_ms=StepTime(90.0, None)), id="the wait is a small part of it"),
+        pytest.param(
+            variant("x", (48, 16), 52.0, rank(0, 48, 52.0), rank(1, 16, 50.0, 2.0)),
+            id="a small part of the step",
+        ),
+        pytest.param(
+            variant("x", (48, 16), 60.0, rank(0, 48, 50.0), rank(1, 16, 49.0, 11.0)),
+            id="nobody has more to do",
+        ),
+        pytest.param(
+            replace(UNEVEN, ranks=(UNEVEN.ranks[0], replace(UNEVEN.ranks[1], span_ms=None))), id="part"
+        ),
+    ],
+)
+def test_nothing_is_said_that_the_figures_do_not_show(slower: VariantResult) -> None:
+    assert why_slower(slower, EVEN) is None
+    assert why_slower(EVEN, slower) is None
+
+
+def test_what_both_lose_is_no_reason() -> None:
+    fast, slow = (
+        variant(
+            name, (32, 32), ms, rank(0, 32, ms - 15.0, transfer=15.0), rank(1, 32, ms - 15.0, transfer=15.0)
+        )
+        for name, ms in (("fast", 50.0), ("slow", 60.0))
+    )
+    assert why_slower(slow, fast) is None
+
+
+@pytest.mark.parametrize(
+    ("trace", "ablation", "interval", "said"),
+    [
+        (10.0, 12.0, None, None),  # 17 % of the ablation
+        (0.5, 1.5, None, None),  # 1.7 % of the step
+        (5.0, 9.0, None, "5.00 ms in the trace, 9.00 by leaving it out; it may slow compute down"),
+        (9.0, 5.0, (4.0, 6.0), "5.00 by leaving it out; ranks that don't communicate may compete"),
+        (9.0, 5.0, (1.0, 9.5), None),  # chance
+        (2.0, -1.0, None, "−1.0 by leaving it out"),
+        (None, 5.0, None, None),
+        (5.0, None, None, None),
+    ],
+)
+def test_trace_against_ablation(
+    trace: float | None, ablation: float | None, interval: tuple[float, float] | None, said: str | None
+) -> None:
+    found = disagreement(ExposedComm(trace, ablation), interval, step_ms=60.0)
+    assert found is None if said is None else found is not None and said in found
