@@ -16,8 +16,8 @@ from launcher.worker.strategies.base import Strategy
 from launcher.worker.strategies.ddp import Ddp
 from launcher.worker.strategies.dp import Dp
 from launcher.worker.strategies.single import Single
-from launcher.worker.user_error import place_of, users_code
-from launcher.worker.validate import unused_parameters
+from launcher.worker.user_error import UserError, place_of, users_code
+from launcher.worker.validate import batch_warning, unused_parameters
 from workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -52,8 +52,9 @@ class Trainer:
         self.source = source_of(workload, order, rank, self.precision)
         global_batch = sum(order.variants[0].split)
         unused = unused_parameters(workload, self.source, self.precision, device, rank, global_batch)
-        self.strategy = strategy_of(self.model, order, rank, unused)
         self.optimizer = make_optimizer(workload)
+        self.batch_warning = batch_warning(workload, self.source, global_batch)
+        self.strategy = strategy_of(self.model, order, rank, unused)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.scales_loss)
 
     @property
@@ -168,11 +169,16 @@ def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
     """The workload's optimizer; without one, plain SGD.
 
     Raises:
-        UserError: the workload's function raised.
+        UserError: the workload's function raised, or gave something else.
     """
     parameters = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=DEFAULT_LEARNING_RATE)
     place = place_of(workload.optimizer)
-    with users_code("optimizer(parameters) failed", "a torch.optim.Optimizer", place):
-        return workload.optimizer(parameters)
+    expected = "a torch.optim.Optimizer"
+    with users_code("optimizer(parameters) failed", expected, place):
+        optimizer = workload.optimizer(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        what = "optimizer(parameters) must give an optimizer"
+        raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
+    return optimizer
