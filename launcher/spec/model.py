@@ -149,7 +149,8 @@ class Profile(_Section):
     shapes: bool = False
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
-    """Whether a trace holds allocations."""
+    """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept beside
+    it."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False
