@@ -1,6 +1,7 @@
 """What measuring costs: steps as gpurun runs them against a bare DDP loop, in the same processes."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.timing import BIN, record, table
 
-ROUNDS = 40
+ROUNDS = 120
 RANKS = 2
 WORKLOADS = {
     "mlp": {"width": 512},
@@ -31,7 +32,8 @@ def main() -> None:
                 "-m",
                 "benchmarks.overhead",
             ]
-            subprocess.run([*argv, workload, json.dumps(params), str(out)], check=True)
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run([*argv, workload, json.dumps(params), str(out)], check=True, env=environment)
             rows.append(row(workload, json.loads(out.read_text())))
     header = ["workload", "bare ms", "gpurun ms", "ratio", "95 % interval", "goal"]
     text = (
