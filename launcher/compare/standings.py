@@ -41,13 +41,11 @@ class Standings:
 
 
 def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings | None:
-    """The leader by throughput, and where the others stand against it; `None` if nothing was measured.
+    """The leader, and where the others stand against it; `None` if nothing was measured.
 
-    Medians of variants that stopped early are of other rounds, and drift may part them: a variant that is
-    established to be faster than the one with the best median leads.
+    The leader is the first in order that no other is established to be faster than.
     """
-    ranked = [result for result in results if is_ranked(result)]
-    ranked.sort(key=lambda result: result.samples_per_s or 0.0, reverse=True)
+    ranked = fastest_first(results)
     if not ranked:
         return None
     leader = next((one for one in ranked if not _is_beaten(one, ranked, pairwise)), ranked[0])
@@ -57,6 +55,27 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
         for other in others
     )
     return Standings(leader, tuple(rivals))
+
+
+def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
+    """Variants with figures that count, by their difference from the baseline; without it, by throughput.
+
+    Not by the medians that stand in the table: those of variants that stopped early are of other rounds, and
+    those of several launches scatter as launches do, while the difference is taken between neighbours.
+    """
+    ranked = [result for result in results if is_ranked(result)]
+    percents = {result.id: percent_behind_baseline(result) for result in ranked}
+    if None in percents.values():
+        return sorted(ranked, key=lambda result: -(result.samples_per_s or 0.0))
+    return sorted(ranked, key=lambda result: percents[result.id] or 0.0)
+
+
+def percent_behind_baseline(result: VariantResult) -> float | None:
+    """0 for the baseline itself; `None` where there is nothing to compare with."""
+    difference = result.vs_baseline
+    if difference is None:
+        return None
+    return 0.0 if difference.verdict == "baseline" else difference.percent
 
 
 def is_ranked(result: VariantResult) -> bool:

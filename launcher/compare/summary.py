@@ -78,12 +78,12 @@ def _too_few(rival: Rival) -> str:
 
 
 def _close_race(leader: VariantResult, undecided: Sequence[Rival]) -> str:
-    """The leader and the closest rival that an interval can't tell from it."""
+    """The best of them and the closest rival that an interval can't tell from it."""
     closest = next(rival for rival in undecided if rival.behind.ci is not None)
     name, difference = variant_label(closest.result), closest.behind
-    text = f"{variant_label(leader)} leads, but {name} differs from it by {_signed(difference)}"
+    text = f"{variant_label(leader)} and {name} can't be told apart ({_signed(difference)})"
     others = len(undecided) - 1
-    return f"{text}, and {_count(others, 'other')} can't be told from it either" if others else text
+    return f"{text}, nor can {_count(others, 'other')} from {variant_label(leader)}" if others else text
 
 
 def _slower(rival: Rival, leader: VariantResult) -> str:
@@ -120,7 +120,7 @@ def _mirrored(difference: Difference) -> tuple[float, tuple[float, float] | None
 
 def _signed(difference: Difference) -> str:
     percent, ci = difference.percent or 0.0, difference.ci
-    interval = f" ({format_percent_interval(percent, ci)})" if ci else ""
+    interval = f", {format_percent_interval(percent, ci)}" if ci else ""
     return f"{format_percent(percent, ci, signed=True)}{interval}"
 
 

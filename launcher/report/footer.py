@@ -17,7 +17,9 @@ DISAGREEMENT = 0.05
 
 def footer(comparison: Comparison, page: Page) -> list[Text]:
     """The lines in the order in which they are read; what doesn't apply has no line."""
-    facts = [*noise_lines(comparison.noise, comparison.ci_level), *gradient_lines(comparison.variants)]
+    compared = any(one.vs_baseline and one.vs_baseline.ci for one in comparison.variants)
+    level = comparison.ci_level if compared else None
+    facts = [*noise_lines(comparison.noise, level), *gradient_lines(comparison.variants)]
     notes = [Text(note) for note in (*facts, *comparison.notes)]
     warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
     if not comparison.complete:

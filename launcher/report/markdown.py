@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, VariantResult
-from launcher.report.cells import half_width_text, number_text, verdict_text
+from launcher.report.cells import uncertainty_text, number_text, verdict_text
 from launcher.report.footer import gradient_lines, noise_lines, warning_lines
 from launcher.report.names import by_rank
 from launcher.units import format_ms
@@ -40,7 +40,7 @@ def _row(variant: VariantResult) -> list[str]:
         variant_label(variant),
         format_ms(variant.step_ms.median, variant.step_ms.ci) if variant.step_ms else "",
         verdict_text(variant.vs_baseline).plain.strip(),
-        half_width_text(variant.vs_baseline).plain,
+        uncertainty_text(variant.vs_baseline).plain,
         number_text(variant.samples_per_s, 0).plain,
         number_text(variant.scaling_efficiency, 2).plain,
         status,

@@ -2,7 +2,7 @@
 
 from launcher.compare.label import split_text
 from launcher.compare.model import Comparison, VariantResult
-from launcher.compare.standings import is_ranked
+from launcher.compare.standings import fastest_first, is_ranked
 from launcher.plan.model import Variant
 
 
@@ -16,8 +16,6 @@ def split_label(variant: Variant | VariantResult) -> str:
 
 
 def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:
-    """Variants with figures that count, the leader first, then by throughput; and the others."""
-    ranked = [one for one in comparison.variants if is_ranked(one)]
-    unranked = [one for one in comparison.variants if not is_ranked(one)]
-    order = sorted(ranked, key=lambda one: (one.id != comparison.fastest, -(one.samples_per_s or 0.0)))
-    return order, unranked
+    """Variants with figures that count, the leader first, then the others fastest first; and the rest."""
+    ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.fastest)
+    return ranked, [one for one in comparison.variants if not is_ranked(one)]

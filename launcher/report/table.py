@@ -13,7 +13,7 @@ from rich.text import Text
 from launcher.compare.label import value_text
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
-from launcher.report.cells import half_width_text, number_text, step_text, verdict_text
+from launcher.report.cells import uncertainty_text, number_text, step_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
 from launcher.report.footer import footer
 from launcher.report.names import by_rank, split_label
@@ -68,7 +68,7 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
     columns = [
         Column("step ms", tuple(step_text(v.step_ms, decimals) for v in ranked), right=True),
         Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked)),
-        Column("±", tuple(half_width_text(v.vs_baseline) for v in ranked), right=True, drop=1),
+        Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
         Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
         Column("eff.", tuple(number_text(v.scaling_efficiency, 2) for v in ranked), right=True, drop=3),

@@ -98,8 +98,7 @@ def test_a_close_race_has_no_winner():
     results = [EVEN, result("ddp-36-28", (36, 28), 42.3, vs=close)]
     known = {("ddp-36-28", "ddp-even"): close}
     assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 leads,"
-        " but ddp 36/28 differs from it by +0.3 % (−0.4 to +0.9)."
+        "No split is clearly fastest: ddp 32/32 and ddp 36/28 can't be told apart (+0.3 %, −0.4 to +0.9)."
     )
 
 
@@ -108,7 +107,7 @@ def test_one_undecided_rival_is_enough_even_if_it_is_not_the_next():
     results = [EVEN, result("ddp-36-28", (36, 28), 47.9), result("dp-even", (32, 32), 50.0, "dp", launches=6)]
     known = {("ddp-36-28", "ddp-even"): SLOWER, ("dp-even", "ddp-even"): unclear}
     assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 leads, but dp 32/32 differs from it by +20 % (−3 to +48)."
+        "No split is clearly fastest: ddp 32/32 and dp 32/32 can't be told apart (+20 %, −3 to +48)."
     )
 
 
@@ -117,7 +116,7 @@ def test_further_undecided_rivals_are_counted():
     others = [result(f"ddp-{n}", (n, 64 - n), 42.0 + n / 100) for n in (33, 34, 35)]
     known = {(other.id, "ddp-even"): close for other in others}
     assert sentence([EVEN, *others], known).endswith(
-        "(−0.4 to +0.9), and 2 others can't be told from it either."
+        "(+0.3 %, −0.4 to +0.9), nor can 2 others from ddp 32/32."
     )
 
 
