@@ -65,7 +65,8 @@ def _own_losses(rank: RankFigures, span_ms: float) -> Iterable[Loss]:
     yield Loss("input", rank.input_ms or 0.0, span_ms, f"{who} waits {{ms}} for its data")
     text = f"{who} spends {{ms}} on copies that nothing overlaps"
     yield Loss("copies", rank.exposed_memcpy_ms or 0.0, span_ms, text)
-    text = f"{who} spends {{ms}} on communication that nothing overlaps"
+    what = "communication" if rank.wait_ms is not None else "communication, or waiting for it,"
+    text = f"{who} spends {{ms}} on {what} that nothing overlaps"
     yield Loss("transfer", rank.exposed_transfer_ms or 0.0, span_ms, text)
 
 

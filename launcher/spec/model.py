@@ -145,11 +145,13 @@ class Profile(_Section):
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
 
     steps: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Steps in a trace; 0 takes none."""
+    """Steps in a trace; 0 takes none, and doesn't time steps without communication either, which tell what
+    communication costs."""
     shapes: bool = False
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
-    """Whether a trace holds allocations."""
+    """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept beside
+    it."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False

@@ -120,7 +120,13 @@ def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, p
 
     if wanted.ranks is None or rank in wanted.ranks:
         path = journal.run.trace(variant.id, rank)
-        threads = order.strategy == "dp"
-        capture(run_one_step, wanted, path, align=peers.barrier, all_threads=threads)
+        capture(
+            run_one_step,
+            wanted,
+            path,
+            align=peers.barrier,
+            all_threads=order.strategy == "dp",
+            snapshot=journal.run.memory_snapshot(variant.id, rank) if wanted.memory else None,
+        )
     else:
         run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)

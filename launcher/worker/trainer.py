@@ -29,7 +29,8 @@ CHECK_LOSS_SCALE = 1024.0
 class TrainerState:
     """A copy, on the CPU, of all that optimizer steps change: a device needn't hold it twice."""
 
-    model: dict[str, Any]
+    model: tuple[tuple[Tensor, Tensor], ...]
+    """Parameters and buffers, each with its value."""
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
 
@@ -119,12 +120,19 @@ class Trainer:
 
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer, to come back to."""
-        parts = (self.model.state_dict(), self.optimizer.state_dict(), self.scaler.state_dict())
-        return TrainerState(*(on_cpu(part) for part in parts))
+        # Not by the model's state_dict: a user's may leave something out, or refuse to be loaded again.
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return TrainerState(
+            model=tuple((tensor, on_cpu(tensor)) for tensor in tensors),
+            optimizer=on_cpu(self.optimizer.state_dict()),
+            scaler=self.scaler.state_dict(),
+        )
 
     def restore_state(self, state: TrainerState) -> None:
         """Undoes all steps since `state` was saved."""
-        self.model.load_state_dict(state.model)
+        with torch.no_grad():
+            for tensor, value in state.model:
+                tensor.copy_(value)
         # The optimizer keeps the tensors that it is given, and would change the copy.
         self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
         self.scaler.load_state_dict(state.scaler)
@@ -139,9 +147,7 @@ def on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        copied = copy.copy(value)  # a model's dict also carries the versions of its modules
-        copied.update({key: on_cpu(item) for key, item in value.items()})
-        return copied
+        return {key: on_cpu(item) for key, item in value.items()}
     if isinstance(value, list):
         return [on_cpu(item) for item in value]
     return copy.deepcopy(value)
