@@ -1,10 +1,8 @@
 """`gpurun` and `python -m launcher`."""
 
-import sys
-
 from launcher.interrupt import EXIT_CODE, quit_on_interrupt, raise_on_interrupt
 
-quit_on_interrupt()  # here already: the imports below are most of a short command's time
+quit_on_interrupt()  # before anything else is imported: that is most of a short command's time
 
 
 def main() -> None:
@@ -15,7 +13,7 @@ def main() -> None:
         raise_on_interrupt()
         run_command()
     except KeyboardInterrupt:
-        sys.exit(EXIT_CODE)
+        raise SystemExit(EXIT_CODE) from None
     finally:
         quit_on_interrupt()
 

@@ -302,6 +302,9 @@ def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
     """Compare run B with run A, variant by variant (a gate for CI), or two folders of traces.
 
     Example: gpurun diff runs/gpt/2026-01-01_10-00-00 runs/gpt/latest --fail-slower 3%
+
+    Exit codes: 0 ok, 2 the command line is wrong, or --fail-slower could not be decided (a variant has no
+    interval: both runs need several launches, `steps: {launches: 6}`), 5 --fail-slower tripped.
     """
     from launcher.run.open import are_runs
 
@@ -318,19 +321,41 @@ def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
 def diff_two_runs(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
     """How run B differs from run A, and whether that is too much."""
     from launcher.compare.build import compare_run
-    from launcher.compare.diff import diff_runs, gate
+    from launcher.compare.diff import diff_runs, gated
     from launcher.run.open import find_run
 
     difference = diff_runs(compare_run(find_run(a)), compare_run(find_run(b)))
+    if fail_slower is not None:
+        difference = gated(difference, fail_slower)
     if as_json:
         show_json(difference)
     else:
         from launcher.report.diff import render_diff
 
         click.echo(render_diff(difference, width()))
-    if fail_slower is not None and (tripped := gate(difference, fail_slower)):
-        names = ", ".join(variant.label for variant in tripped)
-        raise GateError(f"slower by more than {fail_slower:g} %, beyond doubt: {names}")
+    check_gate(difference)
+
+
+def check_gate(difference: Any) -> None:
+    """Ends the command by what its gate found; a gate that could not be decided doesn't pass.
+
+    Raises:
+        GateError: a variant is slower by more than the threshold.
+        SpecError: none is, but of some (or all) nothing can be said.
+    """
+    from launcher.compare.diff import why_undecided
+
+    gate = difference.gate
+    if gate is None:
+        return
+    reasons = why_undecided(difference)
+    undecided = "\n    ".join((f"--fail-slower {gate.threshold_percent:g}% could not be decided", *reasons))
+    if gate.tripped:
+        names = ", ".join(one.label for one in difference.variants if one.id in gate.tripped)
+        found = f"slower by more than {gate.threshold_percent:g} %, beyond doubt: {names}"
+        raise GateError("\n".join([found, *([undecided] if reasons else [])]))
+    if reasons:
+        raise SpecError(undecided)
 
 
 def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:

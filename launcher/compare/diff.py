@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -41,6 +41,29 @@ class VariantDiff:
     difference: Difference
     note: str | None
     """Why there is no figure or no interval, and how to get one."""
+    in_gate: bool = True
+    """Whether run a has a figure, so that run b can be slower than that."""
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A variant that goes by the same name in both runs but doesn't do the same work."""
+
+    id: str
+    label: str
+    reason: str
+    """`global_batch: 8 → 32, split: 4,4 → 16,16`."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a `--fail-slower` gate found."""
+
+    threshold_percent: float
+    tripped: tuple[str, ...]
+    """Ids of the variants that are slower by more than that beyond doubt."""
+    undecided: tuple[str, ...]
+    """Ids of those without an interval, of which nothing can be said: no gate may pass them silently."""
 
 
 @dataclass(frozen=True)
@@ -50,37 +73,78 @@ class Diff:
     name_a: str
     name_b: str
     ci_level: float | None
-    """Of one variant's interval; `None` if no variant is in both runs."""
+    """Of one variant's interval; `None` if no variant can be compared."""
     variants: tuple[VariantDiff, ...]
+    not_comparable: tuple[Unlike, ...]
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
     marks: tuple[str, ...]
     """Where host, versions or job differ: reasons to doubt that the code alone made the difference."""
+    gate: Gate | None = None
+    """`None` where no gate was asked for."""
 
 
 def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
     """How b differs from a, by the medians of their launches.
 
     Rounds of different launches aren't pairs, so the launch is the unit (Welch on logarithms), at
-    `alpha` shared among the variants that both runs have.
+    `alpha` shared among the variants that both runs have and that do the same
+    work in both; others are listed.
     """
     in_a, in_b = ({variant.id: variant for variant in run.variants} for run in (a, b))
     common = [variant_id for variant_id in in_a if variant_id in in_b]
-    share = alpha / max(1, len(common))
+    reasons = {one: _other_work(_work(a, in_a[one]), _work(b, in_b[one])) for one in common}
+    alike = [one for one in common if not reasons[one]]
+    share = alpha / max(1, len(alike))
     return Diff(
         name_a=a.name,
         name_b=b.name,
-        ci_level=1 - share if common else None,
-        variants=tuple(_variant_diff(in_a[one], in_b[one], share) for one in common),
+        ci_level=1 - share if alike else None,
+        variants=tuple(_variant_diff(in_a[one], in_b[one], share) for one in alike),
+        not_comparable=tuple(
+            Unlike(one, variant_label(in_b[one]), reason) for one, reason in reasons.items() if reason
+        ),
         only_in_a=tuple(one for one in in_a if one not in in_b),
         only_in_b=tuple(one for one in in_b if one not in in_a),
         marks=(*_host_marks(a.host, b.host), *_marks("job", a.job, b.job)),
     )
 
 
-def gate(diff: Diff, percent: float) -> tuple[VariantDiff, ...]:
-    """Variants that are slower by more than `percent` beyond doubt: the interval's lower end is above it."""
-    return tuple(one for one in diff.variants if one.difference.ci and one.difference.ci[0] > percent)
+def gated(diff: Diff, percent: float) -> Diff:
+    """The same with a gate: tripped where the interval's lower end is above `percent`."""
+    tripped = (one.id for one in diff.variants if one.difference.ci and one.difference.ci[0] > percent)
+    undecided = (one.id for one in diff.variants if one.in_gate and one.difference.ci is None)
+    unlike = (one.id for one in diff.not_comparable)
+    return replace(diff, gate=Gate(percent, tuple(tripped), (*undecided, *unlike)))
+
+
+def why_undecided(diff: Diff) -> list[str]:
+    """For each variant that the gate could not decide, its name and why; or that there is none at all."""
+    undecided = diff.gate.undecided if diff.gate else ()
+    reasons = [f"{one.label}: {one.note}" for one in diff.variants if one.id in undecided]
+    reasons += [f"{one.label}: other work ({one.reason})" for one in diff.not_comparable]
+    return reasons if diff.variants or reasons else ["no variant is in both runs"]
+
+
+def _work(run: Comparison, variant: VariantResult) -> dict[str, Any]:
+    """What a step of the variant computes: only where all of it is the same, times can be compared."""
+    params = {**(run.job.get("params") or {}), **(variant.varied.get("params") or {})}
+    return {
+        "workload": run.job.get("workload"),
+        "params": params,
+        "global_batch": variant.global_batch,
+        "split": tuple(variant.split),
+        "precision": variant.precision,
+        "accumulate": variant.accumulate,
+    }
+
+
+def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """What differs, in words; empty where it is the same work."""
+    texts = (
+        (key, value_text(a[key]) or "none", value_text(b[key]) or "none") for key in a if a[key] != b[key]
+    )
+    return ", ".join(f"{key}: {old} → {new}" for key, old, new in texts)
 
 
 def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDiff:
@@ -93,21 +157,17 @@ def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDi
         b_ms=b.step_ms.median if b.step_ms else None,
         difference=difference,
         note=", ".join(lost) if lost else _few_launches(a, b),
+        in_gate=is_ranked(a),
     )
 
 
 def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
-    """Time per sample where the global batches differ, like everywhere."""
-    logs_a, logs_b = _log_sample_times(a), _log_sample_times(b)
+    logs_a, logs_b = ([math.log(median_ms) for median_ms in one.launch_medians_ms] for one in (a, b))
     if not logs_a or not logs_b:
         return Difference(None, None, "inconclusive")
     percent = percent_from_log(fmean(logs_b) - fmean(logs_a))
     ci = percent_interval(welch_interval(logs_b, logs_a, alpha))
     return Difference(percent, ci, verdict_of(percent, ci))
-
-
-def _log_sample_times(result: VariantResult) -> list[float]:
-    return [math.log(median_ms / result.global_batch) for median_ms in result.launch_medians_ms]
 
 
 def _few_launches(a: VariantResult, b: VariantResult) -> str | None:

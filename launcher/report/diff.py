@@ -18,13 +18,15 @@ def render_diff(diff: Diff, width: int) -> str:
         lines += [
             line for one in diff.variants if one.note for line in _item(f"{one.label}: {one.note}", width)
         ]
+    for unlike in diff.not_comparable:
+        lines += _item(f"{unlike.label}: not comparable, for it does other work: {unlike.reason}", width)
     lines += _only(diff.only_in_a, "a", width) + _only(diff.only_in_b, "b", width)
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
     if diff.ci_level is not None:
         lines += _item(f"Verdicts, and ±, are at the {100 * diff.ci_level:.1f} % level.", width)
     if not rows:
-        lines.append("No variant is in both runs, so nothing can be compared.")
+        lines.append("No variant does the same work in both runs, so nothing can be compared.")
     return "\n".join(lines)
 
 

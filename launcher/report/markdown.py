@@ -6,7 +6,7 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report.cells import number_text, uncertainty_text, verdict_text
 from launcher.report.footer import gradient_lines, noise_lines, warning_lines
-from launcher.report.names import by_rank
+from launcher.report.order import by_rank
 from launcher.units import format_ms
 
 HEADER = ("variant", "step ms", "vs baseline", "± %", "samples/s", "efficiency", "status")

@@ -16,7 +16,8 @@ from launcher.report import bar
 from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
 from launcher.report.footer import footer
-from launcher.report.names import by_rank, split_label
+from launcher.report.names import split_label
+from launcher.report.order import by_rank
 from launcher.report.page import Page, to_string
 from launcher.units import THOUSANDS
 

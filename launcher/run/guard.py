@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Self
 from launcher.errors import MachineError
 from launcher.run.proctree import become_subreaper, descendants, kill_descendants
 
-SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (by whom? see the kernel's log)"
+SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
 _MAX_REQUEST_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 10.0
 _SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)

@@ -1,7 +1,7 @@
 """Which rank a launch that takes too long waits for."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +56,22 @@ def find_hang(activities: Mapping[int, Activity | None]) -> Hang:
         place = activities[busy[0]]
         assert place is not None
         also = f" ({len(busy) - 1} more were busy too)" if len(busy) > 1 else ""
-        others = f"rank {waiting[0]}" if len(waiting) == 1 else f"{len(waiting)} ranks"
-        return Hang(busy[0], f"rank {busy[0]} was at {place.frame}{also}, and {others} waited", details)
+        return Hang(
+            busy[0], f"rank {busy[0]} was at {place.frame}{also}, {_others(activities, waiting)}", details
+        )
     if busy:
         return Hang(busy[0], f"no rank waited for another: {_was(details[0])}", details)
     if silent:
         return Hang(silent[0], f"rank {silent[0]} left no stack, and all others waited", details)
     return Hang(None, "all ranks waited for each other: not all take part in the same collective", details)
+
+
+def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -> str:
+    """What the waiting ranks were doing; of the backward pass it isn't known that they waited."""
+    ways = {doing.waiting for rank in waiting if (doing := activities[rank])}
+    who = f"rank {waiting[0]}" if len(waiting) == 1 else f"{len(waiting)} ranks"
+    verb = "was" if len(waiting) == 1 else "were"
+    return f"while {who} {'waited' if BACKWARD not in ways else f'{verb} in the backward pass'}"
 
 
 def _detail(rank: int, doing: Activity | None, num_ranks: int) -> str:

@@ -20,8 +20,9 @@ JSON Schema that this page is made from; `--set key.path=value` overrides any ke
 
 _COMBINATIONS = """\
 A combination that cannot be (a split for two devices on one, `single` on two) is left out, and `gpurun check`
-lists it with the reason. Splits that come to the same samples are measured once. `even` may give fewer parts
-than there are devices, as `torch.chunk` does: 9 over 4 devices is 3, 3, 3, and runs on three.
+lists it with the reason; a split that fits none of the job's device counts is a mistake. Splits that come to
+the same samples are measured once. `even` may give fewer parts than there are devices, as `torch.chunk` does:
+9 over 4 devices is 3, 3, 3, and runs on three.
 """
 
 _NOTES = {"compare": _COMBINATIONS}

@@ -66,9 +66,10 @@ def names_of(module: ast.Module) -> Names:
     """What the module binds."""
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     bound = Counter(name for node in _top_level(module) for name in _bound_by(node))
+    is_dynamic = "__getattr__" in bound
     for node in ast.walk(module):
         bound.update(node.names if isinstance(node, ast.Global) else ())
-    is_dynamic = "__getattr__" in bound or any(_is_dynamic(node) for node in ast.walk(module))
+        is_dynamic = is_dynamic or _is_dynamic(node)
     return Names(tuple(functions), bound, not is_dynamic)
 
 

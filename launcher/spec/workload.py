@@ -1,5 +1,6 @@
 """Mistakes in `workload` and `params`, found without running any of the workload's code."""
 
+import ast
 import importlib.machinery
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
     spec = draft.spec
     source, colon, function = spec.workload.rpartition(":")
     if not colon and spec.workload in builtin_workloads():
-        yield from _wrong_params(draft, builtin_file(spec.workload), "build")
+        yield from _wrong_params(draft, read_module(builtin_file(spec.workload)), "build")
     elif not colon:
         known = builtin_workloads()
         hint = did_you_mean(spec.workload, known) or f"built in are {', '.join(known)}"
@@ -44,8 +45,9 @@ def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
         hint = "it is looked for beside the job file"
         yield spec.problem(("workload",), f"there is no file {source[:200]}", hint)
     else:
-        yield from _missing_function(spec, job_dir / source, function)
-        yield from _wrong_params(draft, job_dir / source, function)
+        module = read_module(job_dir / source)
+        yield from _missing_function(spec, module, function)
+        yield from _wrong_params(draft, module, function)
 
 
 def _is_file(path: Path) -> bool:
@@ -69,17 +71,17 @@ def _missing_module(spec: JobSpec, job_dir: Path, package: str) -> Iterator[Prob
         yield spec.problem(("workload",), message, "it must be installed, or lie beside the job file")
 
 
-def _missing_function(spec: JobSpec, path: Path, function: str) -> Iterator[Problem]:
-    module = read_module(path)
+def _missing_function(spec: JobSpec, module: ast.Module | None, function: str) -> Iterator[Problem]:
     names = names_of(module) if module else None
     if names and names.is_complete and not names.bound[function]:
         listed = ", ".join(names.functions[:8])
         hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
-        yield spec.problem(("workload",), f"{path.name} has no function `{shorten(function)}`", hint)
+        file = spec.workload.rpartition(":")[0]
+        message = f"{file[:200]} has no function `{shorten(function)}`"
+        yield spec.problem(("workload",), message, hint)
 
 
-def _wrong_params(draft: Draft, path: Path, function: str) -> Iterator[Problem]:
-    module = read_module(path)
+def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Iterator[Problem]:
     signature = signature_of(module, function) if module else None
     if signature is None:
         return

@@ -54,8 +54,8 @@ def batch_warning(workload: Workload, source: Source, global_batch: int) -> str 
     if same(first.inputs, second.inputs) and same(first.targets, second.targets):
         return None
     return (
-        f"{place_of(workload.batch)}: batch(size, generator) gives other samples when it is called again with "
-        "the same generator, so the ranks don't share one batch: draw everything from `generator`"
+        f"{place_of(workload.batch)}: batch(size, generator) gives other samples when it is called again "
+        "with the same generator, so the ranks don't share one batch: draw everything from `generator`"
     )
 
 

@@ -127,33 +127,111 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in result.err
 
 
-def test_a_full_disk_ends_the_run_and_keeps_what_was_written(tmp_path: Path) -> None:
+def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = gpurun(tmp_path, "init", "file/job.yaml")
+    assert result.code == 3
+    assert "is a file, no folder" in result.err
+    assert "--out" not in result.err
+    assert "space" not in result.err
+
+
+def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    result = gpurun(tmp_path, "job.yaml", "--out", ".")
+    assert result.code == 2
+    assert "is a folder with other files" in result.err
+    assert "--resume" not in result.err
+
+
+def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of shell in `folder`, with a file system of that size mounted on `disk`."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
-    write(tmp_path, "job.yaml", SLEEP_JOB)
-    script = f"""
-        mkdir disk && mount -t tmpfs -o size=100k tmpfs disk || exit 77
-        {sys.executable} -m launcher job.yaml --out disk/run --set params.alpha_ms=0 --set params.beta_ms=0
+    write(folder, "job.yaml", SLEEP_JOB)
+    mount = f"mkdir disk && mount -t tmpfs -o size={size} tmpfs disk || exit 77\n"
+    run = f"{sys.executable} -m launcher"
+    script = mount + textwrap.dedent(script).replace("gpurun", run)
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this container may not mount")
+    assert "Traceback" not in done.stderr
+    return done
+
+
+ZERO_SLEEP = "--set params.alpha_ms=0 --set params.beta_ms=0"
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_written(tmp_path: Path) -> None:
+    done = on_small_disk(
+        tmp_path,
+        "100k",
+        f"""
+        gpurun job.yaml --out disk/run {ZERO_SLEEP}
         echo "code $?"
         cat disk/run/plan.json > plan.json
         cat disk/run/variants/ddp-2-even/rank0.jsonl > steps.jsonl
-    """
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", textwrap.dedent(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        """,
     )
-    if done.returncode == 77:
-        pytest.skip("this container may not mount")
     assert "code 3" in done.stdout, done.stdout + done.stderr
     assert "free some space" in done.stderr
-    assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "plan.json").read_text())["name"] == "naps"
     whole_lines = (tmp_path / "steps.jsonl").read_text().splitlines()[:-1]
     assert whole_lines
     assert all(json.loads(line)["step_ns"] > 0 for line in whole_lines)
+
+
+def test_a_disk_without_room_for_logs_and_failure_records_is_blamed_on_no_rank(tmp_path: Path) -> None:
+    done = on_small_disk(tmp_path, "40k", f'gpurun job.yaml --out disk/run {ZERO_SLEEP}; echo "code $?"')
+    assert "code 3" in done.stdout, done.stdout + done.stderr
+    assert "the workers can't write" in done.stderr
+    assert "exit code" not in done.stderr
+
+
+def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) -> None:
+    done = on_small_disk(
+        tmp_path, "8k", 'gpurun job.yaml --out disk/run; gpurun --resume disk/run; echo "code $?"'
+    )
+    assert "code 2" in done.stdout, done.stdout + done.stderr
+    first, second = done.stderr.split("gpurun: ")[1:]
+    assert "free some space\n    or name another run directory: --out" in first
+    assert "ended before its plan was written" in second
+    assert "start anew" in second
+
+
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("click", "check"),
+        ("launcher.cli", "job"),
+        ("launcher.run.guard", "job"),
+        ("launcher.run.session", "job"),
+        ("launcher.plan.build", "check"),
+        ("at exit", "check"),
+    ],
+)
+def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command: str) -> None:
+    """The signal comes when a module is about to be imported, or when the interpreter shuts down."""
+    write(tmp_path, "job.yaml", JOB)
+    code = f"""
+        import atexit, os, sys
+        def interrupt(name=None, *_):
+            if name in (None, {moment!r}):
+                os.kill(os.getpid(), 2)
+        if {moment!r} == "at exit":
+            atexit.register(interrupt)
+        sys.meta_path.insert(0, type("Hook", (), {{"find_spec": staticmethod(interrupt)}}))
+        sys.argv = ["gpurun", {command!r}, "job.yaml"]
+        from launcher.__main__ import main
+        main()
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=-1, stderr=subprocess.PIPE, text=True) as process:
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "ignored" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -17,7 +17,6 @@ ON_6_2 = "x.shape[0] == 2 and calls > 20"
         ("sys.exit(3)", "exit code 3"),
         ("os._exit(3)", "exit code 3"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     ],
 )
 def test_a_failing_rank_costs_its_variant_alone(tmp_path: Path, body: str, cause: str) -> None:
@@ -69,12 +68,63 @@ def test_out_of_memory_is_a_result_not_a_failure(tmp_path: Path) -> None:
     assert "oom" in result.out
 
 
-def test_a_variant_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
-    misbehaving(tmp_path, "if x.shape[0] == 6: time.sleep(1000)")
+def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
+    misbehaving(tmp_path, f"if {ON_6_2}: time.sleep(1000)")
     result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
     assert result.code == 4, result.err
-    assert result.variant("ddp-2-6-2")["status"] == "timeout"
+    late = result.variant("ddp-2-6-2")
+    assert late["status"] == "timeout"
+    assert "rank 1 was at " in late["reason"]
+    assert f"{tmp_path}/model.py:{line_of(tmp_path, 'time.sleep(1000)')} in misbehave" in late["reason"]
+    assert late["log"].endswith("rank1.log")
+    assert "rank 0 is in the backward pass" in result.err
     assert result.variant("ddp-2-even")["status"] == "ok"
+
+
+def line_of(folder: Path, words: str) -> int:
+    """Where in the model's file that stands."""
+    lines = (folder / "model.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if words in line)
+
+
+def test_a_crash_shows_the_users_line_and_a_traceback_only_theirs(tmp_path: Path) -> None:
+    misbehaving(
+        tmp_path,
+        """
+        if calls > 20 and x.shape[0] == 2: __import__("ctypes").string_at(0)
+        if calls > 20 and x.shape[0] == 3: raise ValueError("here")
+        """,
+    )
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    crash = f"{tmp_path}/model.py:{line_of(tmp_path, 'string_at')} in misbehave"
+    assert f"SIGSEGV: Segmentation fault at {crash}" in result.variant("ddp-2-6-2")["reason"]
+    assert "Fatal Python error: Segmentation fault" in result.err
+    assert f'{tmp_path}/model.py", line {line_of(tmp_path, "ValueError")}, in misbehave' in result.err
+    assert result.err.count("ValueError: here\n") == 2  # the headline, and the end of the traceback
+    for noise in ("zygote", "runpy", "Extension modules", "worker/trainer.py", "torch/nn"):
+        assert noise not in result.err
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_mistake_before_any_variant_began_costs_one_attempt(tmp_path: Path, rank: str) -> None:
+    """Also where rank 0 is further already."""
+    misbehaving(tmp_path, "pass")
+    with (tmp_path / "model.py").open("a") as file:
+        file.write(f"""
+def optimizer(parameters):
+    return 3 if os.environ["RANK"] == "{rank}" else torch.optim.SGD(parameters, lr=0.1)
+
+def with_optimizer():
+    return Workload(Model(), batch, torch.nn.functional.cross_entropy, optimizer)
+""")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "workload=model.py:with_optimizer")
+    assert result.code == 4, result.err
+    for variant in result.comparison["variants"]:
+        assert variant["status"] == "failed"
+        assert "model.py" in variant["reason"]
+        assert "expected a torch.optim.Optimizer, got int" in variant["reason"]
+    assert "Traceback" not in result.err
+    assert [path.name for path in (tmp_path / "run" / "launches").iterdir()] == ["01-ddp-2"]
 
 
 def test_all_ranks_leaving_with_0_is_a_failure_too(tmp_path: Path) -> None:

@@ -131,10 +131,14 @@ def test_json_is_the_comparison_and_nothing_else(naps: Path) -> None:
     assert result.json == json.loads((naps / "run" / "comparison.json").read_text())
 
 
-def test_a_run_against_itself_shows_no_difference_and_trips_no_gate(naps: Path) -> None:
-    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%")
-    assert result.code == 0, result.err
-    assert "ddp 4/4" in result.out
+def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> None:
+    assert gpurun(naps, "diff", "run", "run").code == 0
+    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json")
+    assert result.code == 2
+    assert "--fail-slower 1% could not be decided\n    ddp 4/4: both runs have only one launch" in result.err
+    assert "steps: {launches: 6}" in result.err
+    undecided = ["ddp-2-even", "ddp-2-6-2"]
+    assert result.json["gate"] == {"threshold_percent": 1.0, "tripped": [], "undecided": undecided}
 
 
 def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:

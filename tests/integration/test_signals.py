@@ -57,7 +57,7 @@ def test_a_killed_command_takes_everything_with_it(
     assert all_gone([front.pid, *pids]) == []
 
 
-@pytest.mark.parametrize(("victim", "words"), [(0, "server"), (1, "server")])
+@pytest.mark.parametrize(("victim", "words"), [(0, "supervising process"), (1, "server that starts")])
 def test_a_killed_helper_ends_the_run_with_a_word(
     front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, victim: int, words: str
 ) -> None:

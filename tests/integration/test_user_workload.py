@@ -122,6 +122,7 @@ MISTAKES = {
     "loss detached": (".square().mean()", ".square().mean().detach()", 10, "backward()", "without a gradient"),
     "exception in loss": ("    return (outputs", "    outputs.rows\n    return (outputs", 11, "scalar", "AttributeError"),
     "exception in optimizer": ("batch, loss)", "batch, loss, optimizer=lambda p: p.rows)", 13, "Optimizer", "AttributeError"),
+    "optimizer that is none": ("batch, loss)", "batch, loss, optimizer=lambda p: 3)", 13, "a torch.optim.Optimizer", "int"),
     "exception in count": ("batch, loss)", "batch, loss, count=lambda t: t.rows)", 13, "valid targets", "AttributeError"),
 }  # fmt: skip
 
@@ -172,6 +173,24 @@ def test_model_tensors_left_on_another_device(tmp_path: Path) -> None:
 def test_running_out_of_memory_is_nobodys_mistake(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         start(GOOD.replace("    return Workload(", "    raise MemoryError\n    return Workload("), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warns"),
+    [
+        ("generator=generator", "generator=generator", False),
+        (", generator=generator", "", True),
+        ("return x, x[:, :2]", "return x * float('nan'), x[:, :2]", False),
+    ],
+)
+def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GOOD.replace(old, new))
+    warning = Trainer(load_workload("train.py:build", {}, tmp_path), order(), 0).batch_warning
+    if warns:
+        assert warning is not None
+        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) gives other samples")
+    else:
+        assert warning is None
 
 
 def test_listing_the_builtins_imports_no_torch() -> None:

@@ -1,6 +1,8 @@
 """Who is to blame: by made-up exits and records."""
 
 import signal
+import sysconfig
+import textwrap
 from dataclasses import replace
 from itertools import permutations
 
@@ -8,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.frames import OUR_FOLDERS
 from launcher.records import FailureRecord
-from launcher.run.blame import Exit, explain, root_cause
+from launcher.run.blame import Exit, explain, root_cause, users_traceback, with_crash
 
 S = 1_000_000_000
 
@@ -124,6 +127,60 @@ def test_a_users_mistake_is_shown_whole_and_once() -> None:
     assert failure.headline == "rank 0 found a mistake in the workload: train.py:3: the loss is no scalar"
     assert text.count("expected: one number") == 1
     assert "step 1" in text
+    assert failure.reason == f"{failure.headline}; expected one number, got shape (4,)"
+
+
+LIBRARY = sysconfig.get_path("purelib")
+TRACEBACK = f"""\
+Traceback (most recent call last):
+  File "{OUR_FOLDERS[0]}worker/main.py", line 35, in main
+    run_launch(journal)
+  File "{LIBRARY}/torch/nn/modules/module.py", line 1778, in _call_impl
+    return forward_call(*args)
+           ^^^^^^^^^^^^^^^^^^^
+  File "/home/ada/train.py", line 14, in forward
+    return lookup(x)
+           ^^^^^^^^^
+  File "{LIBRARY}/torch/nn/functional.py", line 9, in embedding
+    raise ValueError(text)
+ValueError: boom
+    and a second line
+"""
+
+
+def test_the_traceback_shows_the_users_frames_and_the_log_the_whole() -> None:
+    failure = root_cause([ended(1, 1, 5.0)], [replace(record(1, 4.9), traceback=TRACEBACK)], None)
+    text = explain(failure, f"step 1\n{TRACEBACK}", "x.log")
+    shown = "".join(TRACEBACK.splitlines(keepends=True)[i] for i in (0, 6, 7, 8, 11, 12))
+    assert users_traceback(TRACEBACK) == shown
+    assert textwrap.indent(shown, "    ") in text
+    assert "main.py" not in text
+    assert "functional.py" not in text
+    assert text.count("ValueError: boom\n") == 2  # the headline, and the end of the traceback
+    assert "step 1" in text
+    assert text.endswith("log (with the whole traceback): x.log")
+
+
+def test_a_traceback_without_a_line_of_the_users_is_shown_whole() -> None:
+    ours = TRACEBACK.replace("/home/ada/", f"{LIBRARY}/")
+    assert users_traceback(ours) == ours
+
+
+def test_a_crash_shows_where_and_not_the_end_of_the_stack() -> None:
+    log = (
+        "step 1\nUSDT:profiler_start\nFatal Python error: Aborted\n\n"
+        "Current thread 0x7f (most recent call first):\n"
+        f'  File "{LIBRARY}/torch/x.py", line 3 in check\n'
+        '  File "/home/ada/train.py", line 14 in forward\n'
+        '  File "<frozen runpy>", line 88 in _run_code\n\nExtension modules: a, b (total: 2)\n'
+    )
+    failure = with_crash(root_cause([ended(1, -signal.SIGABRT, 5.0)], [], None), log)
+    assert failure.headline == "rank 1 was killed by SIGABRT: Aborted at /home/ada/train.py:14 in forward"
+    text = explain(failure, log, "x.log")
+    assert 'Fatal Python error: Aborted (most recent call first)\n      File "' in text
+    assert 'File "/home/ada/train.py", line 14 in forward' in text
+    assert "step 1" in text
+    assert not any(word in text for word in ("runpy", "Extension", "USDT"))
 
 
 RECORD = st.builds(

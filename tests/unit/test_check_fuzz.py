@@ -40,7 +40,11 @@ devices: [cuda:0, cuda:1]
 global_batch: 9
 accumulate: 2
 seed: 7
-compare: {params: [{alpha_ms: 1.5}, {beta_ms: [x, null]}], precision: [tf32, bf16], global_batch: [9, 18], seed: [1, 2]}
+compare:
+  params: [{alpha_ms: 1.5}, {beta_ms: [x, null]}]
+  precision: [tf32, bf16]
+  global_batch: [9, 18]
+  seed: [1, 2]
 timeout: 90
 """,
     b"workload: mlp\nglobal_batch: 1\n",

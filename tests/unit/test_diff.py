@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from launcher.compare.diff import diff_runs, gate
+from launcher.cli import check_gate
+from launcher.compare.diff import Gate, diff_runs, gated, why_undecided
+from launcher.compare.label import value_text
 from launcher.compare.model import Comparison, Difference, ExposedComm, Noise, StepTime, VariantResult
+from launcher.errors import GateError, SpecError
 
 
 def result(variant_id, medians_ms, status="ok", global_batch=64):
@@ -73,11 +76,49 @@ def test_the_level_is_shared_among_variants():
 def test_the_gate_trips_when_the_lower_end_is_above_it(percent, trips):
     diff = diff_runs(run(result("v", A)), run(result("v", B)))
     assert 8.0 < diff.variants[0].difference.ci[0] < 9.5 < diff.variants[0].difference.percent
-    assert [one.id for one in gate(diff, percent)] == (["v"] if trips else [])
+    assert gated(diff, percent).gate == Gate(percent, ("v",) if trips else (), ())
+    assert diff.gate is None
 
 
 def test_the_gate_lets_faster_runs_pass():
-    assert gate(diff_runs(run(result("v", B)), run(result("v", A))), 0.0) == ()
+    assert gated(diff_runs(run(result("v", B)), run(result("v", A))), 0.0).gate == Gate(0.0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("in_a", "in_b", "words"),
+    [
+        (result("v", [100.0]), result("v", [150.0]), "set steps: {launches: 6}"),
+        (result("v", A), result("v", [], status="failed"), "failed in run b"),
+        (result("v", A), result("v", A, global_batch=128), "other work (global_batch: 64 → 128"),
+    ],
+)
+def test_what_no_interval_tells_of_leaves_the_gate_undecided(in_a, in_b, words):
+    diff = gated(diff_runs(run(in_a), run(in_b)), 3.0)
+    assert diff.gate == Gate(3.0, (), ("v",))
+    (reason,) = why_undecided(diff)
+    assert words in reason
+
+
+def test_a_variant_that_already_failed_in_run_a_is_not_for_the_gate():
+    diff = gated(diff_runs(run(result("v", [], status="oom")), run(result("v", [], status="oom"))), 3.0)
+    assert diff.gate == Gate(3.0, (), ())
+    assert why_undecided(diff) == []
+
+
+def test_the_command_fails_where_the_gate_trips_and_where_it_is_undecided():
+    slower, unknown = (result("v", A), result("v", B)), (result("w", [1.0]), result("w", [1.0]))
+    both = [run(*pair) for pair in zip(slower, unknown, strict=True)]
+    with pytest.raises(GateError, match=r"beyond doubt: ddp 32/32\n--fail-slower 3% could not be decided"):
+        check_gate(gated(diff_runs(*both), 3.0))
+    with pytest.raises(SpecError, match=r"could not be decided\n    ddp 32/32: both runs have only one"):
+        check_gate(gated(diff_runs(*map(run, unknown)), 3.0))
+    check_gate(gated(diff_runs(run(slower[0]), run(slower[0])), 3.0))
+    check_gate(diff_runs(*map(run, unknown)))
+
+
+def test_a_gate_over_nothing_is_undecided():
+    diff = gated(diff_runs(run(result("x", A)), run(result("y", A))), 3.0)
+    assert why_undecided(diff) == ["no variant is in both runs"]
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=8))
@@ -85,7 +126,7 @@ def test_a_run_against_itself_never_differs(medians_ms):
     diff = diff_runs(run(result("v", medians_ms)), run(result("v", medians_ms)))
     assert diff.variants[0].difference.verdict in ("same", "inconclusive")
     assert diff.variants[0].difference.percent == pytest.approx(0)
-    assert gate(diff, 0.0) == ()
+    assert gated(diff, 0.0).gate.tripped == ()
     assert diff.marks == ()
 
 
@@ -114,9 +155,27 @@ def test_variants_of_one_run_only_are_listed():
     assert diff_runs(run(result("x", A)), run(result("y", A))).ci_level is None
 
 
-def test_different_batches_are_compared_by_time_per_sample():
-    (one,) = diff_runs(run(result("v", A)), run(result("v", [2 * ms for ms in A], global_batch=128))).variants
-    assert one.difference.percent == pytest.approx(0)
+@pytest.mark.parametrize(
+    ("job", "change", "reason"),
+    [
+        ({}, {"global_batch": 128}, "global_batch: 64 → 128"),
+        ({}, {"split": (48, 16)}, f"split: {value_text((32, 32))} → {value_text((48, 16))}"),
+        ({}, {"precision": "bf16"}, "precision: fp32 → bf16"),
+        ({}, {"accumulate": 2}, "accumulate: 1 → 2"),
+        ({"workload": "gpt"}, {}, "workload: sleep → gpt"),
+        ({"params": {"layers": 4}}, {}, "params: none → layers=4"),
+        ({}, {"varied": {"params": {"layers": 2}}}, "params: none → layers=2"),
+    ],
+)
+def test_variants_of_one_name_that_do_other_work_are_not_compared(job, change, reason):
+    a = run(result("v", A), result("w", A), job={"workload": "sleep"})
+    other = replace(result("v", B), **change)
+    b = run(other, *([] if job else [result("w", B)]), job={"workload": "sleep", **job})
+    diff = diff_runs(a, b)
+    (unlike,) = diff.not_comparable
+    assert (unlike.id, unlike.reason) == ("v", reason)
+    assert [one.id for one in diff.variants] == ([] if job else ["w"])
+    assert diff.ci_level == (None if job else 0.95)
 
 
 def test_differences_of_host_versions_and_job_are_marked():

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from launcher.compare.diff import Diff, VariantDiff
+from launcher.compare.diff import Diff, Unlike, VariantDiff
 from launcher.compare.model import Difference
 from launcher.report.diff import render_diff
 
@@ -10,8 +10,16 @@ SLOWER = VariantDiff("ddp-2-even", "ddp 32/32", 42.1, 47.9, Difference(13.8, (12
 LOST = VariantDiff(
     "dp-2-even", "dp 32/32", 61.3, None, Difference(None, None, "inconclusive"), "oom in run b"
 )
+UNLIKE = Unlike("ddp-2-48-16", "ddp 48/16", "precision: fp32 → bf16")
 DIFF = Diff(
-    "old", "new", 0.975, (SLOWER, LOST), (), ("ddp-2-40-24",), ("host versions.torch: 2.12.1 → 2.13.0",)
+    "old",
+    "new",
+    0.975,
+    (SLOWER, LOST),
+    (UNLIKE,),
+    (),
+    ("ddp-2-40-24",),
+    ("host versions.torch: 2.12.1 → 2.13.0",),
 )
 
 AT_80 = """\
@@ -22,6 +30,7 @@ ddp 32/32        42.1        47.9   13.8 % slower  0.9
 dp 32/32         61.3              inconclusive
 
 dp 32/32: oom in run b
+ddp 48/16: not comparable, for it does other work: precision: fp32 → bf16
 Only in b: ddp-2-40-24
 Differs between the runs:
   host versions.torch: 2.12.1 → 2.13.0
@@ -34,5 +43,5 @@ def test_diff_at_80_columns() -> None:
 
 def test_runs_with_nothing_in_common_say_so() -> None:
     text = render_diff(replace(DIFF, ci_level=None, variants=()), 80)
-    assert "No variant is in both runs" in text
+    assert "No variant does the same work in both runs" in text
     assert "level" not in text

@@ -181,8 +181,8 @@ def test_params_are_laid_over_those_at_the_top() -> None:
         ),
         (
             'global_batch: 64\ncompare: {device_count: [1, 2], split: [even, [10, 20, 34], "1:2:3:4"]}\n',
-            r"job.yaml:3:44: the split \[10, 20, 34\] is for 3 devices, but the job uses 1 or 2\n"
-            r"(?s:.*)job.yaml:3:58: the split 1:2:3:4 is for 4 devices",
+            r"job.yaml:3:47: the split \[10, 20, 34\] is for 3 devices, but the job uses 1 or 2\n"
+            r"(?s:.*)job.yaml:3:61: the split 1:2:3:4 is for 4 devices",
         ),
         ('global_batch: 2\nsplit: "99:1"\n', "job.yaml:3:8: no combination can be: .*gives a device nothing"),
         (

@@ -2,10 +2,13 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from subprocess import run
 
 import pytest
+from click.testing import CliRunner
 
+from launcher.cli import cli
 from launcher.plan.estimate import estimate_s
 from launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
 from launcher.report.grid import cut, grid
@@ -88,6 +91,18 @@ def test_a_pipe_gets_every_line_in_full() -> None:
     assert "  strategy=ddp split=[48, 16]     the split [48, 16] is for 2 devices, not for 1\n" in shown
     assert shown.count("ddp-2-48-16") == 1 + 2 * 4
     assert "a variant may take 10 min.\n" in shown
+
+
+def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
+    splits = ", ".join(f"[{first}, {64 - first}]" for first in range(1, 20))
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "workload: sleep\nglobal_batch: 64\ndevices: cpu:2\n"
+        f"compare: {{device_count: [1, 2], split: [{splits}]}}\n"
+    )
+    shown = CliRunner().invoke(cli, ["check", str(job)]).output
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) > 200
 
 
 def test_a_narrow_terminal_gets_every_reason_in_full() -> None:

@@ -1,12 +1,14 @@
 """Files that outlive crashes and full disks."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import MachineError
 from launcher.records import Event, VariantFacts
-from launcher.rundir import RunDir, append_lines, read_json, read_lines, write_json
+from launcher.rundir import RunDir, append_lines, read_json, read_lines, unwritable, write_json
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -43,3 +45,26 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path.write_text('{"warnings": 3}')
     with pytest.raises(MachineError, match=r"plan\.json"):
         read_json(path, VariantFacts)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "can only be read"),
+        (errno.EACCES, "you may not write there"),
+        (errno.ENOTDIR, "is a file, no folder"),
+    ],
+)
+def test_every_reason_has_its_own_remedy(number: int, words: str) -> None:
+    text = str(unwritable(Path("runs/a"), OSError(number, os.strerror(number))))
+    assert words in text
+    assert ("space" in text) == (number in (errno.ENOSPC, errno.EDQUOT))
+    assert "--out" not in text  # not every file belongs to a run
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(MachineError) as caught:
+        read_json(tmp_path / "plan.json", VariantFacts)
+    assert str(caught.value) == f"can't read {tmp_path}/plan.json: No such file or directory"

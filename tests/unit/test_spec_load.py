@@ -279,7 +279,7 @@ def places(found: str) -> list[str]:
     ("text", "where"),
     [
         ("precison: fp32\nsplit: [48, 17]\n", ["3:1", "4:8"]),
-        ("compare: {split: [[48, 17], even], accumulate: [1, 0]}\n", ["3:19", "3:51"]),
+        ("compare: {split: [[48, 17], even], accumulate: [1, 0]}\n", ["3:19", "3:52"]),
         ("compare: {split: [even, [x, 1], [48, 17]]}\nbaseline: {strategy: dp}\n", ["3:26", "3:33", "4:22"]),
         ("devices: cpu:2\ndevice_count: 3\nprecision: tf32\nsplit: [4, 60, 1]\n", ["4:15", "5:12", "6:8"]),
         ("devices: cpu:2\nseed: -1\nsplit: [10, 20, 34]\n", ["4:7", "5:8"]),

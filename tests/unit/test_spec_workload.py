@@ -12,7 +12,9 @@ from launcher.spec.load import load_job
 from launcher.spec.signature import MAX_BYTES, read_module, signature_of
 from workloads.registry import BUILTINS
 
-PLAIN = "def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...\n"
+PLAIN = """\
+def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...
+"""
 
 
 def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "train.py:build") -> str:
@@ -45,12 +47,24 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
             "params: {width: wide}\n",
             'job.yaml:3:17: `params.width`: expected a whole number, got the text "wide"',
         ),
-        ("params: {width: 3.0}\n", "job.yaml:3:17: `params.width`: expected a whole number, got the number 3.0"),
+        (
+            "params: {width: 3.0}\n",
+            "job.yaml:3:17: `params.width`: expected a whole number, got the number 3.0",
+        ),
         ("params: {width: true}\n", "job.yaml:3:17: `params.width`: expected a whole number, got `true`"),
         ("params: {width: null}\n", "job.yaml:3:17: `params.width`: expected a whole number, got nothing"),
-        ("params: {width: 3, rate: fast}\n", 'job.yaml:3:26: `params.rate`: expected a number, got the text "fast"'),
-        ("params: {width: 3, name: 3}\n", "job.yaml:3:26: `params.name`: expected text or nothing, got the number 3"),
-        ("params: {width: 3, fast: 1}\n", "job.yaml:3:26: `params.fast`: expected true or false, got the number 1"),
+        (
+            "params: {width: 3, rate: fast}\n",
+            'job.yaml:3:26: `params.rate`: expected a number, got the text "fast"',
+        ),
+        (
+            "params: {width: 3, name: 3}\n",
+            "job.yaml:3:26: `params.name`: expected text or nothing, got the number 3",
+        ),
+        (
+            "params: {width: 3, fast: 1}\n",
+            "job.yaml:3:26: `params.fast`: expected true or false, got the number 1",
+        ),
         (
             "",
             "job.yaml:1:11: train.py:build needs `width` under `params`\n"
@@ -77,7 +91,7 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
             "job.yaml:4:21: train.py:build has no parameter `widht`\n    did you mean `width`?",
         ),
     ],
-)  # fmt: skip
+)
 def test_params_are_checked_against_the_signature(tmp_path: Path, text: str, found: str) -> None:
     assert mistakes(tmp_path, PLAIN, text) == found
 
@@ -99,7 +113,7 @@ def test_params_are_checked_against_the_signature(tmp_path: Path, text: str, fou
         "def setup():\n    global build\n    build = print\nsetup()\n",
         "import sys\nsetattr(sys.modules[__name__], 'build', print)\n",
         "def __getattr__(name): ...\n",
-        "this is not Python\n",
+        "def def\n",
         b"\xff\xfe\0",
         "\0",
         "x = " + "(" * 5000,

@@ -1,0 +1,10 @@
+"""In which order reports list the variants."""
+
+from launcher.compare.model import Comparison, VariantResult
+from launcher.compare.standings import fastest_first, is_ranked
+
+
+def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:
+    """Variants with figures that count, the leader first, then the others fastest first; and the rest."""
+    ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.fastest)
+    return ranked, [one for one in comparison.variants if not is_ranked(one)]

@@ -1,0 +1,148 @@
+"""What ranks were doing, from stacks as faulthandler writes them."""
+
+import sysconfig
+from textwrap import dedent
+
+import pytest
+
+from launcher.frames import WORKLOADS, is_users, is_workload
+from launcher.run.hang import find_hang
+from launcher.run.stacks import BACKWARD, COLLECTIVE, GPU, activity, fatal_error, parse_threads
+
+STDLIB = sysconfig.get_path("stdlib")
+LIBRARY = sysconfig.get_path("purelib")
+LAUNCHER = WORKLOADS.replace("/workloads/", "/launcher")
+USER = "/home/ada/train.py"
+TOP = ('  File "<frozen runpy>", line 198 in _run_module_as_main',)
+
+
+def stack(*frames: str, header: str = "Current thread") -> str:
+    """`file:line function` per frame, innermost first; `torch/…` lies among the libraries, `~/…` is ours."""
+    lines = [f"{header} 0x00007fe7dc442b80 (most recent call first):"]
+    for frame in frames:
+        place, function = frame.split(" ")
+        file, line = place.rsplit(":", 1)
+        file = file.replace("~", LAUNCHER) if file.startswith("~") else file
+        file = f"{LIBRARY}/{file}" if file.startswith("torch") else file
+        lines.append(f'  File "{file}", line {line} in {function}')
+    return "\n".join([*lines, *TOP]) + "\n"
+
+
+IN_FORWARD = stack(
+    f"{USER}:25 lookup",
+    f"{USER}:14 forward",
+    "torch/nn/parallel/distributed.py:1715 _run_ddp_forward",
+    "~/worker/step.py:75 forward_backward",
+)
+IN_BACKWARD = stack(
+    "torch/autograd/graph.py:979 _engine_run_backward", "~/worker/step.py:78 forward_backward"
+)
+IN_BARRIER = stack(
+    "torch/distributed/distributed_c10d.py:3000 all_reduce",
+    "torch/distributed/c10d_logger.py:83 wrapper",
+    "~/worker/peers.py:35 barrier",
+)
+IN_USERS_COLLECTIVE = stack("torch/distributed/distributed_c10d.py:3000 all_reduce", f"{USER}:30 forward")
+IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distributed.py:1715 _run_ddp_forward")
+
+
+@pytest.mark.parametrize(
+    ("text", "waiting", "place"),
+    [
+        (IN_FORWARD, None, f"{USER}:25 in lookup"),
+        (IN_BACKWARD, BACKWARD, "_engine_run_backward"),
+        (IN_BARRIER, COLLECTIVE, "all_reduce"),
+        (IN_USERS_COLLECTIVE, COLLECTIVE, f"{USER}:30 in forward"),
+        (IN_TORCH, None, "functional.py:7 in linear"),
+        (stack("torch/nn/parallel/distributed.py:2000 _sync_buffers"), COLLECTIVE, "_sync_buffers"),
+        (stack("torch/cuda/__init__.py:900 synchronize", "~/worker/clock.py:9 read"), GPU, "synchronize"),
+        (stack(f"{WORKLOADS}sleep.py:24 forward", "torch/nn/x.py:1 f"), None, "sleep.py:24 in forward"),
+        (stack("~/worker/group.py:75 await_port"), COLLECTIVE, "await_port"),
+        (stack(f"{USER}:9 backward", "torch/autograd/graph.py:979 _engine_run_backward"), None, ":9 in"),
+    ],
+)
+def test_waiting_is_told_from_working(text: str, waiting: str | None, place: str) -> None:
+    doing = activity(parse_threads(f"step 3\n{text}"))
+    assert doing is not None
+    assert doing.waiting == waiting
+    assert place in str(doing.frame)
+
+
+def test_a_replica_or_an_autograd_thread_tells_where_the_main_thread_waits_for_it() -> None:
+    replica = stack(f"{USER}:25 forward", "~/worker/strategies/threads.py:40 run", header="Thread")
+    main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/threads.py:60 join")
+    doing = activity(parse_threads(f"{replica}\n{main}"))
+    assert doing is not None
+    assert (doing.waiting, str(doing.frame)) == (None, f"{USER}:25 in forward")
+
+
+def test_a_users_thread_in_the_background_tells_nothing() -> None:
+    reader = stack(f"{USER}:5 read_ahead", header="Thread").replace(
+        TOP[0], '  File "t.py", line 1 in _bootstrap'
+    )
+    doing = activity(parse_threads(f"{reader}\n{IN_BACKWARD}"))
+    assert doing is not None
+    assert doing.waiting == BACKWARD
+
+
+def hang(*texts: str):
+    return find_hang({rank: activity(parse_threads(text)) for rank, text in enumerate(texts)})
+
+
+def test_the_rank_that_does_not_wait_is_named_with_its_line() -> None:
+    found = hang(IN_BARRIER, IN_FORWARD, IN_BARRIER)
+    assert found.rank == 1
+    assert found.headline == f"rank 1 was at {USER}:25 in lookup, while 2 ranks waited"
+    assert found.details[0] == f"rank 0 {COLLECTIVE}"
+
+
+def test_of_the_backward_pass_no_waiting_is_claimed() -> None:
+    found = hang(IN_BACKWARD, IN_FORWARD)
+    assert found.headline == f"rank 1 was at {USER}:25 in lookup, while rank 0 was in the backward pass"
+    assert "in which DDP waits for the other ranks" in found.details[0]
+    alone = hang(IN_BACKWARD)
+    assert alone.headline == "rank 0 was in the backward pass"
+
+
+def test_where_the_stacks_single_out_nobody_nobody_is_blamed() -> None:
+    assert hang(IN_BARRIER, IN_BACKWARD).rank is None
+    assert "all ranks waited for each other" in hang(IN_BARRIER, IN_USERS_COLLECTIVE).headline
+    assert "no rank waited" in hang(IN_FORWARD, IN_FORWARD).headline
+    assert hang("", "") == find_hang({})
+    assert hang(IN_BARRIER, "").headline == "rank 1 left no stack, and all others waited"
+
+
+CRASH = dedent(f"""\
+    step 7
+    Fatal Python error: Segmentation fault
+
+    Thread 0x00007fb9d3c61b81 (most recent call first):
+      File "{LIBRARY}/torch/x.py", line 1 in other
+
+    Current thread 0x00007fb9d3c61b80 (most recent call first):
+      File "{LIBRARY}/ctypes.py", line 519 in string_at
+      File "{USER}", line 26 in misbehave
+      File "{USER}", line 14 in forward
+      File "<frozen runpy>", line 88 in _run_code
+
+    Extension modules: msgspec._core, torch._C (total: 2)
+    """)
+
+
+def test_a_crash_is_told_as_far_as_the_users_line() -> None:
+    fatal = fatal_error(CRASH)
+    assert fatal is not None
+    assert (fatal.what, len(fatal.frames), str(fatal.place)) == (
+        "Segmentation fault",
+        2,
+        f"{USER}:26 in misbehave",
+    )
+    assert CRASH[: fatal.start] == "step 7\n"
+    assert fatal_error("all is well") is None
+
+
+def test_whose_a_file_is() -> None:
+    assert is_users(USER)
+    assert not any(is_users(file) for file in (f"{LIBRARY}/torch/x.py", f"{LAUNCHER}/cli.py", "<string>"))
+    assert is_workload(f"{WORKLOADS}gpt.py")
+    assert not is_users(f"{WORKLOADS}gpt.py")
