@@ -125,7 +125,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _near_files(path: Path) -> str:
-    near = difflib.get_close_matches(path.name, _job_files(path.parent), n=1)
+    near = difflib.get_close_matches(path.name, _job_files(path.parent), n=1, cutoff=0.75)
     if near:
         return f"did you mean {path.with_name(near[0])}?"
     return "`gpurun init` writes a job file to start from"
