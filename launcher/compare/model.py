@@ -78,6 +78,8 @@ class RankFigures:
     idle_ms: float | None = None
     input_ms: float | None = None
     """The part of idle that waits for data."""
+    host_ms: float | None = None
+    """The part of idle in which the CPU has given the device nothing to do: Python between the operators."""
     wait_ms: float | None = None
     """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
     transfer_ms: float | None = None

@@ -16,7 +16,7 @@ from launcher.rundir import RunDir, read_json, write_json
 if TYPE_CHECKING:
     from launcher.trace.model import RankTrace, StepBreakdown
 
-SCHEMA = 1
+SCHEMA = 2
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -34,6 +34,8 @@ class RankBreakdown:
     idle_ns: int
     input_ns: int
     """The part of idle that waits for data."""
+    host_ns: int
+    """The part of idle in which the CPU has given the device nothing to do."""
     idle_comm_ns: int
     """The part of idle in which a GPU waits for a collective on the CPU."""
     wait_ns: int | None
@@ -132,6 +134,7 @@ def rank_breakdown(step: "StepBreakdown") -> RankBreakdown:
         exposed_memcpy_ns=round(step.exposed_memcpy_us * 1000),
         idle_ns=round(step.idle_us * 1000),
         input_ns=round(step.idle_by_cause_us.data * 1000),
+        host_ns=round(step.idle_by_cause_us.host * 1000),
         idle_comm_ns=round(step.idle_by_cause_us.comm_wait * 1000),
         wait_ns=None if step.wait_us is None else round(step.wait_us * 1000),
         transfer_ns=None if step.transfer_us is None else round(step.transfer_us * 1000),
