@@ -1,7 +1,7 @@
 """Why a variant is slower than another: what its ranks lose, as the traces show it.
 
 Nothing is said that the figures don't show: a loss must be a part of the step worth mentioning, and have
-grown by most of what the slower variant takes longer.
+grown by most of what the slower variant takes longer, and by more than single steps scatter.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from launcher.compare.slowest import slowest_rank
 from launcher.units import format_ms
 
 MENTION_FROM = 0.05
-"""A loss below this share of the step isn't worth a person's time."""
+"""A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
@@ -65,8 +65,7 @@ def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
     told = [
         (more_ms, loss)
         for loss in losses(slower.ranks)
-        if (more_ms := loss.ms - _as_much(loss, before)) >= MOST * longer_ms
-        and loss.ms >= MENTION_FROM * loss.span_ms
+        if (more_ms := loss.ms - _as_much(loss, before)) >= max(MOST * longer_ms, MENTION_FROM * loss.span_ms)
     ]
     return max(told, key=lambda item: item[0])[1] if told else None
 
