@@ -59,8 +59,8 @@ class ExposedComm:
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
-    Those from `span_ms` to `transfer_ms` come from the trace, all from one step that is the median of those
-    in it: compute + exposed transfer, wait and memcpy + idle = span.
+    Those from `span_ms` to `transfer_ms` come from the trace, all from the one step in it that is
+    nearest to the medians: compute + exposed transfer, wait and memcpy + idle = span.
     """
 
     rank: int

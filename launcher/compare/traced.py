@@ -7,7 +7,9 @@ outcome, and is made anew when a trace is another file than the one that it was 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError
@@ -16,7 +18,7 @@ from launcher.rundir import RunDir, read_json, write_json
 if TYPE_CHECKING:
     from launcher.trace.model import RankTrace, StepBreakdown
 
-SCHEMA = 2
+SCHEMA = 3
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -110,18 +112,38 @@ def _relative(text: str, root: Path) -> str:
 
 
 def typical_step(ranks: Iterable["RankTrace"]) -> tuple[int | None, dict[int, RankBreakdown]]:
-    """One step that all ranks have, and its figures: the step whose slowest rank is the median.
+    """One step that all ranks have, and its figures: the one nearest to the medians of all parts of all ranks.
 
     A single step, unlike medians of each part, adds up, and its ranks belong together: what one waits is what
-    another still computes. Unlike a mean, it isn't spoilt by one step in which something else ran.
+    another still computes. Unlike a mean, it isn't spoilt by one step in which something else ran; and unlike
+    the step of median length, it isn't one in which a rank was held up where another part happened to be short.
     """
-    by_rank = {rank.rank: {step.step: step for step in rank.steps} for rank in ranks}
+    by_rank = {rank.rank: {step.step: rank_breakdown(step) for step in rank.steps} for rank in ranks}
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
     if not common:
         return None, {}
-    slowest_us = {number: max(steps[number].span_us for steps in by_rank.values()) for number in common}
-    number = sorted(common, key=lambda number: (slowest_us[number], number))[(len(common) - 1) // 2]
-    return number, {rank: rank_breakdown(steps[number]) for rank, steps in by_rank.items()}
+    distance_ns = dict.fromkeys(sorted(common), 0)
+    for steps in by_rank.values():
+        parts_ns = {number: _parts_ns(steps[number]) for number in distance_ns}
+        medians_ns = [median_low(values) for values in zip(*parts_ns.values(), strict=True)]
+        for number, values in parts_ns.items():
+            distance_ns[number] += sum(map(abs, map(sub, values, medians_ns)))
+    number = min(distance_ns, key=distance_ns.__getitem__)
+    return number, {rank: steps[number] for rank, steps in by_rank.items()}
+
+
+def _parts_ns(step: RankBreakdown) -> tuple[int, ...]:
+    """The step's length, and the parts of it that an explanation may speak of."""
+    return (
+        step.span_ns,
+        step.compute_ns,
+        step.exposed_transfer_ns,
+        step.exposed_wait_ns,
+        step.exposed_memcpy_ns,
+        step.input_ns,
+        step.host_ns,
+        step.idle_comm_ns,
+    )
 
 
 def rank_breakdown(step: "StepBreakdown") -> RankBreakdown:

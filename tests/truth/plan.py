@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 Fault = Literal["none", "straggler", "split", "input", "transfer", "host", "copies"]
@@ -57,6 +58,11 @@ class Session:
     @property
     def cases(self) -> Iterator[tuple[Series, Case]]:
         return ((series, case) for series in self.series for case in series.cases)
+
+
+def delays_file(run_dir: str, case: Case) -> Path:
+    """How long the link held up each step of a slow-link case, in ms: a JSON list."""
+    return Path(run_dir) / "delays" / f"{case.id}.json"
 
 
 def draw_series(chance: random.Random, world_size: int, faults: Sequence[Fault], name: str) -> Series:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
-from launcher.rundir import RunDir
+from launcher.rundir import RunDir, write_json
 from launcher.worker.group import init_group, join_store, open_store
 from launcher.worker.profile import capture
 from launcher.worker.step import NoClock
 from launcher.worker.trainer import Trainer
-from tests.truth.plan import Case, Series, Session
+from tests.truth.plan import Case, Series, Session, delays_file
 from workloads import Workload
 
 WIDTH = 64
@@ -66,12 +66,8 @@ class Now:
     factor: Tensor = field(default_factory=lambda: torch.rand(160, 160))
 
     @property
-    def num_samples(self) -> int:
-        return self.case.split[self.rank]
-
-    @property
     def work_ms(self) -> float:
-        return self.series.fixed_ms + self.series.sample_ms * self.num_samples
+        return self.series.fixed_ms + self.series.sample_ms * self.case.split[self.rank]
 
 
 class Model(nn.Module):
@@ -116,14 +112,19 @@ class Data:
         return 256
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self.now.case.ms_on(self.now.rank, "input") / 1000 / self.now.num_samples)
         return self.sample
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """A batch at once: many short sleeps would add up to a longer one."""
+        time.sleep(self.now.case.ms_on(self.now.rank, "input") / 1000)
+        return [self.sample] * len(indices)
 
 
 class Link:
     """A ring with one member more, which joins a collective a given time after the last rank.
 
-    For the ranks that is a link that takes longer: inside gloo's collective, all of them, by as much.
+    For the ranks that is a link that takes longer: inside gloo's collective, all of them, by as much. How
+    long that is for the last rank, with what gloo itself takes, the link measures by the clock of all.
     """
 
     def __init__(self, session: Session, rank: int) -> None:
@@ -135,29 +136,31 @@ class Link:
 
     def all_reduce(self, tensor: Tensor) -> dist.Work:
         self.count += 1
-        self.store.set(f"{self.count}/{self.rank}", "here")
+        self.store.set(f"{self.count}/{self.rank}", str(time.monotonic_ns()))
         return self.group.allreduce([tensor])
 
-    def delay(self, ms: float) -> None:
-        """The link's part in one collective of the ranks."""
+    def delay(self, ms: float) -> float:
+        """The link's part in one collective of the ranks: how long the last of them was in it, in ms."""
         self.count += 1
-        self.await_ranks(str(self.count))
+        arrived_ns = max(map(int, self.of_ranks(str(self.count))))
         time.sleep(ms / 1000)
         self.group.allreduce([torch.zeros(WIDTH * WIDTH + WIDTH)]).wait()
+        return (time.monotonic_ns() - arrived_ns) / 1e6
 
-    def await_ranks(self, key: str) -> None:
-        """Until every rank has set `key`."""
-        self.store.wait([f"{key}/{rank}" for rank in range(self.session.world_size)])
+    def of_ranks(self, key: str) -> list[bytes]:
+        """What each rank has set `key` to; waits until all have."""
+        return [self.store.get(f"{key}/{rank}") for rank in range(self.session.world_size)]
 
 
 def run_link(session: Session) -> None:
     """The process that is the link."""
+    torch.set_num_threads(1)
     link = Link(session, session.world_size)
     for _, case in session.cases:
         if case.fault == "transfer":
-            for _ in range(session.num_steps + 1):
-                link.delay(case.ms)
-    link.await_ranks("done")
+            delays_ms = [link.delay(case.ms) for _ in range(session.num_steps + 1)]
+            write_json(delays_file(session.run_dir, case), delays_ms[1:])  # the first step isn't in the trace
+    link.of_ranks("done")
 
 
 def run_rank(session: Session, rank: int) -> None:

@@ -10,7 +10,7 @@ from launcher.rundir import write_json
 from tests.truth.plan import FAULTS, Fault, Session, draw_series
 
 ROOT = Path(__file__).resolve().parents[2]
-NUM_STEPS = 5
+NUM_STEPS = 7
 
 
 def draw_session(folder: Path, seed: int, world_size: int, series: Sequence[Sequence[Fault]]) -> Session:

@@ -9,9 +9,9 @@ from launcher.compare.explain import Loss, main_cause
 from launcher.compare.figures import with_breakdown
 from launcher.compare.model import RankFigures, StepTime, VariantResult
 from launcher.compare.traced import read_traced
-from launcher.rundir import RunDir
+from launcher.rundir import RunDir, read_json
 from tests.truth.on_gpu import retell
-from tests.truth.plan import FAULTS, Case, Session
+from tests.truth.plan import FAULTS, Case, Session, delays_file
 
 BOUND = 0.15
 """How far the reported size may be from the injected one."""
@@ -22,6 +22,7 @@ class Verdict:
     """A case and what was reported of it."""
 
     case: Case
+    injected_ms: float
     loss: Loss | None
 
     @property
@@ -31,9 +32,9 @@ class Verdict:
     @property
     def size_error(self) -> float:
         """Reported size over injected size, less 1; 0 where none of the two is there."""
-        if self.loss is None or not self.case.ms:
+        if self.loss is None or not self.injected_ms:
             return 0.0
-        return self.loss.ms / self.case.ms - 1
+        return self.loss.ms / self.injected_ms - 1
 
     @property
     def right(self) -> bool:
@@ -44,7 +45,8 @@ class Verdict:
 
     def __str__(self) -> str:
         case = self.case
-        injected = f"{case.id}: {case.fault} of {case.ms:.1f} ms on {list(case.ranks)} of {list(case.split)}"
+        where = f"on {list(case.ranks)} of {list(case.split)}"
+        injected = f"{case.id}: {case.fault} of {self.injected_ms:.1f} ms {where}"
         return f"{injected}; reported: {self.loss or 'nothing'}"
 
 
@@ -60,8 +62,17 @@ def verdicts(session: Session) -> list[Verdict]:
             loss = main_cause(one, other)
             if case.fault == "none":
                 loss = loss or main_cause(other, one)
-            found.append(Verdict(case, loss))
+            found.append(Verdict(case, injected_ms(run, case), loss))
     return found
+
+
+def injected_ms(run: RunDir, case: Case) -> float:
+    """The size of the fault in the step that the report speaks of; a link's is what it measured itself."""
+    traced = read_traced(run, case.id)
+    if case.fault != "transfer" or traced is None or traced.step is None:
+        return case.ms
+    delays_ms = read_json(delays_file(str(run.path), case), list[float])
+    return delays_ms[traced.step - 1]
 
 
 def result(run: RunDir, case: Case, on_gpu: bool) -> VariantResult:
