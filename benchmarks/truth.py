@@ -40,10 +40,10 @@ def text(found: Sequence[Verdict], seed: int, wall_s: float) -> str:
     right = sum(verdict.right for verdict in found)
     wrong = [verdict for verdict in found if not verdict.right]
     parts = [
-        f"{len(found)} runs on 2 and 3 gloo ranks (seed {seed}, {wall_s / 60:.1f} min), each with one fault of "
-        f"{SIZE_MS[0]:g} to {SIZE_MS[1]:g} ms in steps of {STEP_MS[0]:g} to {STEP_MS[1]:g} ms. Cause, ranks "
-        f"and size (±{BOUND:.0%}) are right in {right}, {right / len(found):.1%} (goal: {GOAL:.0%}). "
-        "A row is an injected cause, a column what the report named.",
+        f"{len(found)} runs on 2 and 3 gloo ranks (seed {seed}, {wall_s / 60:.1f} min), each with one fault "
+        f"of {SIZE_MS[0]:g} to {SIZE_MS[1]:g} ms in steps of {STEP_MS[0]:g} to {STEP_MS[1]:g} ms, or none. "
+        f"Cause, ranks and size (±{BOUND:.0%}) are right in {right}, {right / len(found):.1%} "
+        f"(goal: {GOAL:.0%}). A row is an injected cause, a column what the report named.",
         table(["injected", *FAULTS], confusion(found)),
         "Reported size against injected size, of the runs whose cause is right:",
         table(["cause", "runs", "all right", "median error", "largest error"], list(size_rows(found))),

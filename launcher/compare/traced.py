@@ -112,11 +112,11 @@ def _relative(text: str, root: Path) -> str:
 
 
 def typical_step(ranks: Iterable["RankTrace"]) -> tuple[int | None, dict[int, RankBreakdown]]:
-    """One step that all ranks have, and its figures: the one nearest to the medians of all parts of all ranks.
+    """One step that all ranks have, and its figures: the one nearest to the medians of all ranks' parts.
 
     A single step, unlike medians of each part, adds up, and its ranks belong together: what one waits is what
-    another still computes. Unlike a mean, it isn't spoilt by one step in which something else ran; and unlike
-    the step of median length, it isn't one in which a rank was held up where another part happened to be short.
+    another still computes. Unlike a mean, it isn't spoilt by one step in which something else ran; and the
+    step of median length may be one in which one part was long by chance, and another short.
     """
     by_rank = {rank.rank: {step.step: rank_breakdown(step) for step in rank.steps} for rank in ranks}
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()

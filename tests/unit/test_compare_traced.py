@@ -98,7 +98,7 @@ def test_no_trace_no_figures(tmp_path: Path) -> None:
     assert read_traced(RunDir(tmp_path), "v") is None
 
 
-def test_the_step_with_the_median_of_the_slowest_rank_is_taken(tmp_path: Path) -> None:
+def test_the_step_of_median_length_is_taken(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     lengths_us = {1: (300, 90), 2: (100, 100), 3: (100, 110), 4: (90, 90)}
     for rank in (0, 1):
@@ -108,8 +108,22 @@ def test_the_step_with_the_median_of_the_slowest_rank_is_taken(tmp_path: Path) -
         write(path, [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(rank, 2))
     traced = read_traced(run, "v")
     assert traced is not None
-    assert traced.step == 2  # by the slowest: 90, 100, 110, 300
+    assert traced.step == 2
     assert [rank.span_ns for rank in traced.ranks.values()] == [100_000, 100_000]
+
+
+def test_a_step_of_median_length_with_unusual_parts_is_not_taken(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    compute_us = {1: 40, 2: 42, 3: 90, 4: 41, 5: 44}
+    lengths_us = {1: 96, 2: 98, 3: 100, 4: 102, 5: 104}
+    events = [step(number, 1000 * number, length) for number, length in lengths_us.items()]
+    events += [span("cpu_op", "aten::mm", 1000 * number, us) for number, us in compute_us.items()]
+    path = run.trace("v", 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, events, **rank_info(0, 1))
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert traced.step == 2
 
 
 def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
