@@ -59,8 +59,8 @@ class ExposedComm:
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
-    Those from `span_ms` to `transfer_ms` come from the trace, all from the one step in it that is
-    nearest to the medians: compute + exposed transfer, wait and memcpy + idle = span.
+    Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
+    those in it that is nearest to the medians: compute + exposed transfer, wait and memcpy + idle = span.
     """
 
     rank: int

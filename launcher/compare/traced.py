@@ -6,10 +6,10 @@ outcome, and is made anew when a trace is another file than the one that it was 
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from operator import sub
 from pathlib import Path
-from statistics import median_low
+from statistics import mean, median_low
 from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError
@@ -18,7 +18,7 @@ from launcher.rundir import RunDir, read_json, write_json
 if TYPE_CHECKING:
     from launcher.trace.model import RankTrace, StepBreakdown
 
-SCHEMA = 3
+SCHEMA = 2
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -26,7 +26,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankBreakdown:
-    """One step of one rank, in ns: compute + exposed transfer, wait and memcpy + idle = span, exactly."""
+    """A step of one rank, in ns: compute + exposed transfer, wait and memcpy + idle = span, exactly."""
 
     span_ns: int
     compute_ns: int
@@ -56,8 +56,8 @@ class Traced:
     schema: int
     files: Mapping[str, Stamp]
     """The traces that this was made from, by name."""
-    step: int | None
-    """The step that the figures are of; `None` where the traces have none in common."""
+    steps: tuple[int, ...]
+    """The steps whose mean the figures are; empty where the traces have none in common."""
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
     warnings: tuple[str, ...]
@@ -99,11 +99,11 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     try:
         analysis = analyse(traces)
     except TraceError as error:
-        return Traced(SCHEMA, stamps, None, {}, (_relative(str(error), root),))
+        return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
     warnings = tuple(_relative(text, root) for text in analysis.report.warnings if text not in named)
-    step, ranks = typical_step(analysis.report.ranks)
-    return Traced(SCHEMA, stamps, step, ranks, warnings)
+    steps, ranks = typical_steps(analysis.report.ranks)
+    return Traced(SCHEMA, stamps, steps, ranks, warnings)
 
 
 def _relative(text: str, root: Path) -> str:
@@ -111,25 +111,38 @@ def _relative(text: str, root: Path) -> str:
     return text.replace(f"{root}/", "")
 
 
-def typical_step(ranks: Iterable["RankTrace"]) -> tuple[int | None, dict[int, RankBreakdown]]:
-    """One step that all ranks have, and its figures: the one nearest to the medians of all ranks' parts.
+def typical_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
+    """Steps that all ranks have, and their mean: the half that is nearest to the medians of all ranks' parts.
 
-    A single step, unlike medians of each part, adds up, and its ranks belong together: what one waits is what
-    another still computes. Unlike a mean, it isn't spoilt by one step in which something else ran; and the
-    step of median length may be one in which one part was long by chance, and another short.
+    A mean of whole steps, unlike medians of each part, adds up, and its ranks belong together: what one waits
+    is what another still computes. Half of the steps, since the others may be those in which something else
+    ran; several, since a single one has parts that are long or short by chance.
     """
     by_rank = {rank.rank: {step.step: rank_breakdown(step) for step in rank.steps} for rank in ranks}
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
     if not common:
-        return None, {}
+        return (), {}
     distance_ns = dict.fromkeys(sorted(common), 0)
     for steps in by_rank.values():
         parts_ns = {number: _parts_ns(steps[number]) for number in distance_ns}
         medians_ns = [median_low(values) for values in zip(*parts_ns.values(), strict=True)]
         for number, values in parts_ns.items():
             distance_ns[number] += sum(map(abs, map(sub, values, medians_ns)))
-    number = min(distance_ns, key=distance_ns.__getitem__)
-    return number, {rank: steps[number] for rank, steps in by_rank.items()}
+    nearest = sorted(distance_ns, key=distance_ns.__getitem__)[: (len(distance_ns) + 1) // 2]
+    return tuple(sorted(nearest)), {
+        rank: mean_breakdown([steps[number] for number in nearest]) for rank, steps in by_rank.items()
+    }
+
+
+def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
+    """The mean step in whole ns; idle takes what the rounding of the others leaves, so that it adds up."""
+    means: dict[str, int | None] = {}
+    for field in fields(RankBreakdown):
+        values = [getattr(step, field.name) for step in steps]
+        means[field.name] = None if None in values else round(mean(values))
+    found = RankBreakdown(**means)  # type: ignore[arg-type]
+    busy_ns = found.compute_ns + found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
+    return replace(found, idle_ns=found.span_ns - busy_ns)
 
 
 def _parts_ns(step: RankBreakdown) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from launcher.compare.explain import Loss, main_cause
 from launcher.compare.figures import with_breakdown
@@ -67,12 +68,12 @@ def verdicts(session: Session) -> list[Verdict]:
 
 
 def injected_ms(run: RunDir, case: Case) -> float:
-    """The size of the fault in the step that the report speaks of; a link's is what it measured itself."""
+    """The size of the fault in the steps that the report speaks of; a link's is what it measured itself."""
     traced = read_traced(run, case.id)
-    if case.fault != "transfer" or traced is None or traced.step is None:
+    if case.fault != "transfer" or traced is None or not traced.steps:
         return case.ms
     delays_ms = read_json(delays_file(str(run.path), case), list[float])
-    return delays_ms[traced.step - 1]
+    return mean(delays_ms[step - 1] for step in traced.steps)
 
 
 def result(run: RunDir, case: Case, on_gpu: bool) -> VariantResult:
