@@ -137,6 +137,9 @@ def job_command(
     Exit codes: 0 ok (also with variants that are oom, skipped or unsteady), 2 the job file or the command
     line is wrong, 3 the machine lacks what the job asks, 4 a variant failed or timed out, 130 interrupted.
     """
+    from launcher.interrupt import quit_on_interrupt
+
+    quit_on_interrupt()  # until `run_job` listens itself; the supervisor tidies up whatever there is by then
     from launcher.run.guard import split_process
 
     if job is None and resume is not None and resume.is_file():
@@ -182,7 +185,7 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
         return
     from launcher.report.plan import render_plan
 
-    click.echo(render_plan(plan, spec, width()))
+    click.echo(render_plan(plan, spec, width(), plain=not sys.stdout.isatty()))
 
 
 @cli.command()

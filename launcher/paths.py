@@ -64,6 +64,10 @@ class RunPaths:
     def trace(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
 
+    def memory_snapshot(self, variant_id: str, rank: int) -> Path:
+        """Allocations of the traced steps, with their stacks; https://pytorch.org/memory_viz shows it."""
+        return self.variant(variant_id) / f"rank{rank}.memory.pickle"
+
     def traced(self, variant_id: str) -> Path:
         """What the traces of all ranks come to."""
         return self.variant(variant_id) / "trace.json"

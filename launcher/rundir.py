@@ -53,7 +53,9 @@ def read_json(path: Path, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
+        raise MachineError(f"can't read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
         raise MachineError(f"{path}: {error}") from error
 
 
@@ -86,9 +88,24 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
         raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "your quota is used up; free some space",
+    errno.EROFS: "the file system can only be read",
+    errno.EACCES: "you may not write there",
+    errno.EPERM: "you may not write there",
+    errno.ENOTDIR: "a part of that path is a file, no folder",
+    errno.EEXIST: "a part of that path is a file, no folder",
+    errno.EISDIR: "there is a folder of that name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about it, or what the short words of the system mean here."""
+
+
 def unwritable(path: Path, error: OSError) -> MachineError:
     """What to tell somebody whose disk is full or whose folder is closed."""
-    return MachineError(f"can't write {path}: {error.strerror}; free some space or name another --out")
+    remedy = _REMEDIES.get(error.errno or 0)
+    return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -115,6 +132,4 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         if name is not None and os.path.exists(name):
             os.unlink(name)
-        raise MachineError(
-            f"can't write {path}: {error.strerror}; free some space or name another --out"
-        ) from error
+        raise unwritable(path, error) from error

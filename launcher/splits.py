@@ -1,5 +1,6 @@
 """How a batch is cut into one part per device. All sizes are in samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,6 +29,41 @@ def resolve_split(split: str | tuple[int, ...], global_batch: int, num_devices: 
     if split == "even":
         return Split(split, split_even(global_batch, num_devices))
     return Split(split, split_ratio(split, global_batch, num_devices))
+
+
+def parts_of(split: str | tuple[int, ...]) -> int | None:
+    """For how many devices a split of the job file is; `None` for `even`, which fits any number."""
+    if isinstance(split, tuple):
+        return len(split)
+    return None if split == "even" else split.count(":") + 1
+
+
+def is_same_split(
+    first: str | tuple[int, ...], second: str | tuple[int, ...], global_batches: Sequence[int]
+) -> bool:
+    """Whether two splits of the job file come to the same samples for one of the batches."""
+    num_devices = parts_of(first) or parts_of(second)
+    if first == second or num_devices is None:
+        return first == second
+    cuts = (_samples_if_any(first, batch, num_devices) for batch in global_batches)
+    return any(cut is not None and comes_to(second, cut) for cut in cuts)
+
+
+def comes_to(split: str | tuple[int, ...], samples: tuple[int, ...]) -> bool:
+    """Whether a split of the job file means these samples, one number for each device that has any.
+
+    `even` cuts the same chunks for the devices that get one as it does for more devices.
+    """
+    return _samples_if_any(split, sum(samples), len(samples)) == samples
+
+
+def _samples_if_any(
+    split: str | tuple[int, ...], global_batch: int, num_devices: int
+) -> tuple[int, ...] | None:
+    try:
+        return resolve_split(split, global_batch, num_devices).samples
+    except SpecError:
+        return None
 
 
 def split_even(global_batch: int, num_devices: int) -> tuple[int, ...]:

@@ -90,9 +90,13 @@ def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
 def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
     """Of the rank that works longest: what it loses, the step loses."""
     ms = _part_ms(slowest, kind)
-    alike = tuple(rank.rank for rank in ranks if _part_ms(rank, kind) >= MOST * ms)
+    traced = [rank for rank in ranks if rank.span_ms is not None]
+    alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
     who = "every rank" if len(alike) == len(ranks) > 1 else f"rank {slowest.rank}"
-    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} {_OWN[kind]}")
+    what = _OWN[kind]
+    if kind == "transfer" and slowest.wait_ms is None:
+        what = "spends {ms} on communication, or waiting for it, that nothing overlaps"
+    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} {what}")
 
 
 def _part_ms(rank: RankFigures, kind: Kind) -> float:

@@ -69,8 +69,9 @@ def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
 def rank_figures(run: RunDir, measured: Measured, traced: Traced | None) -> tuple[RankFigures, ...]:
     """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
     breakdowns = traced.ranks if traced else {}
+    alone = len(measured.variant.devices) == 1
     return tuple(
-        with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank))
+        with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank), alone)
         for rank, (device, local_batch) in enumerate(
             zip(measured.variant.devices, measured.variant.split, strict=True)
         )
@@ -94,11 +95,11 @@ def _one_rank(run: RunDir, measured: Measured, rank: int, device: str, local_bat
     )
 
 
-def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None) -> RankFigures:
-    """The rank's figures with what its trace adds to them."""
+def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone: bool = False) -> RankFigures:
+    """The rank's figures with what its trace adds to them; one device `alone` has no communication."""
     if breakdown is None:
         return figures
-    exposed_ms = breakdown.exposed_comm_ns / 1e6
+    exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
     return replace(
         figures,
         span_ms=breakdown.span_ns / 1e6,

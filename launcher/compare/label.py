@@ -36,5 +36,5 @@ def value_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(varied_texts(value))
     if isinstance(value, list | tuple):
-        return ",".join(value_text(part) for part in value)
+        return f"[{', '.join(value_text(part) for part in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

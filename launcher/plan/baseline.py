@@ -6,6 +6,7 @@ from launcher.errors import SpecError
 from launcher.plan.combination import Candidate, Combination
 from launcher.plan.model import Variant
 from launcher.spec.model import Baseline, JobSpec
+from launcher.splits import comes_to
 
 
 def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
@@ -18,7 +19,9 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
     if wanted is None:
         return candidates[0].variant.id
     matching = [
-        item.variant for item in candidates if any(_matches(wanted, origin) for origin in item.origins)
+        item.variant
+        for item in candidates
+        if any(_matches(wanted, origin, item.variant.split) for origin in item.origins)
     ]
     if not matching:
         listed = _listed([item.variant for item in candidates])
@@ -31,13 +34,22 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
     return largest[0].id
 
 
-def _matches(wanted: Baseline, origin: Combination) -> bool:
-    if origin.strategy == "single" and wanted.split is not None and wanted.strategy is None:
-        return False  # it has no split
+def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
     named = {key: value for key in Baseline.model_fields if (value := getattr(wanted, key)) is not None}
-    params = named.pop("params", {})
+    params, split = named.pop("params", {}), named.pop("split", None)
     has_params = all(key in origin.params and origin.params[key] == value for key, value in params.items())
-    return has_params and all(getattr(origin, key) == value for key, value in named.items())
+    return (
+        has_params
+        and all(getattr(origin, key) == value for key, value in named.items())
+        and (split is None or _has_split(wanted, origin, samples))
+    )
+
+
+def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
+    """By the samples, whatever the job calls them; `single` has no split, and is meant only by its name."""
+    if origin.strategy == "single":
+        return wanted.strategy == "single"
+    return wanted.split is not None and comes_to(wanted.split, samples)
 
 
 def _listed(variants: Sequence[Variant]) -> str:

@@ -31,6 +31,14 @@ class Combination:
     """What stands under `compare` for this combination."""
 
 
+class ImpossibleError(SpecError):
+    """There can't be such a variant; the message is the reason, `key` the key of the job that asks for it."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(reason)
+        self.key = key
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A variant with all the combinations that come to it, the first of which names it."""

@@ -25,7 +25,7 @@ def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
     start = _START_CUDA_S if is_cuda(launch.processes[0].devices) else _START_CPU_S
     num_variants = len(launch.variants)
     has_baseline = plan.baseline in launch.variants  # measured twice in every round
-    blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(launch) * num_variants / 2
+    blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(spec, launch) * num_variants / 2
     extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
     steps = num_variants * (spec.steps.warmup + _STEADY_STEPS + extra_steps)
     return start + blocks * _BLOCK_S + steps * _STEP_S

@@ -6,10 +6,12 @@ from typing import Any
 
 from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
-from launcher.plan.combination import Candidate, Combination, combinations
+from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
 from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
 from launcher.plan.ids import make_unique, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.spec.draft import Draft
+from launcher.spec.fit import find_misfits
 from launcher.spec.model import JobSpec
 from launcher.splits import Split, resolve_split
 from launcher.units import plural
@@ -33,31 +35,44 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
         MachineError: the machine has fewer devices than the job asks for.
     """
     devices = resolve_devices(spec.devices, machine)
-    _check_device_count(spec, devices)
-    _check_tf32(spec, devices)
-    built, left_out = _build_all(spec, devices)
+    _check_machine(spec, len(devices))
+    misfits = find_misfits(Draft(spec), devices)
+    if misfits:
+        raise SpecError(*misfits)
+    built, refused = _build_all(spec, devices)
     if not built:
-        raise _nothing_left(spec, left_out)
+        raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
     return Expansion(
         variants=tuple(candidate.variant for candidate in candidates),
-        left_out=tuple(left_out),
+        left_out=_left_out(refused),
         baseline=choose_baseline(spec, candidates),
-        notes=(*device_notes(devices, machine), *_chunk_notes(candidates), *_merge_notes(built, candidates)),
+        notes=(
+            *device_notes(devices, machine),
+            *_unused_splits(built),
+            *_chunk_notes(candidates),
+            *_merge_notes(built, candidates),
+        ),
     )
 
 
 def _build_all(
     spec: JobSpec, devices: tuple[str, ...]
-) -> tuple[list[tuple[Combination, Variant]], list[LeftOut]]:
+) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
-    left_out: list[LeftOut] = []
+    refused: list[tuple[Combination, ImpossibleError]] = []
     for wanted in combinations(spec, len(devices)):
         try:
             built.append((wanted, _variant(wanted, devices)))
-        except SpecError as error:
-            left_out.append(LeftOut(_essence(wanted), str(error)))
-    return built, _distinct(left_out)
+        except ImpossibleError as error:
+            refused.append((wanted, error))
+    return built, refused
+
+
+def _left_out(refused: list[tuple[Combination, ImpossibleError]]) -> tuple[LeftOut, ...]:
+    """Each once: params and seeds decide nothing."""
+    left_out = [LeftOut(_essence(wanted), str(error)) for wanted, error in refused]
+    return tuple(item for position, item in enumerate(left_out) if item not in left_out[:position])
 
 
 def _essence(wanted: Combination) -> dict[str, Any]:
@@ -66,22 +81,19 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if key not in besides}
 
 
-def _distinct(left_out: list[LeftOut]) -> list[LeftOut]:
-    return [item for position, item in enumerate(left_out) if item not in left_out[:position]]
-
-
 def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     """The variant, still without an id.
 
     Raises:
-        SpecError: there can't be such a variant; the message is the reason.
+        ImpossibleError: there can't be such a variant.
     """
     split = _split(wanted, len(devices))
     if wanted.precision == "tf32" and not is_cuda(devices):
-        raise SpecError("tf32 is a mode of NVIDIA GPUs")
+        raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
     if min(split.samples) < wanted.accumulate:
         fewest = plural(min(split.samples), "sample")
-        raise SpecError(f"a device with {fewest} can't make {wanted.accumulate} micro-batches")
+        reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
+        raise ImpossibleError("accumulate", reason)
     besides = {
         key: wanted.stated[key] for key in wanted.stated if key not in ("strategy", "device_count", "split")
     }
@@ -103,11 +115,15 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
 def _split(wanted: Combination, num_devices: int) -> Split:
     if wanted.strategy == "single":
         if wanted.device_count != 1:
-            raise SpecError(f"single uses one device, not {wanted.device_count}")
+            raise ImpossibleError("device_count", f"single uses one device, not {wanted.device_count}")
         return Split("-", (wanted.global_batch,))
     if wanted.device_count > num_devices:
-        raise SpecError(f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}")
-    return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+        reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
+        raise ImpossibleError("device_count", reason)
+    try:
+        return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+    except SpecError as error:
+        raise ImpossibleError("split", str(error)) from error
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
@@ -158,30 +174,33 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
     return list(notes)
 
 
-def _check_device_count(spec: JobSpec, devices: tuple[str, ...]) -> None:
-    key = ("compare", "device_count") if spec.compare.device_count else ("device_count",)
+def _unused_splits(built: list[tuple[Combination, Variant]]) -> list[str]:
+    """Splits of a job that has nothing but `single`."""
+    if any(variant.strategy != "single" for _, variant in built):
+        return []
+    unused = dict.fromkeys(wanted.split for wanted, _ in built if wanted.split != "even")
+    names = (split if isinstance(split, str) else "/".join(map(str, split)) for split in unused)
+    return [f"single has one device: the split {name} is not used" for name in names]
+
+
+def _check_machine(spec: JobSpec, num_devices: int) -> None:
+    """Where the job leaves it to the machine which devices there are, it is the machine that lacks some."""
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
-    if not counts or min(counts) <= len(devices):
-        return
-    have = plural(len(devices), "device")
-    if spec.devices in ("auto", "cuda"):
+    if spec.devices in ("auto", "cuda") and counts and min(counts) > num_devices:
+        have = plural(num_devices, "device")
         raise MachineError(
             f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
         )
-    message = f"the job asks for {min(counts)} devices and names {have}"
-    raise SpecError(spec.problem(key, message, "name more under `devices`"))
 
 
-def _check_tf32(spec: JobSpec, devices: tuple[str, ...]) -> None:
-    precisions = spec.compare.precision or (spec.precision,)
-    if set(precisions) == {"tf32"} and not is_cuda(devices):
-        key = ("compare", "precision") if spec.compare.precision else ("precision",)
-        raise SpecError(spec.problem(key, "tf32 is a mode of NVIDIA GPUs", "use fp32 on CPU devices"))
-
-
-def _nothing_left(spec: JobSpec, left_out: list[LeftOut]) -> SpecError:
-    """The error that says why no combination can be: every reason once."""
-    reasons = list(dict.fromkeys(item.reason for item in left_out))
-    key = "compare" if any(item.combination for item in left_out) else "split"
+def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:
+    """The error that says why no combination can be: every reason once, at the key that they share."""
+    reasons = list(dict.fromkeys(str(error) for _, error in refused))
     shown = "; ".join(reasons[:5]) + ("; …" if len(reasons) > 5 else "")
-    return SpecError(spec.problem((key,), f"no combination can be: {shown}"))
+    keys = {error.key for _, error in refused}
+    place = ("compare",) if len(keys) > 1 else _place(spec, *keys)
+    return SpecError(spec.problem(place, f"no combination can be: {shown}"))
+
+
+def _place(spec: JobSpec, key: str) -> tuple[str, ...]:
+    return ("compare", key) if getattr(spec.compare, key) else (key,)

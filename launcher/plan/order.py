@@ -52,7 +52,7 @@ def order_for(
         prior=prior,
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
-        ablation_rounds=ablation_rounds(launch),
+        ablation_rounds=ablation_rounds(spec, launch),
     )
 
 

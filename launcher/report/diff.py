@@ -3,7 +3,7 @@
 import textwrap
 
 from launcher.compare.diff import Diff, VariantDiff
-from launcher.report.cells import half_width_text, verdict_text
+from launcher.report.cells import uncertainty_text, verdict_text
 from launcher.report.grid import cut, grid
 from launcher.units import format_ms
 
@@ -34,7 +34,7 @@ def _row(one: VariantDiff) -> tuple[str, ...]:
         "" if one.a_ms is None else format_ms(one.a_ms),
         "" if one.b_ms is None else format_ms(one.b_ms),
         verdict_text(one.difference).plain,
-        half_width_text(one.difference).plain,
+        uncertainty_text(one.difference).plain,
     )
 
 

@@ -1,5 +1,6 @@
 """Rows of plain text as aligned columns, for the small tables that start without rich."""
 
+import textwrap
 from collections.abc import Collection, Sequence
 
 GAP = "  "
@@ -26,3 +27,10 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection
 def cut(line: str, width: int) -> str:
     """The line, with an ellipsis where it is longer than `width`; its columns stay where they are."""
     return line if len(line) <= width else line[: max(width - 1, 0)] + "…"
+
+
+def wrap(text: str, width: int, indent: int = 4) -> list[str]:
+    """The text in lines of at most `width`, all but the first indented; words are never torn apart."""
+    return textwrap.wrap(
+        text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
+    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, VariantResult
-from launcher.report.cells import uncertainty_text, number_text, verdict_text
+from launcher.report.cells import number_text, uncertainty_text, verdict_text
 from launcher.report.footer import gradient_lines, noise_lines, warning_lines
 from launcher.report.names import by_rank
 from launcher.units import format_ms

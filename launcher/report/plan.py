@@ -1,26 +1,31 @@
 """What `gpurun check` shows: everything that a run will do, before it does any of it."""
 
-import textwrap
+import sys
 
 from launcher.compare.label import value_text, varied_texts
 from launcher.plan.estimate import estimate_s
 from launcher.plan.model import Plan, Variant
-from launcher.report.grid import cut, grid
+from launcher.report.grid import GAP, cut, grid, wrap
 from launcher.report.names import split_label
 from launcher.spec.model import JobSpec
 from launcher.units import format_count, format_duration, plural
 
 
-def render_plan(plan: Plan, spec: JobSpec, width: int) -> str:
-    """Plain text, wrapped or cut at `width`."""
+def render_plan(plan: Plan, spec: JobSpec, width: int, plain: bool = False) -> str:
+    """Text at most `width` wide: tables are cut there, all else is wrapped.
+
+    Args:
+        plain: for a file or a pipe: every line in full, whatever its length.
+    """
+    if plain:
+        width = sys.maxsize
     head = [*headlines(plan, spec), _limits(plan, spec)]
-    lines = [line for text in head for line in _wrapped(text, width)]
+    lines = [line for text in head for line in wrap(text, width)]
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
-        rows = [(" ".join(varied_texts(left.combination)), left.reason) for left in plan.left_out]
-        lines += ["", "Left out:"] + [cut(f"  {line}", width) for line in grid(("", ""), rows)[1:]]
+        lines += ["", "Left out:", *_left_out_lines(plan, width)]
     if plan.notes:
-        lines += ["", *(line for note in plan.notes for line in _wrapped(f"Note: {note}", width))]
+        lines += ["", *(line for note in plan.notes for line in wrap(f"Note: {note}", width))]
     lines += ["", *_launch_lines(plan, width)]
     return "\n".join(lines)
 
@@ -60,6 +65,20 @@ def _limits(plan: Plan, spec: JobSpec) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
+def _left_out_lines(plan: Plan, width: int) -> list[str]:
+    """What can't be, each with its reason beside it, or beneath it where the reason would be torn apart."""
+    names = [" ".join(varied_texts(left.combination)) for left in plan.left_out]
+    column = max(map(len, names)) + len(GAP)
+    if len(GAP) + column + max(len(left.reason) for left in plan.left_out) <= width:
+        rows = zip(names, (left.reason for left in plan.left_out), strict=True)
+        return [f"  {line}" for line in grid(("", ""), list(rows))[1:]]
+    return [
+        line
+        for name, left in zip(names, plan.left_out, strict=True)
+        for line in (*wrap(f"  {name}", width, 6), *wrap(f"      {left.reason}", width, 6))
+    ]
+
+
 def _variant_lines(plan: Plan, width: int) -> list[str]:
     rows = [_variant_row(plan, variant) for variant in plan.variants]
     header = ("variant", "split", "devices", "rounds", "")
@@ -95,9 +114,3 @@ def _launch_lines(plan: Plan, width: int) -> list[str]:
     return [
         cut(line, width) for line in grid(("launch", "processes", "rounds", "variants"), rows, right=(1, 2))
     ]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
-    )

@@ -13,7 +13,7 @@ from rich.text import Text
 from launcher.compare.label import value_text
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
-from launcher.report.cells import uncertainty_text, number_text, step_text, verdict_text
+from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
 from launcher.report.footer import footer
 from launcher.report.names import by_rank, split_label

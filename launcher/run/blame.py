@@ -4,12 +4,15 @@ One rank's failure makes the others fail: their peer is gone, or the command sto
 earliest failure that is neither.
 """
 
+import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from launcher.frames import is_users
 from launcher.records import FailureRecord
+from launcher.run.stacks import Fatal, fatal_error
 
 _ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _REAP_DELAY_NS = 500_000_000
@@ -18,6 +21,10 @@ _REAP_DELAY_NS = 500_000_000
 Signals that nothing but the rank's own fault or the outside world causes count this much earlier. SIGABRT is
 none of them: NCCL's watchdog aborts a rank whose peer is gone.
 """
+
+_TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
+_NOISE = "USDT:"
+"""Begins lines that torch's profiler prints at its every start and stop."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,14 @@ class Failure:
         first = self.message.strip().splitlines()[:1]
         return f"rank {self.rank} {self.status}" + (f": {first[0]}" if first else "")
 
+    @property
+    def reason(self) -> str:
+        """The headline, and what a user's mistake was about: `…; expected a number, got a string`."""
+        lines = (line.strip() for line in self.message.splitlines()[1:] if self.kind == "user")
+        pairs = (line.partition(":") for line in lines)
+        details = [f"{key} {value.strip()}" for key, _, value in pairs if key in ("expected", "got")]
+        return "; ".join([self.headline, ", ".join(details)]) if details else self.headline
+
 
 @dataclass(frozen=True)
 class _Suspect:
@@ -99,22 +114,58 @@ def root_cause(exits: Sequence[Exit], records: Sequence[FailureRecord], stopped_
     return _failure(culprit, victims)
 
 
-def explain(failure: Failure, log_tail: str, log_path: str, num_lines: int = 20) -> str:
+def with_crash(failure: Failure, log: str) -> Failure:
+    """The failure with what faulthandler wrote about it, where the rank was killed by a signal."""
+    fatal = fatal_error(log) if failure.kind == "signal" else None
+    if fatal is None or failure.message:
+        return failure
+    return replace(failure, message=f"{fatal.what} at {fatal.place}" if fatal.place else fatal.what)
+
+
+def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20) -> str:
     """What happened, where, and where to read on.
 
     Args:
-        log_tail: the end of the rank's log; its last lines are shown where they say more than the traceback.
+        log: the end of the rank's log; its last lines are shown where they say more than the traceback.
     """
     parts = [_what_happened(failure)]
-    if failure.traceback:
-        parts.append(_indent(failure.traceback))
-    said = _without(log_tail, failure.traceback, failure.message).rstrip().splitlines()[-num_lines:]
-    if said:
+    shown = users_traceback(failure.traceback)
+    if shown:
+        parts.append(_indent(shown))
+    fatal = fatal_error(log) if failure.kind == "signal" else None
+    if fatal:
+        parts.append(_indent(_crash_text(fatal)))
+        log = log[: fatal.start]
+    said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
+    said = [line for line in said if not line.startswith(_NOISE)][-num_lines:]
+    if any(line.strip() for line in said):
         parts.append(f"the last lines of its log:\n{_indent(chr(10).join(said))}")
     if failure.victims:
         parts.append(f"because of that: {_ranks(failure.victims)} could not go on")
-    parts.append(f"log: {log_path}")
+    whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
+    parts.append(f"log{whole}: {log_path}")
     return "\n".join(parts)
+
+
+def users_traceback(text: str) -> str:
+    """A traceback without the frames of gpurun and of libraries; all of it where no line is the user's."""
+    kept: list[str] = []
+    users = skipping = False
+    for line in text.splitlines(keepends=True):
+        if frame := _TRACEBACK_FRAME.match(line):
+            skipping = not is_users(frame["file"])
+            users |= not skipping
+        elif not line.startswith(("    ", "  [Previous line repeated")):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return "".join(kept) if users else text
+
+
+def _crash_text(fatal: Fatal) -> str:
+    """Like Python's own, innermost first, as far as the user's line."""
+    frames = (f'  File "{f.file}", line {f.line} in {f.function}' for f in fatal.frames)
+    return "\n".join([f"Fatal Python error: {fatal.what} (most recent call first)", *frames])
 
 
 def status_text(returncode: int) -> str:
@@ -222,10 +273,10 @@ def _what_happened(failure: Failure) -> str:
     return text
 
 
-def _without(log_tail: str, traceback: str, message: str) -> str:
+def _without(log: str, traceback: str, message: str) -> str:
     """The log without what is shown above it already: the traceback, or the message of a user's mistake."""
     shown = (traceback or message).strip()
-    return log_tail.replace(shown, "") if shown else log_tail
+    return log.replace(shown, "") if shown else log
 
 
 def _indent(text: str) -> str:

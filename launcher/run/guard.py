@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Self
 from launcher.errors import MachineError
 from launcher.run.proctree import become_subreaper, descendants, kill_descendants
 
+SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (by whom? see the kernel's log)"
 _MAX_REQUEST_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 10.0
 _SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
@@ -75,11 +76,16 @@ class Guard:
         except ConnectionError:
             answer = b""
         if not answer:
-            raise MachineError("the supervising process was killed; its ranks were killed as well")
+            raise MachineError(SUPERVISOR_KILLED)
         reply = json.loads(answer)
         if "error" in reply:
             raise MachineError(f"can't start {argv[0]}: {reply['error']}")
         return int(reply["pid"])
+
+    @property
+    def supervisor_has_ended(self) -> bool:
+        """Whether the supervisor is dead, and its servers and ranks with it."""
+        return _has_ended(self.supervisor)
 
     def kill_workers(self) -> None:
         """SIGKILLs everything below the command but the supervisor, at once."""

@@ -27,6 +27,9 @@ from launcher.spec.model import JobSpec
 
 LATEST = Path("latest")
 
+PACE_FROM_LAUNCHES = 0.3
+"""Share of a launch from which on its start-up no longer distorts the pace."""
+
 WORKER = "launcher.worker.main"
 """Imported once in the server as well: every rank begins with it."""
 
@@ -147,12 +150,12 @@ class Tracker:
             remaining_s=self.remaining_s(position - self.first + within, elapsed_s),
         )
 
-    def remaining_s(self, launches_done: float, elapsed_s: float) -> float:
-        """By the pace so far, once a launch is over; by the estimate before that."""
+    def remaining_s(self, launches_done: float, elapsed_s: float) -> float | None:
+        """By the pace so far, once that says something; before, by the estimate while it holds."""
         left = len(self.plan.launches) - (self.first or 0) - launches_done
-        if launches_done >= 1:
+        if launches_done >= PACE_FROM_LAUNCHES:
             return left * elapsed_s / launches_done
-        return max(0.0, self.estimate_s - elapsed_s)
+        return self.estimate_s - elapsed_s if elapsed_s < self.estimate_s else None
 
 
 def invocation_of(job: Path | None, overrides: Sequence[str]) -> Invocation | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.errors import MachineError, SpecError
 from launcher.host import Machine, host_record
 from launcher.plan.model import Plan
-from launcher.rundir import RunDir, read_json, write_bytes, write_json
+from launcher.rundir import RunDir, read_json, unwritable, write_bytes, write_json
 from launcher.spec.model import JobSpec
 
 LATEST = "latest"
@@ -32,24 +32,45 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
         MachineError: the folder can't be written.
     """
     path = out or new_folder(Path("runs") / plan.name)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise SpecError(f"{path} exists already; name another --out, or go on with it: --resume {path}")
+    check_free(path)
     run = RunDir(path)
-    write_json(run.plan, plan)
+    try:
+        fill(run, invocation, spec, plan, machine)
+        if out is None:
+            write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
+    except MachineError as error:
+        raise MachineError(f"{error}\n    or name another run directory: --out") from error
+    return run
+
+
+def check_free(path: Path) -> None:
+    """Whether a new run may have this folder.
+
+    Raises:
+        SpecError: it exists and isn't empty.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if (path / "plan.json").is_file():
+        raise SpecError(f"{path} holds a run already; name another --out, or go on with it: --resume {path}")
+    what = "is a folder with other files" if path.is_dir() else "is a file"
+    raise SpecError(f"{path} {what}; name another --out, one that is new or empty")
+
+
+def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine) -> None:
+    """Writes what the run begins with. The plan comes last: a folder that has one can be gone on with."""
+    write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
     write_json(run.spec, spec.resolved())
     write_json(run.host, host_record(machine))
-    write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
     copy_file(invocation.job_file, run.job)
-    if out is None:
-        write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
-    return run
+    write_json(run.plan, plan)
 
 
 def copy_file(source: Path, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
     except OSError as error:
-        raise MachineError(f"can't copy {source} to {target}: {error.strerror}") from error
+        raise unwritable(target, error) from error
 
 
 def new_folder(parent: Path) -> Path:
@@ -75,6 +96,11 @@ def find_run(path: Path) -> RunDir:
             name = pointer.read_text().strip()
             if name and Path(name).name == name and (folder / name / "plan.json").is_file():
                 return RunDir(folder / name)
+    if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
+        raise SpecError(
+            f"{path}: this run ended before its plan was written, so there is nothing to go on with\n"
+            "    start anew, with another --out or after removing that folder: gpurun JOB.yaml"
+        )
     raise SpecError(
         f"{path}: no run here (no plan.json); runs are in runs/NAME/TIME, the newest is runs/NAME/latest"
     )

@@ -12,7 +12,7 @@ from typing import Self
 
 from launcher.errors import MachineError
 from launcher.run.blame import Exit
-from launcher.run.guard import Guard, python_argv
+from launcher.run.guard import SUPERVISOR_KILLED, Guard, python_argv
 from launcher.run.oomkill import in_kernel_log, oom_kills
 from launcher.run.proctree import kill_descendants, send_signal
 from launcher.run.wire import (
@@ -227,6 +227,8 @@ class WorkerPool:
             MachineError: always.
         """
         self._drop_server()
+        if self._guard.supervisor_has_ended:
+            raise MachineError(SUPERVISOR_KILLED)
         os.lseek(self._stderr, 0, os.SEEK_SET)
         last_words = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
         told = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""

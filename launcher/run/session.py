@@ -1,5 +1,6 @@
 """Carries out a plan: launch by launch, so that no failure costs what was measured before or comes after."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,8 @@ from launcher.run.attempts import (
     status_of,
     variant_rounds,
 )
-from launcher.run.blame import Exit, Failure, explain, root_cause
+from launcher.run.blame import Exit, Failure, explain, root_cause, with_crash
+from launcher.run.hang import Hang, observe
 from launcher.run.pool import StartRequest, WorkerPool
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, write_json
@@ -38,9 +40,8 @@ LAST_WORDS_S = 0.5
 LEFT_BEHIND_S = 8.0
 """How long a rank may outlive another one that ended well; they all end within milliseconds."""
 POLL_S = 0.1
-STACKS_S = 0.3
-"""How long the ranks of a launch that timed out may take to write their stacks into their logs."""
-EX_IOERR = 74
+LOG_TAIL_BYTES = 1 << 16
+"""What is read of a rank's log: more than the longest traceback, of a recursion without end."""
 
 OnEvent = Callable[[Launch, int, Event | None], None]
 """Called with a launch, its position in the plan and what it does now."""
@@ -52,8 +53,10 @@ class Ended:
 
     failure: Failure | None = None
     timeout_s: float | None = None
+    hang: Hang | None = None
+    """What the ranks were doing when the time was up."""
     variant: str | None = None
-    """The variant that was running when it failed."""
+    """The variant that was running when it failed; `None`: none had begun."""
 
 
 @dataclass
@@ -116,22 +119,23 @@ class Session:
         self.pool.start(self.requests(launch, name))
         try:
             exits, timeout_s = self.watch(position, launch, tail)
+            hang = observe(self.pool, self.logs(launch, name)) if timeout_s is not None else None
         finally:
             stopped_ns = time.time_ns()
             self.pool.stop(GRACE_S)
         exits += self.pool.poll(0)
         variant = tail.last.variant if tail.last else None
-        if timeout_s is not None:
-            self.on_failure(
-                f"{variant or launch.id} took longer than {timeout_s:g} s; where: {self.run.log(name, 0)}"
-            )
-            return Ended(timeout_s=timeout_s, variant=variant)
+        if hang is not None:
+            ended = Ended(timeout_s=timeout_s, hang=hang, variant=variant)
+            self.report_hang(ended, launch, name)
+            return ended
         if finished_variants(self.run, launch) >= set(variants):
             return Ended()
         self.check_disk(exits, name)
-        failure = root_cause(exits, self.run.read_failures(name), stopped_ns)
-        self.report(failure, name)
-        return Ended(failure=failure, variant=failure.variant or variant)
+        failure = self.report(root_cause(exits, self.run.read_failures(name), stopped_ns), name)
+        # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
+        # gone on to a variant while another rank was still building.
+        return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
 
     def write_order(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
         """The one file that the workers of an attempt read."""
@@ -180,8 +184,7 @@ class Session:
                 self.on_event(launch, position, event)
             spent_s = tail.spent_s(time.time_ns()) if tail.last else time.monotonic() - started
             if spent_s > self.spec.timeout_s:
-                self.pool.dump_stacks()
-                return exits + self.pool.poll(STACKS_S), self.spec.timeout_s
+                return exits, self.spec.timeout_s
             if deadline is None and exits:
                 failed = any(exit_.returncode != 0 for exit_ in exits)
                 deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
@@ -192,18 +195,35 @@ class Session:
 
     def check_disk(self, exits: Sequence[Exit], name: str) -> None:
         """A worker that can't write its results ends the whole run, not only its variant."""
-        if any(exit_.returncode == EX_IOERR for exit_ in exits):
+        if any(exit_.returncode == os.EX_IOERR for exit_ in exits):
             raise MachineError(
                 f"the workers can't write to {self.run.path}: the disk is full or the folder is closed\n"
                 f"    free some space, then go on: gpurun --resume {self.run.path}\n"
                 f"    log: {self.run.log(name, 0)}"
             )
 
-    def report(self, failure: Failure, name: str) -> None:
-        log = self.run.log(name, failure.rank)
-        text = explain(failure, log_tail(log), str(log))
+    def report(self, failure: Failure, name: str) -> Failure:
+        """Tells of a failure, and returns it with what the rank's log adds to it."""
+        path = self.run.log(name, failure.rank)
+        log = log_tail(path)
+        failure = with_crash(failure, log)
+        self.tell(explain(failure, log, str(path)))
+        return failure
+
+    def report_hang(self, ended: Ended, launch: Launch, name: str) -> None:
+        """Tells which rank the others waited for, as far as their stacks show it."""
+        assert ended.hang is not None
+        lines = [f"{ended.variant or launch.id} took longer than {ended.timeout_s:g} s", *ended.hang.details]
+        log = self.run.log(name, ended.hang.rank or 0)
+        self.tell("\n    ".join(lines) + f"\nlog (with the stacks): {log}")
+
+    def tell(self, text: str) -> None:
         self.failures.append(text)
         self.on_failure(text)
+
+    def logs(self, launch: Launch, name: str) -> dict[int, Path]:
+        """Where each rank of an attempt writes."""
+        return {process.rank: self.run.log(name, process.rank) for process in launch.processes}
 
     def settle(self, launch: Launch, missing: Sequence[str], ended: Ended) -> None:
         """Writes down how the variants of an attempt ended; a failure costs the variant that caused it."""
@@ -221,16 +241,22 @@ class Session:
         """The status of a variant that a failed or late attempt was busy with."""
         name = attempts(self.run, launch)[-1]
         if ended.failure is None:
-            log = self.run.log(name, 0).relative_to(self.run.path)
-            reason = f"took longer than {ended.timeout_s:g} s (timeout)"
-            return VariantStatus("timeout", reason, name, None, str(log))
+            return self.timeout_status(name, ended)
         failure = ended.failure
         log = self.run.log(name, failure.rank).relative_to(self.run.path)
         status: Literal["oom", "failed"] = "oom" if failure.kind == "oom" else "failed"
-        return VariantStatus(status, failure.headline, name, failure.rank, str(log))
+        return VariantStatus(status, failure.reason, name, failure.rank, str(log))
+
+    def timeout_status(self, name: str, ended: Ended) -> VariantStatus:
+        """The status of a variant whose time was up, with the rank that the others waited for."""
+        rank = ended.hang.rank if ended.hang else None
+        where = f": {ended.hang.headline}" if ended.hang and ended.hang.headline else ""
+        log = self.run.log(name, rank or 0).relative_to(self.run.path)
+        reason = f"took longer than {ended.timeout_s:g} s{where}"
+        return VariantStatus("timeout", reason, name, rank, str(log))
 
 
-def log_tail(path: Path, num_bytes: int = 8192) -> str:
+def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
     """The last part of a log, whatever bytes a program wrote into it."""
     try:
         with path.open("rb") as file:

@@ -28,5 +28,11 @@ def shorten(text: str) -> str:
 
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:
     """A question that names the nearest of `words`, if one is near."""
+    near = nearest(word, words)
+    return f"did you mean `{near}`?" if near else None
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that `word` may be a slip of, if there is one."""
     near = difflib.get_close_matches(word.lower(), list(words), n=1)
-    return f"did you mean `{near[0]}`?" if near else None
+    return near[0] if near else None

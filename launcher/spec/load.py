@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
 from launcher.spec.describe import describe
+from launcher.spec.draft import Draft, salvage
 from launcher.spec.explain import explain
 from launcher.spec.model import JobSpec
 from launcher.spec.rules import find_conflicts
@@ -35,8 +36,10 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
         spec = JobSpec.model_validate(source.root.plain(), context=source)
     except ValidationError as error:
         found, more = explain(error, source, MAX_PROBLEMS)
-        raise _all_of([*source.problems, *found], source, more) from None
-    problems = [*source.problems, *find_conflicts(spec, job_dir)]
+        draft = None if more else salvage(source, error)
+        conflicts = find_conflicts(draft, job_dir) if draft else []
+        raise _all_of([*source.problems, *found, *conflicts], source, more) from None
+    problems = [*source.problems, *find_conflicts(Draft(spec), job_dir)]
     if problems:
         raise _all_of(problems, source)
     return spec

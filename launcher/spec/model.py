@@ -42,7 +42,7 @@ Split = Annotated[
         {
             "anyOf": [
                 {"const": "even"},
-                {"type": "string", "pattern": "^[0-9]+(:[0-9]+)+$"},
+                {"type": "string", "pattern": values.RATIO_PATTERN},
                 {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
             ]
         }
@@ -112,7 +112,7 @@ class Baseline(_Section):
     device_count: DeviceCount | None = None
     """The baseline's number of devices. If several variants match, it is the one with most devices."""
     split: Split | None = None
-    """The baseline's split, as it stands under `compare`."""
+    """The baseline's split, or another that comes to the same samples."""
     global_batch: Count | None = None
     """The baseline's global batch."""
     precision: Precision | None = None
@@ -145,11 +145,13 @@ class Profile(_Section):
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
 
     steps: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Steps in a trace; 0 takes none."""
+    """Steps in a trace; 0 takes none, and doesn't time steps without communication either, which tell what
+    communication costs."""
     shapes: bool = False
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
-    """Whether a trace holds allocations."""
+    """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept beside
+    it."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False
@@ -214,6 +216,10 @@ class JobSpec(_Section):
     def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
         """A mistake in the value at `path`, with its place in the file."""
         return self._source.problem(path, message, hint) if self._source else Problem(message, hint)
+
+    def key_problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
+        """A mistake in the key at the end of `path`, with its place in the file."""
+        return self._source.key_problem(path, message, hint) if self._source else Problem(message, hint)
 
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""

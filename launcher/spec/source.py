@@ -2,11 +2,12 @@
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import Problem, SpecError
-from launcher.spec.tree import MAX_NODES, Mark, Node, compose
+from launcher.spec.tree import MAX_NODES, Mark, Node, Unreadable, compose
 from launcher.spec.tree import Path as KeyPath
 
 MAX_BYTES = 1_000_000
@@ -58,17 +59,14 @@ def parse_source(content: bytes, file: str) -> Source:
 def override_source(source: Source, overrides: tuple[str, ...]) -> Source:
     """The source with every `key.path=value` put in its place.
 
-    Raises:
-        SpecError: an override has no `=`, is no YAML, or leads through something that is no mapping.
+    An override that has no `=`, is no YAML, or leads through something that is no mapping becomes one of the
+    source's problems.
     """
-    problems: list[Problem] = []
     for override in overrides:
         try:
             source = _override(source, override)
         except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(*source.problems, *problems)
+            source = replace(source, problems=(*source.problems, *error.problems))
     return source
 
 
@@ -80,12 +78,19 @@ def _override(source: Source, override: str) -> Source:
         raise SpecError(
             Problem("expected key.path=value", "for example --set steps.rounds=7", f"--set {override}")
         )
-    _check_characters(text, option.file)
-    value, problems = compose(text, option.file, has_lines=False)
+    value, problems = _override_value(text, option)
     root = _put(source.root, tuple(key.split(".")), value, option)
     if root.size > MAX_NODES:
         raise SpecError(option.problem(f"the job now holds more than {MAX_NODES:,} values"))
     return Source(source.file, source.text, root, (*source.problems, *problems))
+
+
+def _override_value(text: str, option: Mark) -> tuple[Node, Sequence[Problem]]:
+    try:
+        _check_characters(text, option.file)
+        return compose(text, option.file, has_lines=False)
+    except SpecError as error:
+        return Node(Unreadable(), option), error.problems
 
 
 def _put(node: Node, steps: tuple[str, ...], value: Node, option: Mark) -> Node:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from launcher.spec.describe import describe
+from launcher.spec.describe import describe, shorten
 
 Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
@@ -21,6 +21,9 @@ MAX_COUNT = 2**31 - 1
 """Largest number of samples, steps or rounds: what fits into a 32-bit integer."""
 
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
+
+RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
+"""A ratio for the schema; a device whose part is zero is none."""
 
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
@@ -108,12 +111,21 @@ def parse_split(value: Any) -> Split:
     """`even`, a ratio such as `3:1`, or a tuple of samples per device."""
     if isinstance(value, list):
         return _sample_list(value)
-    if value == "even" or (isinstance(value, str) and _RATIO.fullmatch(value)):
-        return str(value)
+    if isinstance(value, str) and _RATIO.fullmatch(value):
+        return _ratio(value)
+    if value == "even":
+        return "even"
     if value == "balanced":
         hint = 'use a ratio such as "3:1", or samples per device such as [48, 16]'
         raise wrong("`balanced` is not part of this version yet", hint)
     raise wrong(f"expected a split, got {describe(value)}", _split_hint(value))
+
+
+def _ratio(text: str) -> str:
+    if any(int(part) == 0 for part in text.split(":")):
+        hint = "leave its device out; `device_count` says how many are used"
+        raise wrong(f"the ratio {shorten(text)} gives a device nothing", hint)
+    return text
 
 
 def _split_hint(value: Any) -> str:

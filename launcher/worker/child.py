@@ -1,5 +1,6 @@
 """From a fork of the server to a rank: everything that a process should not inherit is put right here."""
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -16,20 +17,25 @@ from launcher.run.wire import STACKS_SIGNAL, StartRequest
 
 def run_rank(request: StartRequest, server: int) -> NoReturn:
     """Becomes the rank, calls its entry, and ends the process; never returns into the server's code."""
-    code = 1
+    code = os.EX_IOERR  # no log can be opened: the disk is full, and nobody will read a word of ours
     try:
-        become_rank(request, server)
+        leave_server(server)
+        redirect(request.log)
+        code = 1
+        become_rank(request)
         code = call_entry(request)
     finally:
         finish(code)
 
 
-def become_rank(request: StartRequest, server: int) -> None:
-    """A process of its own: session, signals, files, environment, random numbers."""
+def leave_server(server: int) -> None:
+    """Its own session: neither a terminal nor `kill 0` in user code connects the rank to anything else."""
     die_with(server)
-    # Its own session: neither a terminal nor `kill 0` in user code connects it to anything else.
     os.setsid()
-    redirect(request.log)
+
+
+def become_rank(request: StartRequest) -> None:
+    """A process of its own: signals, environment, random numbers."""
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -95,7 +101,9 @@ def exit_code(end: SystemExit) -> int:
 
 
 def print_to_log(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    """Writes a line, if the disk still takes one: the exit code must tell it then."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: user code has closed the stream
+        sys.stderr.write(text + "\n")
 
 
 def finish(code: int) -> NoReturn:

@@ -156,14 +156,17 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> lis
 
 
 def model_warnings(trainer: Trainer) -> list[str]:
-    """What the model itself says, whether or not gradients are checked."""
-    return [BATCH_NORM] if has_batch_norm(trainer.model) else []
+    """What model and batch say by themselves, whether or not gradients are checked."""
+    found = [BATCH_NORM] if has_batch_norm(trainer.model) else []
+    return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
 def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:
     """The first cause that fits."""
     if not math.isfinite(error):
         return "values that are infinite or not a number"
+    if trainer.batch_warning:
+        return "a `batch` that doesn't draw from its generator alone"
     if has_batch_norm(trainer.model):
         return "BatchNorm"
     if reference.draws_random:

@@ -1,6 +1,6 @@
 """The body of a rank: order in, files out."""
 
-import sys
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import torch
 from launcher.errors import MachineError
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.rundir import read_json
+from launcher.worker.child import exit_code, print_to_log
 from launcher.worker.clock import clock_for
 from launcher.worker.failure import record_failure
 from launcher.worker.gradient import check_gradients, model_warnings
@@ -20,10 +21,6 @@ from launcher.worker.peers import Alone, Group, Peers
 from launcher.worker.profile import capture, run_unrecorded
 from launcher.worker.step import NoClock
 from launcher.worker.trainer import Trainer
-from launcher.worker.user_error import UserError
-
-EX_IOERR = 74
-"""The run directory can't be written; nothing else that a rank does ends with it. Source: sysexits.h."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,15 +30,29 @@ def main(argv: Sequence[str]) -> None:
     journal = Journal(order, rank)
     try:
         run_launch(journal)
-    except MachineError as error:
-        sys.stderr.write(f"{error}\n")
-        finish(EX_IOERR)
     except BaseException as error:
-        record_failure(journal.run, order.launch, rank, journal.variant, journal.stage, error)
-        if isinstance(error, UserError):
-            sys.exit(str(error))
-        raise
+        finish(account_for(error, journal))
     finish(0)
+
+
+def account_for(error: BaseException, journal: Journal) -> int:
+    """Writes down why this rank fails, as a record and in the log; the exit code.
+
+    `os.EX_IOERR` says that the run directory can't be written, not even by that record; nothing else that a
+    rank does ends with it.
+    """
+    try:
+        if isinstance(error, MachineError):
+            raise error
+        order, rank = journal.order, journal.rank
+        record = record_failure(journal.run, order.launch, rank, journal.variant, journal.stage, error)
+    except MachineError as unwritable:
+        print_to_log(str(unwritable))
+        return os.EX_IOERR
+    if isinstance(error, SystemExit):
+        return exit_code(error)
+    print_to_log(record.traceback or record.message)
+    return 1
 
 
 def run_launch(journal: Journal) -> None:
@@ -109,7 +120,13 @@ def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, p
 
     if wanted.ranks is None or rank in wanted.ranks:
         path = journal.run.trace(variant.id, rank)
-        threads = order.strategy == "dp"
-        capture(run_one_step, wanted, path, align=peers.barrier, all_threads=threads)
+        capture(
+            run_one_step,
+            wanted,
+            path,
+            align=peers.barrier,
+            all_threads=order.strategy == "dp",
+            snapshot=journal.run.memory_snapshot(variant.id, rank) if wanted.memory else None,
+        )
     else:
         run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)

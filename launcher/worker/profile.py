@@ -1,8 +1,8 @@
 """A trace of a few steps of one variant, by `torch.profiler`."""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -12,6 +12,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from launcher.errors import MachineError
 from launcher.records import ProfileOrder
 
+MAX_ALLOCATIONS = 1_000_000
+"""Of a snapshot; older ones are forgotten."""
+
 
 def capture(
     run_one_step: Callable[[], None],
@@ -20,6 +23,7 @@ def capture(
     *,
     align: Callable[[], None] = lambda: None,
     all_threads: bool = False,
+    snapshot: Path | None = None,
 ) -> None:
     """Writes a gzipped Kineto trace of `order.steps` steps to `path`, each marked as `ProfilerStep#N`.
 
@@ -32,6 +36,7 @@ def capture(
         align: called before the first step that is recorded. The profiler takes longer to start on some ranks
             than on others: without a barrier the first step would show that as waiting.
         all_threads: also what Python threads do, as `dp` on the CPU needs it: else only those of autograd.
+        snapshot: where to keep each allocation of the recorded steps, on CUDA.
 
     Raises:
         MachineError: the trace can't be written.
@@ -43,12 +48,13 @@ def capture(
     profiler.start_trace()
     align()
     # By hand rather than by the profiler's schedule: its first step begins before the ranks are aligned.
-    for number in range(1, order.steps + 1):
-        with record_function(f"ProfilerStep#{number}"):
-            run_one_step()
-            synchronize()  # else the last kernels of a step fall behind its annotation
+    with memory_history(snapshot):
+        for number in range(1, order.steps + 1):
+            with record_function(f"ProfilerStep#{number}"):
+                run_one_step()
+                synchronize()  # else the last kernels of a step fall behind its annotation
     profiler.stop_trace()
-    export(profiler, path)
+    export(profiler.export_chrome_trace, path)
 
 
 def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable[[], None]) -> None:
@@ -78,12 +84,26 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def export(profiler: profile, path: Path) -> None:
-    """Writes beside `path`, then replaces it: a reader never sees half a trace."""
+@contextmanager
+def memory_history(snapshot: Path | None) -> Iterator[None]:
+    """Keeps what is allocated and freed within it, with stacks, in `snapshot`; does nothing on the CPU."""
+    if snapshot is None or not torch.cuda.is_available():
+        yield
+        return
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=MAX_ALLOCATIONS)
+    try:
+        yield
+        export(torch.cuda.memory._dump_snapshot, snapshot)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def export(write: Callable[[str], object], path: Path) -> None:
+    """Has `write` make a file beside `path`, then replaces it: a reader never sees half of one."""
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(temporary))
+        write(str(temporary))
         os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):

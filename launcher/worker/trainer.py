@@ -16,8 +16,8 @@ from launcher.worker.strategies.base import Strategy
 from launcher.worker.strategies.ddp import Ddp
 from launcher.worker.strategies.dp import Dp
 from launcher.worker.strategies.single import Single
-from launcher.worker.user_error import place_of, users_code
-from launcher.worker.validate import unused_parameters
+from launcher.worker.user_error import UserError, place_of, users_code
+from launcher.worker.validate import batch_warning, unused_parameters
 from workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -29,7 +29,8 @@ CHECK_LOSS_SCALE = 1024.0
 class TrainerState:
     """A copy, on the CPU, of all that optimizer steps change: a device needn't hold it twice."""
 
-    model: dict[str, Any]
+    model: tuple[tuple[Tensor, Tensor], ...]
+    """Parameters and buffers, each with its value."""
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
 
@@ -52,8 +53,9 @@ class Trainer:
         self.source = source_of(workload, order, rank, self.precision)
         global_batch = sum(order.variants[0].split)
         unused = unused_parameters(workload, self.source, self.precision, device, rank, global_batch)
-        self.strategy = strategy_of(self.model, order, rank, unused)
         self.optimizer = make_optimizer(workload)
+        self.batch_warning = batch_warning(workload, self.source, global_batch)
+        self.strategy = strategy_of(self.model, order, rank, unused)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.scales_loss)
 
     @property
@@ -118,12 +120,19 @@ class Trainer:
 
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer, to come back to."""
-        parts = (self.model.state_dict(), self.optimizer.state_dict(), self.scaler.state_dict())
-        return TrainerState(*(on_cpu(part) for part in parts))
+        # Not by the model's state_dict: a user's may leave something out, or refuse to be loaded again.
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return TrainerState(
+            model=tuple((tensor, on_cpu(tensor)) for tensor in tensors),
+            optimizer=on_cpu(self.optimizer.state_dict()),
+            scaler=self.scaler.state_dict(),
+        )
 
     def restore_state(self, state: TrainerState) -> None:
         """Undoes all steps since `state` was saved."""
-        self.model.load_state_dict(state.model)
+        with torch.no_grad():
+            for tensor, value in state.model:
+                tensor.copy_(value)
         # The optimizer keeps the tensors that it is given, and would change the copy.
         self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
         self.scaler.load_state_dict(state.scaler)
@@ -138,9 +147,7 @@ def on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        copied = copy.copy(value)  # a model's dict also carries the versions of its modules
-        copied.update({key: on_cpu(item) for key, item in value.items()})
-        return copied
+        return {key: on_cpu(item) for key, item in value.items()}
     if isinstance(value, list):
         return [on_cpu(item) for item in value]
     return copy.deepcopy(value)
@@ -168,11 +175,16 @@ def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
     """The workload's optimizer; without one, plain SGD.
 
     Raises:
-        UserError: the workload's function raised.
+        UserError: the workload's function raised, or gave something else.
     """
     parameters = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=DEFAULT_LEARNING_RATE)
     place = place_of(workload.optimizer)
-    with users_code("optimizer(parameters) failed", "a torch.optim.Optimizer", place):
-        return workload.optimizer(parameters)
+    expected = "a torch.optim.Optimizer"
+    with users_code("optimizer(parameters) failed", expected, place):
+        optimizer = workload.optimizer(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        what = "optimizer(parameters) must give an optimizer"
+        raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
+    return optimizer

@@ -1,28 +1,15 @@
 """Mistakes in a user's workload, told with file, line, what was expected and what came."""
 
 import inspect
-import site
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import VariantError
+from launcher.frames import is_users
 from launcher.worker.failure import is_out_of_memory
-
-OUR_FOLDERS = tuple(
-    str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("launcher", "workloads")
-)
-LIBRARY_FOLDERS = tuple(
-    f"{folder}/"
-    for folder in {
-        *site.getsitepackages(),
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -66,11 +53,6 @@ def definition(obj: Any) -> Place | None:
         return Place(file, inspect.getsourcelines(obj)[1]) if file else None
     except (OSError, TypeError):
         return None
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is neither part of gpurun nor an installed library."""
-    return not file.startswith((*OUR_FOLDERS, *LIBRARY_FOLDERS, "<"))
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -12,6 +12,8 @@ from workloads.base import Workload, on_device
 
 NUM_SAMPLES = 2
 """Enough for batch normalisation, which refuses one."""
+NUM_REPEATED = 16
+"""Samples that are drawn twice: enough that even coarse random numbers differ somewhere."""
 
 
 def unused_parameters(
@@ -37,6 +39,32 @@ def unused_parameters(
         ):
             loss.backward()  # type: ignore[no-untyped-call]
         return any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+
+
+def batch_warning(workload: Workload, source: Source, global_batch: int) -> str | None:
+    """What to tell the author of a `batch` whose samples don't come from its generator alone, if so.
+
+    A dataset is not asked: it may well draw its augmentations anew.
+    """
+    if workload.batch is None:
+        return None
+    size = min(NUM_REPEATED, global_batch)
+    with torch.random.fork_rng(devices=[]):
+        first, second = (source.whole(size, step=0).micro_batches[0] for _ in range(2))
+    if same(first.inputs, second.inputs) and same(first.targets, second.targets):
+        return None
+    return (
+        f"{place_of(workload.batch)}: batch(size, generator) gives other samples when it is called again with "
+        "the same generator, so the ranks don't share one batch: draw everything from `generator`"
+    )
+
+
+def same(a: Tree, b: Tree) -> bool:
+    """Whether two trees hold the same tensors; NaN is the same as NaN."""
+    pairs = list(zip(tensors_of(a), tensors_of(b), strict=False))
+    return len(tensors_of(a)) == len(tensors_of(b)) and all(
+        x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in pairs
+    )
 
 
 def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from launcher.errors import MachineError
 from launcher.records import ProfileOrder
 from launcher.trace.analyse import analyse_paths
-from launcher.worker.profile import capture
+from launcher.worker.profile import capture, memory_history
 from launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
 
@@ -63,3 +63,29 @@ def test_ranks_are_aligned_after_the_recording_starts_and_before_the_first_step(
     (step,) = [event for event in events if event.get("name") == "ProfilerStep#1"]
     assert aligned
     assert all(event["ts"] + event["dur"] <= step["ts"] for event in aligned)
+
+
+def test_a_memory_snapshot_holds_the_recorded_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for CUDA's allocator, which tells what it was asked for."""
+    asked: list[str] = []
+    memory = torch.cuda.memory
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        memory, "_record_memory_history", lambda enabled="all", **_: asked.append(str(enabled))
+    )
+    monkeypatch.setattr(memory, "_dump_snapshot", lambda name: Path(name).write_bytes(b"snapshot"))
+    snapshot = tmp_path / "v" / "rank0.memory.pickle"
+    with memory_history(snapshot):
+        assert asked == ["all"]
+    assert asked == ["all", "None"]
+    assert [path.name for path in snapshot.parent.iterdir()] == ["rank0.memory.pickle"]
+    with memory_history(None):
+        assert len(asked) == 2
+
+
+def test_the_cpu_has_no_memory_snapshot(tmp_path: Path) -> None:
+    with memory_history(tmp_path / "none"):
+        pass
+    assert torch.cuda.is_available() or not list(tmp_path.iterdir())

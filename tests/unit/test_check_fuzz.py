@@ -40,7 +40,7 @@ devices: [cuda:0, cuda:1]
 global_batch: 9
 accumulate: 2
 seed: 7
-compare: {params: [{a: 1.5}, {b: [x, null]}], precision: [tf32, bf16], global_batch: [9, 18], seed: [1, 2]}
+compare: {params: [{alpha_ms: 1.5}, {beta_ms: [x, null]}], precision: [tf32, bf16], global_batch: [9, 18], seed: [1, 2]}
 timeout: 90
 """,
     b"workload: mlp\nglobal_batch: 1\n",
@@ -200,7 +200,7 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "global_batch": st.integers(1, 12),
     "precision": st.sampled_from(["fp32", "tf32", "bf16"]),
     "accumulate": st.integers(1, 4),
-    "params": st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2), max_size=2),
+    "params": st.dictionaries(st.sampled_from(["width", "layers"]), st.integers(0, 2), max_size=2),
     "seed": st.integers(0, 3),
 }
 DEVICES = st.sampled_from(

@@ -105,6 +105,14 @@ def test_data_that_takes_longer_for_more_samples_is_the_split() -> None:
     assert (cause.kind, cause.ranks, cause.ms) == ("split", (0,), 50.0)
 
 
+def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, 50.0, transfer=15.0) for i in (0, 1)))
+    alone = replace(slow.ranks[0], wait_ms=None, transfer_ms=None)
+    untraced = replace(slow.ranks[1], span_ms=None, exposed_comm_ms=ExposedComm())
+    said = why_slower(replace(slow, ranks=(alone, untraced)), EVEN)
+    assert said == "rank 0 spends 15.0 of 65.0 ms on communication, or waiting for it, that nothing overlaps"
+
+
 @pytest.mark.parametrize(
     "slower",
     [

@@ -135,3 +135,4 @@ def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     found = with_breakdown(figures, breakdown)
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
     assert found.exposed_comm_ms.trace == pytest.approx(5e-6)  # with the idle time of a collective on the CPU
+    assert with_breakdown(figures, breakdown, alone=True).exposed_comm_ms.trace is None

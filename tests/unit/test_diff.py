@@ -139,5 +139,5 @@ def test_differences_of_host_versions_and_job_are_marked():
         "host gpus.0.name: H200 → H100",
         "host versions.numpy: not there → 2.1",
         "job steps.rounds: 28 → 14",
-        "job args: 1,2 → 1,3",
+        "job args: [1, 2] → [1, 3]",
     )

@@ -178,7 +178,7 @@ def test_what_a_trace_holds_and_of_which_ranks() -> None:
 
 def test_what_is_turned_off_is_not_ordered() -> None:
     (order,) = orders(spec_of(profile={"steps": 0}, gradient_check=False), CPU)
-    assert (order.profile, order.gradient_check) == (None, False)
+    assert (order.profile, order.gradient_check, order.ablation_rounds) == (None, False, 0)
 
 
 @pytest.mark.parametrize(

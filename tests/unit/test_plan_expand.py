@@ -82,6 +82,40 @@ def test_a_merged_split_can_be_the_baseline_by_either_name() -> None:
     assert expanded(text).baseline == "ddp-2-48-16"
 
 
+@pytest.mark.parametrize(
+    ("split", "baseline", "chosen"),
+    [
+        ("even", "[32, 32]", "ddp-2-even"),
+        ("even", '"5:5"', "ddp-2-even"),
+        ("[32, 32]", "even", "ddp-2-32-32"),
+        ('"3:1"', "[48, 16]", "ddp-2-3-1"),
+        ("[48, 16]", '"6:2"', "ddp-2-48-16"),
+    ],
+)
+def test_the_baseline_is_found_by_its_samples(split: str, baseline: str, chosen: str) -> None:
+    text = f'global_batch: 64\ncompare: {{split: ["1:7", {split}]}}\nbaseline: {{split: {baseline}}}\n'
+    assert expanded(text).baseline == chosen
+
+
+def test_chunks_on_fewer_devices_are_found_by_their_samples() -> None:
+    text = 'global_batch: 9\ndevices: cpu:4\ncompare: {split: ["4:3:1:1", even]}\n'
+    found = expanded(text + "baseline: {split: [3, 3, 3]}\n", FakeMachine(4))
+    assert found.baseline == "ddp-3-even"
+
+
+def test_a_split_that_single_has_no_use_for_is_noted() -> None:
+    assert expanded("global_batch: 64\nstrategy: single\nsplit: [32, 32]\n").notes == (
+        "single has one device: the split 32/32 is not used",
+    )
+    both = expanded("global_batch: 64\ncompare: {strategy: [single, dp], split: [[32, 32]]}\n")
+    assert both.notes == expanded("global_batch: 64\nstrategy: single\n").notes == ()
+
+
+def test_a_split_for_more_devices_than_are_here_is_no_mistake_of_the_job() -> None:
+    found = expanded("global_batch: 64\ncompare: {device_count: [2, 3], split: [even, [10, 20, 34]]}\n")
+    assert ids(found) == ["ddp-2-even"]
+
+
 def test_fewer_chunks_than_devices_run_on_fewer() -> None:
     found = expanded("global_batch: 9\ndevices: cpu:4\n", FakeMachine(4))
     (variant,) = found.variants
@@ -129,11 +163,11 @@ def test_batches_that_a_split_does_not_fit_are_left_out() -> None:
 
 def test_params_are_laid_over_those_at_the_top() -> None:
     found = expanded(
-        "global_batch: 4\nparams: {width: 8, depth: 2}\ncompare: {params: [{}, {width: 16}, {width: 8}]}\n"
+        "global_batch: 4\nparams: {width: 8, layers: 2}\ncompare: {params: [{}, {width: 16}, {width: 8}]}\n"
     )
     assert [variant.params for variant in found.variants] == [
-        {"width": 8, "depth": 2},
-        {"width": 16, "depth": 2},
+        {"width": 8, "layers": 2},
+        {"width": 16, "layers": 2},
     ]
     assert ids(found) == ["ddp-2-even", "ddp-2-even-width-16"]
 
@@ -143,10 +177,22 @@ def test_params_are_laid_over_those_at_the_top() -> None:
     [
         (
             "global_batch: 64\nsplit: [32, 16, 16]\n",
-            "job.yaml:3:8: no combination can be: .* is for 3 devices, not for 2",
+            r"job.yaml:3:8: the split \[32, 16, 16\] is for 3 devices, but the job uses 2",
+        ),
+        (
+            'global_batch: 64\ncompare: {device_count: [1, 2], split: [even, [10, 20, 34], "1:2:3:4"]}\n',
+            r"job.yaml:3:44: the split \[10, 20, 34\] is for 3 devices, but the job uses 1 or 2\n"
+            r"(?s:.*)job.yaml:3:58: the split 1:2:3:4 is for 4 devices",
         ),
         ('global_batch: 2\nsplit: "99:1"\n', "job.yaml:3:8: no combination can be: .*gives a device nothing"),
-        ("global_batch: 64\naccumulate: 33\n", "a device with 32 samples can't make 33 micro-batches"),
+        (
+            "global_batch: 64\naccumulate: 33\n",
+            "job.yaml:3:13: no combination can be: a device with 32 samples can't make 33 micro-batches",
+        ),
+        (
+            "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
+            "job.yaml:3:46: no combination can be: a device with 2 samples can't make 3 micro-batches; ",
+        ),
         ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 is a mode of NVIDIA GPUs"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",
@@ -161,7 +207,7 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "job.yaml:4:11: the baseline could be ddp-2-even-seed-1, ddp-2-even-seed-2",
         ),
         (
-            "global_batch: 64\ncompare: {device_count: [1, 2]}\nbaseline: {params: {a: 1}}\n",
+            "global_batch: 64\ncompare: {device_count: [1, 2]}\nbaseline: {params: {width: 1}}\n",
             "no variant matches the baseline\n    there are ddp-1-even, ddp-2-even",
         ),
         (

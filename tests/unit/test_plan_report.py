@@ -72,6 +72,39 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, render_plan(PLAN, SPEC, width).splitlines())) <= width
 
 
+LONG = replace(
+    PLAN,
+    left_out=(
+        LeftOut({"strategy": "ddp", "split": (48, 16)}, "the split [48, 16] is for 2 devices, not for 1"),
+        *PLAN.left_out,
+    ),
+    launches=tuple(replace(item, variants=item.variants * 4) for item in PLAN.launches),
+)
+
+
+def test_a_pipe_gets_every_line_in_full() -> None:
+    shown = render_plan(LONG, SPEC, 40, plain=True)
+    assert "…" not in shown
+    assert "  strategy=ddp split=[48, 16]     the split [48, 16] is for 2 devices, not for 1\n" in shown
+    assert shown.count("ddp-2-48-16") == 1 + 2 * 4
+    assert "a variant may take 10 min.\n" in shown
+
+
+def test_a_narrow_terminal_gets_every_reason_in_full() -> None:
+    shown = render_plan(LONG, SPEC, 60)
+    assert "  strategy=ddp split=[48, 16]\n      the split [48, 16] is for 2 devices, not for 1\n" in shown
+    assert max(map(len, shown.splitlines())) <= 60
+
+
+def test_lists_among_params_keep_their_brackets() -> None:
+    spec = replace_params(alpha_ms=[100, 50], beta_ms=[5, 6])
+    assert "gpt (alpha_ms=[100, 50],beta_ms=[5, 6]), global" in render_plan(PLAN, spec, 100)
+
+
+def replace_params(**params: object) -> JobSpec:
+    return SPEC.model_copy(update={"params": params})
+
+
 def test_only_a_single_launch_may_end_early() -> None:
     single = replace(PLAN, variants=(EVEN, UNEVEN), launches=PLAN.launches[:1])
     assert "2 variants in 1 launch, " in render_plan(single, SPEC, 80)

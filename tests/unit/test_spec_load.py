@@ -148,6 +148,8 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("split: [48, x]", 'expected a number of samples, 1 or more, got the text "x"'),
         ("split: [64, 0]", "1 or more, got the number 0"),
         ("split: [true, 63]", "got `true`"),
+        ("split: '0:0'", "`split`: the ratio 0:0 gives a device nothing"),
+        ("compare: {split: [even, '0:1']}", "`compare.split`: the ratio 0:1 gives a device nothing"),
         (
             "split: [48, 15]",
             "the split [48, 15] adds up to 63, not to the global batch of 64\n    [48, 16] would",
@@ -265,3 +267,64 @@ def test_a_split_may_fit_one_of_several_batches(tmp_path: Path) -> None:
 def test_a_file_beside_the_job_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def build(): ...\n")
     assert job(tmp_path, "workload: train.py:build\nglobal_batch: 4\n").workload == "train.py:build"
+
+
+def places(found: str) -> list[str]:
+    """Line and column, or the option, of every mistake."""
+    heads = [line.partition(": ")[0] for line in found.splitlines() if not line.startswith(" ")]
+    return [head.removeprefix("job.yaml:") for head in heads]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("precison: fp32\nsplit: [48, 17]\n", ["3:1", "4:8"]),
+        ("compare: {split: [[48, 17], even], accumulate: [1, 0]}\n", ["3:19", "3:51"]),
+        ("compare: {split: [even, [x, 1], [48, 17]]}\nbaseline: {strategy: dp}\n", ["3:26", "3:33", "4:22"]),
+        ("devices: cpu:2\ndevice_count: 3\nprecision: tf32\nsplit: [4, 60, 1]\n", ["4:15", "5:12", "6:8"]),
+        ("devices: cpu:2\nseed: -1\nsplit: [10, 20, 34]\n", ["4:7", "5:8"]),
+        ("steps: {round: 1}\nparams: {layer: 2}\n", ["3:9", "4:10"]),
+        ("profile: {ranks: [-1]}\nsplit: [48, 17]\n", ["3:19", "4:8"]),
+    ],
+)
+def test_mistakes_between_keys_come_with_those_of_other_keys(
+    tmp_path: Path, text: str, where: list[str]
+) -> None:
+    assert places(mistakes(tmp_path, SMALL + text)) == where
+
+
+def test_a_missing_key_hides_no_other_mistake(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, "workload: gtp\nglobal_bacth: 64\nsplit: [48, 17]\n")
+    assert "there is no built-in workload `gtp`" in found
+    assert "unknown key `global_bacth`" in found
+    assert "adds up" not in found  # to what, is not known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "precison: bf16\nbaseline: {precision: bf16}\n",
+        "compare: {strategi: [ddp, dp]}\nbaseline: {strategy: dp}\n",
+        "comprae: {strategy: [ddp, dp]}\nbaseline: {strategy: dp}\n",
+        "compare: 3\nbaseline: {strategy: dp}\n",
+        "compare: {strategy: [ddp, db]}\nbaseline: {strategy: dp}\n",
+        "compare: {split: 7}\nsplit: [48, 17]\n",
+        "split: [48, 17]\ncompare: {global_batch: [65, x]}\n",
+        "devices: cpu\nsplit: [10, 20, 34]\n",
+        "devices: cpu:3\ncompare: {device_count: [x]}\nsplit: [32, 32]\n",
+        "params: 3\nbaseline: {params: {layers: 3}}\n",
+    ],
+)
+def test_a_mistake_has_no_consequences(tmp_path: Path, text: str) -> None:
+    assert len(places(mistakes(tmp_path, SMALL + text))) == 1
+
+
+def test_a_syntax_error_in_one_option_hides_no_other(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, "workload: gpt\n", "global_batch=[", "foo=1", "glob=3", "split")
+    assert places(found) == ["--set global_batch", "--set split", "--set foo", "--set glob"]
+
+
+def test_the_baseline_may_be_called_by_another_name(tmp_path: Path) -> None:
+    spec = job(tmp_path, f"{SMALL}split: [32, 32]\nbaseline: {{split: even}}\n")
+    assert spec.baseline is not None
+    assert spec.baseline.split == "even"

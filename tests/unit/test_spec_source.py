@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import SpecError
 from launcher.spec.source import Source, override_source, parse_source, read_source
+from launcher.spec.tree import Unreadable
 
 BOMB = "a: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"b{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
@@ -205,6 +206,11 @@ def test_a_mistake_in_an_override_names_the_option() -> None:
     ],
 )
 def test_overrides_that_are_refused(override: str, message: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        overridden("a: 1\nl: [x]\n", override)
-    assert message in str(caught.value)
+    (problem,) = overridden("a: 1\nl: [x]\n", override).problems
+    assert message in str(problem)
+
+
+def test_a_refused_override_stops_no_other() -> None:
+    source = overridden("a: 1\n", "b=[", "c", "d=2")
+    assert [problem.file for problem in source.problems] == ["--set b", "--set c"]
+    assert source.root.plain() == {"a": 1, "b": Unreadable(), "d": 2}

@@ -8,7 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from launcher.errors import SpecError
-from launcher.splits import Split, check_samples, resolve_split, split_even, split_ratio
+from launcher.splits import (
+    Split,
+    check_samples,
+    comes_to,
+    is_same_split,
+    resolve_split,
+    split_even,
+    split_ratio,
+)
 
 batches = st.integers(1, 5000)
 counts = st.integers(1, 16)
@@ -119,3 +127,34 @@ def test_names_are_the_jobs_own_words() -> None:
     assert resolve_split("even", 64, 2) == Split("even", (32, 32))
     assert resolve_split((48, 16), 64, 2) == Split("48/16", (48, 16))
     assert resolve_split("3:1", 64, 2) == Split("3:1", (48, 16))
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_even_is_known_by_the_samples_of_those_devices_that_have_some(
+    global_batch: int, num_devices: int
+) -> None:
+    samples = split_even(global_batch, num_devices)
+    assert comes_to("even", samples)
+    assert comes_to(samples, samples)
+    assert is_same_split("even", samples, (1, global_batch))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "batches", "is_same"),
+    [
+        ("even", "even", (64,), True),
+        ("even", (32, 32), (64,), True),
+        ("even", (33, 31), (64,), False),
+        ("even", (32, 32), (65,), False),
+        ("3:1", (48, 16), (8, 64), True),
+        ("3:1", "6:2", (64,), True),
+        ("3:1", "1:3", (64,), False),
+        ("3:1", "3:1:1", (64,), False),
+        ("99:1", "even", (2,), False),
+    ],
+)
+def test_splits_are_the_same_by_their_samples(
+    first: str | tuple[int, ...], second: str | tuple[int, ...], batches: tuple[int, ...], is_same: bool
+) -> None:
+    assert is_same_split(first, second, batches) is is_same
+    assert is_same_split(second, first, batches) is is_same

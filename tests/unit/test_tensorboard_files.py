@@ -128,7 +128,7 @@ def test_varied_keys_are_hyperparameters() -> None:
     assert values["params.width"] == 256.0
     assert values["params.kind"] == "gpt"
     assert values["seed"] == 3.0
-    assert values["args"] == "--a,1"
+    assert values["args"] == "[--a, 1]"
 
 
 def test_custom_scalars_ask_questions_whose_tags_exist(run: RunDir) -> None:

@@ -1,0 +1,147 @@
+"""Mistakes in `workload` and `params`, found without running any of the workload's code."""
+
+import importlib.machinery
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.spec.builtins import builtin_file, builtin_workloads
+from launcher.spec.describe import describe, did_you_mean, shorten
+from launcher.spec.draft import Draft
+from launcher.spec.model import JobSpec
+from launcher.spec.signature import Param, Signature, names_of, read_module, signature_of
+from launcher.spec.tree import Path as KeyPath
+from launcher.spec.tree import Unreadable
+
+_TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("text", (str,)),
+    "bool": ("true or false", (bool,)),
+    "None": ("nothing", (type(None),)),
+}
+"""What a simple annotation allows, in words and as the types of a job's values."""
+
+
+def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
+    """A workload that is not there, and params that it doesn't take."""
+    if not draft.knows(("workload",)):
+        return
+    spec = draft.spec
+    source, colon, function = spec.workload.rpartition(":")
+    if not colon and spec.workload in builtin_workloads():
+        yield from _wrong_params(draft, builtin_file(spec.workload), "build")
+    elif not colon:
+        known = builtin_workloads()
+        hint = did_you_mean(spec.workload, known) or f"built in are {', '.join(known)}"
+        message = f"there is no built-in workload `{shorten(spec.workload)}`"
+        yield spec.problem(("workload",), message, hint)
+    elif not source.endswith(".py"):
+        yield from _missing_module(spec, job_dir, source.partition(".")[0])
+    elif not _is_file(job_dir / source):
+        hint = "it is looked for beside the job file"
+        yield spec.problem(("workload",), f"there is no file {source[:200]}", hint)
+    else:
+        yield from _missing_function(spec, job_dir / source, function)
+        yield from _wrong_params(draft, job_dir / source, function)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _missing_module(spec: JobSpec, job_dir: Path, package: str) -> Iterator[Problem]:
+    """Only a top-level name can be looked for: finding one inside of a package would import the package."""
+    beside = [str(job_dir.resolve()), str(Path.cwd())]
+    try:
+        is_there = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(
+            package, beside
+        )
+    except (ImportError, ValueError):  # such as a module that runs without a spec of its own
+        return
+    if not is_there:
+        message = f"there is no module `{shorten(package)}`"
+        yield spec.problem(("workload",), message, "it must be installed, or lie beside the job file")
+
+
+def _missing_function(spec: JobSpec, path: Path, function: str) -> Iterator[Problem]:
+    module = read_module(path)
+    names = names_of(module) if module else None
+    if names and names.is_complete and not names.bound[function]:
+        listed = ", ".join(names.functions[:8])
+        hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
+        yield spec.problem(("workload",), f"{path.name} has no function `{shorten(function)}`", hint)
+
+
+def _wrong_params(draft: Draft, path: Path, function: str) -> Iterator[Problem]:
+    module = read_module(path)
+    signature = signature_of(module, function) if module else None
+    if signature is None:
+        return
+    for place, given in _given(draft):
+        yield from _wrong_names(draft.spec, signature, place, given)
+        yield from _wrong_values(draft.spec, signature, place, given)
+    yield from _missing_params(draft, signature)
+
+
+def _given(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
+    """All params that stand in the job, with their places."""
+    found: list[tuple[KeyPath, Mapping[str, Any] | None]] = [(("params",), draft.spec.params)]
+    found += [(("compare", "params", at), given) for at, given in enumerate(draft.spec.compare.params)]
+    found += [(("baseline", "params"), draft.spec.baseline.params if draft.spec.baseline else None)]
+    return [(place, given) for place, given in found if given and draft.knows(place)]
+
+
+def _wrong_names(
+    spec: JobSpec, signature: Signature, place: KeyPath, given: Mapping[str, Any]
+) -> Iterator[Problem]:
+    known = [param.name for param in signature.params]
+    for name in given:
+        if name not in known and not signature.is_open:
+            message = f"{shorten(spec.workload)} has no parameter `{shorten(name)}`"
+            yield spec.key_problem((*place, name), message, did_you_mean(name, known) or _takes(known))
+
+
+def _wrong_values(
+    spec: JobSpec, signature: Signature, place: KeyPath, given: Mapping[str, Any]
+) -> Iterator[Problem]:
+    for param in signature.params:
+        if param.name in given and not _is_allowed(given[param.name], param):
+            path = ".".join([*(str(step) for step in place if isinstance(step, str)), param.name])
+            expected = " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
+            message = f"`{path}`: expected {expected}, got {describe(given[param.name])}"
+            yield spec.problem((*place, param.name), message)
+
+
+def _is_allowed(value: Any, param: Param) -> bool:
+    """A whole number may stand for any number, but `true` for none, though Python counts it as one."""
+    if isinstance(value, Unreadable) or not param.types:
+        return True
+    return any(type(value) in _TYPES[name][1] for name in param.types)
+
+
+def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
+    """Params without a default, once where no variant has them, else at the items that lack them."""
+    spec, several = draft.spec, draft.values("params")
+    if several is None or not draft.knows(("params",)):
+        return
+    needed = {param.name for param in signature.params if param.is_required} - spec.params.keys()
+    nowhere = needed - {name for given in several for name in given}
+    place = ("params",) if "params" in spec.model_fields_set else ("workload",)
+    lacking: list[tuple[KeyPath, set[str]]] = [(place, nowhere)]
+    for position, given in enumerate(spec.compare.params):
+        lacking.append((("compare", "params", position), needed - nowhere - given.keys()))
+    known = [param.name for param in signature.params]
+    for path, names in lacking:
+        if names:
+            listed = ", ".join(f"`{name}`" for name in known if name in names)
+            yield spec.problem(path, f"{shorten(spec.workload)} needs {listed} under `params`", _takes(known))
+
+
+def _takes(known: list[str]) -> str:
+    return f"it takes {', '.join(known)}" if known else "it takes none"

@@ -1,0 +1,193 @@
+"""`workload` and `params` against the source of the function, without running it."""
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SpecError
+from launcher.spec.builtins import builtin_file, builtin_workloads
+from launcher.spec.load import load_job
+from launcher.spec.signature import MAX_BYTES, read_module, signature_of
+from workloads.registry import BUILTINS
+
+PLAIN = "def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...\n"
+
+
+def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "train.py:build") -> str:
+    """What is said of a job with this workload; the empty text if nothing."""
+    (folder / "train.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    path = folder / "job.yaml"
+    path.write_text(f"workload: {workload}\nglobal_batch: 64\n{text}")
+    try:
+        load_job(path)
+    except SpecError as error:
+        return str(error).replace(f"{folder}/", "")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("params: {width: 3, rate: 1, name: x, fast: true, depth: [any]}\n", ""),
+        ("params: {width: 3, name: null}\n", ""),
+        (
+            "params: {width: 3, dept: 1}\n",
+            "job.yaml:3:20: train.py:build has no parameter `dept`\n    did you mean `depth`?",
+        ),
+        (
+            "params: {width: 3, zzz: 1}\n",
+            "job.yaml:3:20: train.py:build has no parameter `zzz`\n"
+            "    it takes width, depth, rate, name, fast",
+        ),
+        (
+            "params: {width: wide}\n",
+            'job.yaml:3:17: `params.width`: expected a whole number, got the text "wide"',
+        ),
+        ("params: {width: 3.0}\n", "job.yaml:3:17: `params.width`: expected a whole number, got the number 3.0"),
+        ("params: {width: true}\n", "job.yaml:3:17: `params.width`: expected a whole number, got `true`"),
+        ("params: {width: null}\n", "job.yaml:3:17: `params.width`: expected a whole number, got nothing"),
+        ("params: {width: 3, rate: fast}\n", 'job.yaml:3:26: `params.rate`: expected a number, got the text "fast"'),
+        ("params: {width: 3, name: 3}\n", "job.yaml:3:26: `params.name`: expected text or nothing, got the number 3"),
+        ("params: {width: 3, fast: 1}\n", "job.yaml:3:26: `params.fast`: expected true or false, got the number 1"),
+        (
+            "",
+            "job.yaml:1:11: train.py:build needs `width` under `params`\n"
+            "    it takes width, depth, rate, name, fast",
+        ),
+        (
+            "params: {depth: 3}\n",
+            "job.yaml:3:9: train.py:build needs `width` under `params`\n"
+            "    it takes width, depth, rate, name, fast",
+        ),
+        ("compare: {params: [{width: 1}, {width: 2}]}\n", ""),
+        (
+            "compare: {params: [{width: 1}, {dept: 2, width: x}]}\n",
+            "job.yaml:3:33: train.py:build has no parameter `dept`\n    did you mean `depth`?\n"
+            'job.yaml:3:49: `compare.params.width`: expected a whole number, got the text "x"',
+        ),
+        (
+            "compare: {params: [{width: 1}, {depth: 2}]}\n",
+            "job.yaml:3:32: train.py:build needs `width` under `params`\n"
+            "    it takes width, depth, rate, name, fast",
+        ),
+        (
+            "params: {width: 3}\nbaseline: {params: {widht: 3}}\n",
+            "job.yaml:4:21: train.py:build has no parameter `widht`\n    did you mean `width`?",
+        ),
+    ],
+)  # fmt: skip
+def test_params_are_checked_against_the_signature(tmp_path: Path, text: str, found: str) -> None:
+    assert mistakes(tmp_path, PLAIN, text) == found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "@wrapper\ndef build(width: int): ...\n",
+        "def build(width: int, /): ...\n",
+        "build = make_build()\n",
+        "from elsewhere import build\n",
+        "from elsewhere import *\n",
+        "import elsewhere as build\n",
+        "class build: ...\n",
+        "if fast:\n    def build(width: int): ...\nelse:\n    def build(w): ...\n",
+        "def build(width: int): ...\nbuild = wrapped(build)\n",
+        "def build(width: int): ...\ntry:\n    from fast import build\nexcept ImportError:\n    pass\n",
+        "globals()['build'] = print\n",
+        "def setup():\n    global build\n    build = print\nsetup()\n",
+        "import sys\nsetattr(sys.modules[__name__], 'build', print)\n",
+        "def __getattr__(name): ...\n",
+        "this is not Python\n",
+        b"\xff\xfe\0",
+        "\0",
+        "x = " + "(" * 5000,
+        "x = 1\n" * MAX_BYTES,
+    ],
+)
+def test_what_only_running_the_code_can_tell_is_left_to_the_worker(
+    tmp_path: Path, source: str | bytes
+) -> None:
+    assert mistakes(tmp_path, source, "params: {anything: x}\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("int = Special\ndef build(width: int): ...\n", "params: {width: x}\n"),
+        ("def build(width: int | Special): ...\n", "params: {width: x}\n"),
+        ("def build(width: 'int'): ...\n", "params: {width: x}\n"),
+        ("def build(width: int = None): ...\n", "params: {width: null}\n"),
+        ("def build(width: int, **rest): ...\n", "params: {width: 3, other: x}\n"),
+        ("def build(*args, width: int): ...\n", "params: {width: 3}\n"),
+    ],
+)
+def test_what_is_allowed(tmp_path: Path, source: str, text: str) -> None:
+    assert mistakes(tmp_path, source, text) == ""
+
+
+def test_the_named_parameters_of_an_open_function_are_checked(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, "def build(width: int, depth: int, **rest): ...\n", "params: {width: x}\n")
+    assert "expected a whole number" in found
+    assert "needs `depth`" in found
+
+
+def test_methods_and_locals_are_no_functions_of_the_module(tmp_path: Path) -> None:
+    source = (
+        "class Other:\n    def build(self): ...\n    def __getattr__(self, name): ...\n"
+        "def run():\n    build = 1\n    model.eval()\n    model.modules()\n"
+        "def buildd(): ...\n"
+    )
+    assert mistakes(tmp_path, source, "") == (
+        "job.yaml:1:11: train.py has no function `build`\n    did you mean `buildd`?"
+    )
+    assert mistakes(tmp_path, source + PLAIN, "params: {width: 1}\n") == ""
+
+
+def test_code_does_not_run_and_does_not_warn(tmp_path: Path) -> None:
+    source = f"open({str(tmp_path / 'ran')!r}, 'w')\npattern = '\\d'\n{PLAIN}"
+    assert "has no parameter" in mistakes(tmp_path, source, "params: {width: 1, x: 1}\n")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "workload", ["train:build", "inner.deep:build", "json.nothing:build", "pytest:build"]
+)
+def test_a_module_that_can_be_found_is_left_to_the_worker(tmp_path: Path, workload: str) -> None:
+    (tmp_path / "inner").mkdir()
+    assert mistakes(tmp_path, "raise SystemExit\n", "params: {x: 1}\n", workload) == ""
+    assert "train" not in sys.modules
+
+
+def test_a_module_that_is_nowhere(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "", "", "trian.deep:build") == (
+        "job.yaml:1:11: there is no module `trian`\n    it must be installed, or lie beside the job file"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(builtin_workloads()))
+def test_the_source_of_a_builtin_tells_what_the_function_takes(name: str) -> None:
+    module = read_module(builtin_file(name))
+    assert module is not None
+    signature = signature_of(module, "build")
+    assert signature is not None
+    real = inspect.signature(BUILTINS[name].load()).parameters
+    assert [param.name for param in signature.params] == list(real)
+    assert [param.is_required for param in signature.params] == [p.default is p.empty for p in real.values()]
+
+
+@pytest.mark.parametrize(
+    ("workload", "params"),
+    [
+        ("gpt", "{layer: 3, width: wide}"),
+        ("mlp", "{width: 2.5, classes: x}"),
+        ("sleep", "{alpha: 3, beta: 1}"),
+    ],
+)
+def test_builtins_are_checked_too(tmp_path: Path, workload: str, params: str) -> None:
+    assert mistakes(tmp_path, "", f"params: {params}\n", workload).count("job.yaml:3:") == 2
+
+
+def test_sleep_takes_a_time_or_one_for_each_device(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "", "params: {alpha_ms: [1, 2.5], beta_ms: 3}\n", "sleep") == ""
