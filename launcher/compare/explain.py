@@ -1,84 +1,132 @@
 """Why a variant is slower than another: what its ranks lose, as the traces show it.
 
 Nothing is said that the figures don't show: a loss must be a part of the step worth mentioning, and have
-grown by most of what the slower variant takes longer.
+grown by most of what the slower variant takes longer, and by more than single steps scatter.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.compare.model import RankFigures, VariantResult
 from launcher.compare.slowest import slowest_rank
 from launcher.units import format_ms
 
 MENTION_FROM = 0.05
-"""A loss below this share of the step isn't worth a person's time."""
+"""A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
+
+Kind = Literal["input", "copies", "host", "transfer", "split", "straggler"]
+"""`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
+
+_OWN: dict[Kind, str] = {
+    "input": "waits {ms} for its data",
+    "copies": "spends {ms} on copies that nothing overlaps",
+    "host": "waits {ms} for the CPU to launch work",
+    "transfer": "spends {ms} on communication that nothing overlaps",
+}
+"""What a rank loses by itself."""
 
 
 @dataclass(frozen=True)
 class Loss:
     """Time in which a rank doesn't compute, and why."""
 
-    kind: str
+    kind: Kind
+    ranks: tuple[int, ...]
+    """Those that lose it; of a wait, the one that the others wait for."""
     ms: float
     span_ms: float
     text: str
 
+    @property
+    def is_wait(self) -> bool:
+        return self.kind in ("split", "straggler")
+
+    def __str__(self) -> str:
+        return self.text.format(ms=f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms")
+
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
+    loss = main_cause(slower, faster)
+    return None if loss is None else str(loss)
+
+
+def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
+    """The loss that grew most, if it explains most of the difference; `None` where the figures don't say."""
     if slower.step_ms is None or faster.step_ms is None or slower.global_batch != faster.global_batch:
         return None
     longer_ms = slower.step_ms.median - faster.step_ms.median
-    before_ms = {loss.kind: loss.ms for loss in losses(faster)}
-    if not before_ms or longer_ms <= 0:
+    before = losses(faster.ranks)
+    if not before or longer_ms <= 0:
         return None
-    grown = [(loss.ms - before_ms.get(loss.kind, 0.0), loss) for loss in losses(slower)]
     told = [
         (more_ms, loss)
-        for more_ms, loss in grown
-        if loss.ms >= MENTION_FROM * loss.span_ms and more_ms >= MOST * longer_ms
+        for loss in losses(slower.ranks)
+        if (more_ms := loss.ms - _as_much(loss, before)) >= max(MOST * longer_ms, MENTION_FROM * loss.span_ms)
     ]
-    if not told:
-        return None
-    loss = max(told, key=lambda item: item[0])[1]
-    return loss.text.format(ms=f"{format_ms(loss.ms)} of {format_ms(loss.span_ms)} ms")
+    return max(told, key=lambda item: item[0])[1] if told else None
 
 
-def losses(result: VariantResult) -> list[Loss]:
+def _as_much(loss: Loss, before: Iterable[Loss]) -> float:
+    """How much of the like was lost before, in ms; to wait is to wait, for whatever reason."""
+    return sum(other.ms for other in before if other.kind == loss.kind or (other.is_wait and loss.is_wait))
+
+
+def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
     """What the trace of every rank shows; empty where one has no figures."""
-    slowest = slowest_rank(result.ranks)
-    traced = [rank for rank in result.ranks if rank.span_ms is not None]
+    slowest = slowest_rank(ranks)
+    traced = [rank for rank in ranks if rank.span_ms is not None]
     if slowest is None or slowest.span_ms is None:
         return []
-    found = list(_own_losses(slowest, slowest.span_ms))
-    if len(traced) == len(result.ranks) > 1:
+    found = [_own_loss(kind, slowest, ranks) for kind in _OWN]
+    if len(traced) == len(ranks) > 1:
         found.append(_wait(traced))
     return found
 
 
-def _own_losses(rank: RankFigures, span_ms: float) -> Iterable[Loss]:
+def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
     """Of the rank that works longest: what it loses, the step loses."""
-    who = f"rank {rank.rank}"
-    yield Loss("input", rank.input_ms or 0.0, span_ms, f"{who} waits {{ms}} for its data")
-    text = f"{who} spends {{ms}} on copies that nothing overlaps"
-    yield Loss("copies", rank.exposed_memcpy_ms or 0.0, span_ms, text)
-    what = "communication" if rank.wait_ms is not None else "communication, or waiting for it,"
-    text = f"{who} spends {{ms}} on {what} that nothing overlaps"
-    yield Loss("transfer", rank.exposed_transfer_ms or 0.0, span_ms, text)
+    ms = _part_ms(slowest, kind)
+    traced = [rank for rank in ranks if rank.span_ms is not None]
+    alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
+    who = "every rank" if len(alike) == len(ranks) > 1 else f"rank {slowest.rank}"
+    what = _OWN[kind]
+    if kind == "transfer" and slowest.wait_ms is None:
+        what = "spends {ms} on communication, or waiting for it, that nothing overlaps"
+    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} {what}")
 
 
-def _wait(ranks: list[RankFigures]) -> Loss:
-    """The longest wait of a rank, as far as another one's longer work explains it."""
+def _part_ms(rank: RankFigures, kind: Kind) -> float:
+    parts = {
+        "input": rank.input_ms,
+        "copies": rank.exposed_memcpy_ms,
+        "host": rank.host_ms,
+        "transfer": rank.exposed_transfer_ms,
+    }
+    return parts[kind] or 0.0
+
+
+def _wait(ranks: Sequence[RankFigures]) -> Loss:
+    """The longest wait of a rank, as far as another one's longer computing explains it."""
     waiting = max(ranks, key=lambda rank: rank.exposed_wait_ms or 0.0)
     cause = max(ranks, key=_work_ms)
     wait_ms = waiting.exposed_wait_ms or 0.0
     if _work_ms(cause) - _work_ms(waiting) < MOST * wait_ms:
         wait_ms = 0.0  # it waits, but not because some rank has more to do
+    if any(_more_ms(kind, cause, waiting) >= MOST * wait_ms for kind in ("input", "copies", "host")):
+        wait_ms = 0.0  # that rank isn't slow at computing: what it loses itself says why it is late
+    kind: Kind = "split" if cause.local_batch > waiting.local_batch else "straggler"
     text = f"rank {waiting.rank} waits {{ms}} for rank {cause.rank}{_reason(cause, waiting)}"
-    return Loss("wait", wait_ms, waiting.span_ms or 0.0, text)
+    return Loss(kind, (cause.rank,), wait_ms, waiting.span_ms or 0.0, text)
+
+
+def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
+    """What the cause loses more than its samples explain."""
+    samples = max(1.0, cause.local_batch / waiting.local_batch)
+    return _part_ms(cause, kind) - samples * _part_ms(waiting, kind)
 
 
 def _reason(cause: RankFigures, waiting: RankFigures) -> str:

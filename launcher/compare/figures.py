@@ -109,6 +109,7 @@ def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone:
         exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
         idle_ms=breakdown.idle_ns / 1e6,
         input_ms=breakdown.input_ns / 1e6,
+        host_ms=breakdown.host_ns / 1e6,
         wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
         transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),

@@ -59,8 +59,8 @@ class ExposedComm:
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
-    Those from `span_ms` to `transfer_ms` come from the trace, all from one step that is the median of those
-    in it: compute + exposed transfer, wait and memcpy + idle = span.
+    Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
+    those in it that is nearest to the medians: compute + exposed transfer, wait and memcpy + idle = span.
     """
 
     rank: int
@@ -78,6 +78,8 @@ class RankFigures:
     idle_ms: float | None = None
     input_ms: float | None = None
     """The part of idle that waits for data."""
+    host_ms: float | None = None
+    """The part of idle in which the CPU has given the device nothing to do: Python between the operators."""
     wait_ms: float | None = None
     """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
     transfer_ms: float | None = None

@@ -6,8 +6,10 @@ outcome, and is made anew when a trace is another file than the one that it was 
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from operator import sub
 from pathlib import Path
+from statistics import mean, median_low
 from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError
@@ -16,7 +18,7 @@ from launcher.rundir import RunDir, read_json, write_json
 if TYPE_CHECKING:
     from launcher.trace.model import RankTrace, StepBreakdown
 
-SCHEMA = 1
+SCHEMA = 2
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -24,7 +26,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankBreakdown:
-    """One step of one rank, in ns: compute + exposed transfer, wait and memcpy + idle = span, exactly."""
+    """A step of one rank, in ns: compute + exposed transfer, wait and memcpy + idle = span, exactly."""
 
     span_ns: int
     compute_ns: int
@@ -34,6 +36,8 @@ class RankBreakdown:
     idle_ns: int
     input_ns: int
     """The part of idle that waits for data."""
+    host_ns: int
+    """The part of idle in which the CPU has given the device nothing to do."""
     idle_comm_ns: int
     """The part of idle in which a GPU waits for a collective on the CPU."""
     wait_ns: int | None
@@ -52,8 +56,8 @@ class Traced:
     schema: int
     files: Mapping[str, Stamp]
     """The traces that this was made from, by name."""
-    step: int | None
-    """The step that the figures are of; `None` where the traces have none in common."""
+    steps: tuple[int, ...]
+    """The steps whose mean the figures are; empty where the traces have none in common."""
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
     warnings: tuple[str, ...]
@@ -95,11 +99,11 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     try:
         analysis = analyse(traces)
     except TraceError as error:
-        return Traced(SCHEMA, stamps, None, {}, (_relative(str(error), root),))
+        return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
     warnings = tuple(_relative(text, root) for text in analysis.report.warnings if text not in named)
-    step, ranks = typical_step(analysis.report.ranks)
-    return Traced(SCHEMA, stamps, step, ranks, warnings)
+    steps, ranks = typical_steps(analysis.report.ranks)
+    return Traced(SCHEMA, stamps, steps, ranks, warnings)
 
 
 def _relative(text: str, root: Path) -> str:
@@ -107,19 +111,52 @@ def _relative(text: str, root: Path) -> str:
     return text.replace(f"{root}/", "")
 
 
-def typical_step(ranks: Iterable["RankTrace"]) -> tuple[int | None, dict[int, RankBreakdown]]:
-    """One step that all ranks have, and its figures: the step whose slowest rank is the median.
+def typical_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
+    """Steps that all ranks have, and their mean: the half that is nearest to the medians of all ranks' parts.
 
-    A single step, unlike medians of each part, adds up, and its ranks belong together: what one waits is what
-    another still computes. Unlike a mean, it isn't spoilt by one step in which something else ran.
+    A mean of whole steps, unlike medians of each part, adds up, and its ranks belong together: what one waits
+    is what another still computes. Half of the steps, since the others may be those in which something else
+    ran; several, since a single one has parts that are long or short by chance.
     """
-    by_rank = {rank.rank: {step.step: step for step in rank.steps} for rank in ranks}
+    by_rank = {rank.rank: {step.step: rank_breakdown(step) for step in rank.steps} for rank in ranks}
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
     if not common:
-        return None, {}
-    slowest_us = {number: max(steps[number].span_us for steps in by_rank.values()) for number in common}
-    number = sorted(common, key=lambda number: (slowest_us[number], number))[(len(common) - 1) // 2]
-    return number, {rank: rank_breakdown(steps[number]) for rank, steps in by_rank.items()}
+        return (), {}
+    distance_ns = dict.fromkeys(sorted(common), 0)
+    for steps in by_rank.values():
+        parts_ns = {number: _parts_ns(steps[number]) for number in distance_ns}
+        medians_ns = [median_low(values) for values in zip(*parts_ns.values(), strict=True)]
+        for number, values in parts_ns.items():
+            distance_ns[number] += sum(map(abs, map(sub, values, medians_ns)))
+    nearest = sorted(distance_ns, key=distance_ns.__getitem__)[: (len(distance_ns) + 1) // 2]
+    return tuple(sorted(nearest)), {
+        rank: mean_breakdown([steps[number] for number in nearest]) for rank, steps in by_rank.items()
+    }
+
+
+def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
+    """The mean step in whole ns; idle takes what the rounding of the others leaves, so that it adds up."""
+    means: dict[str, int | None] = {}
+    for field in fields(RankBreakdown):
+        values = [getattr(step, field.name) for step in steps]
+        means[field.name] = None if None in values else round(mean(values))
+    found = RankBreakdown(**means)  # type: ignore[arg-type]
+    busy_ns = found.compute_ns + found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
+    return replace(found, idle_ns=found.span_ns - busy_ns)
+
+
+def _parts_ns(step: RankBreakdown) -> tuple[int, ...]:
+    """The step's length, and the parts of it that an explanation may speak of."""
+    return (
+        step.span_ns,
+        step.compute_ns,
+        step.exposed_transfer_ns,
+        step.exposed_wait_ns,
+        step.exposed_memcpy_ns,
+        step.input_ns,
+        step.host_ns,
+        step.idle_comm_ns,
+    )
 
 
 def rank_breakdown(step: "StepBreakdown") -> RankBreakdown:
@@ -132,6 +169,7 @@ def rank_breakdown(step: "StepBreakdown") -> RankBreakdown:
         exposed_memcpy_ns=round(step.exposed_memcpy_us * 1000),
         idle_ns=round(step.idle_us * 1000),
         input_ns=round(step.idle_by_cause_us.data * 1000),
+        host_ns=round(step.idle_by_cause_us.host * 1000),
         idle_comm_ns=round(step.idle_by_cause_us.comm_wait * 1000),
         wait_ns=None if step.wait_us is None else round(step.wait_us * 1000),
         transfer_ns=None if step.transfer_us is None else round(step.transfer_us * 1000),

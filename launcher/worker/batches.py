@@ -8,6 +8,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -210,6 +211,7 @@ class DatasetSource:
 
     def __init__(self, workload: Workload, seed: int, layout: Layout) -> None:
         self.workload, self.layout = workload, layout
+        self.place = place_of(workload.dataset)  # once: Python's `inspect` takes milliseconds to find it
         self.feed = IndexFeed(len(workload.dataset), seed, layout.devices)
         self.loader: DataLoader[Any] = DataLoader(
             workload.dataset,
@@ -263,9 +265,7 @@ class DatasetSource:
 
     def micro_batch(self, batch: Any, chunks: tuple[int, ...]) -> MicroBatch:
         size = sum(chunks)
-        inputs, targets = checked_batch(
-            batch, size, "a batch of the dataset", place_of(self.workload.dataset)
-        )
+        inputs, targets = checked_batch(batch, size, "a batch of the dataset", self.place)
         inputs, targets = self.layout.precision.cast(inputs), self.layout.precision.cast(targets)
         return MicroBatch(inputs, targets, chunks, count_targets(self.workload, targets, size))
 
@@ -278,7 +278,8 @@ def count_targets(workload: Workload, targets: Tree, num_samples: int) -> int:
     """
     if workload.count is None:
         return num_samples
-    with users_code("count(targets) failed", "the number of valid targets", place_of(workload.count)):
+    place = partial(place_of, workload.count)  # a step's time must not hold the search for a line
+    with users_code("count(targets) failed", "the number of valid targets", place):
         return int(workload.count(targets))
 
 

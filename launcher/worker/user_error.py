@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +73,16 @@ def from_exception(error: BaseException, what: str, expected: str, fallback: Pla
 
 
 @contextmanager
-def users_code(what: str, expected: str, fallback: Place | None) -> Iterator[None]:
-    """Turns any exception of the code within into a `UserError`, except running out of memory."""
+def users_code(
+    what: str, expected: str, fallback: Place | Callable[[], Place | None] | None
+) -> Iterator[None]:
+    """Turns any exception of the code within into a `UserError`, except running out of memory.
+
+    Args:
+        what: what went wrong, if anything does.
+        expected: what the code should have given.
+        fallback: where to look if the traceback doesn't say; a function is called only then.
+    """
     try:
         yield
     except UserError:
@@ -82,4 +90,5 @@ def users_code(what: str, expected: str, fallback: Place | None) -> Iterator[Non
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        raise from_exception(error, what, expected, fallback) from error
+        place = fallback() if callable(fallback) else fallback
+        raise from_exception(error, what, expected, place) from error

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.compare.explain import why_slower
+from launcher.compare.explain import main_cause, why_slower
 from launcher.compare.findings import disagreement
 from launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
 from tests.unit.test_compare_summary import result, sentence
@@ -13,7 +13,7 @@ from tests.unit.test_compare_summary import result, sentence
 def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts: float) -> RankFigures:
     """A rank that computes for `work_ms`, less what `parts` take of it, and waits for `wait_ms`."""
     transfer_ms = parts.get("transfer", 0.0)
-    own = {name: parts.get(name, 0.0) for name in ("memcpy", "input")}
+    own = {name: parts.get(name, 0.0) for name in ("memcpy", "input", "host")}
     return RankFigures(
         rank=number,
         device=f"cpu:{number}",
@@ -27,8 +27,9 @@ def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts:
         exposed_transfer_ms=transfer_ms,
         exposed_wait_ms=wait_ms,
         exposed_memcpy_ms=own["memcpy"],
-        idle_ms=own["input"],
+        idle_ms=own["input"] + own["host"],
         input_ms=own["input"],
+        host_ms=own["host"],
         wait_ms=wait_ms,
         transfer_ms=transfer_ms,
         exposed_comm_ms=ExposedComm(trace=wait_ms + transfer_ms),
@@ -74,15 +75,34 @@ def test_a_baseline_that_loses_says_why_too() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("transfer", "rank 0 spends 15.0 of 65.0 ms on communication that nothing overlaps"),
-        ("memcpy", "rank 0 spends 15.0 of 65.0 ms on copies that nothing overlaps"),
-        ("input", "rank 0 waits 15.0 of 65.0 ms for its data"),
+        ("transfer", "every rank spends 15.0 of 65.0 ms on communication that nothing overlaps"),
+        ("memcpy", "every rank spends 15.0 of 65.0 ms on copies that nothing overlaps"),
+        ("input", "every rank waits 15.0 of 65.0 ms for its data"),
+        ("host", "every rank waits 15.0 of 65.0 ms for the CPU to launch work"),
     ],
 )
 def test_other_causes(part: str, said: str) -> None:
     work_ms = 50.0 if part == "transfer" else 65.0
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
     assert why_slower(slow, EVEN) == said
+
+
+@pytest.mark.parametrize("part", ["memcpy", "input", "host"])
+def test_a_rank_that_is_late_for_a_reason_of_its_own_is_no_slower_device(part: str) -> None:
+    late = variant("late", (32, 32), 65.0, rank(0, 32, 50.0, 15.0), rank(1, 32, 65.0, **{part: 15.0}))
+    cause = main_cause(late, EVEN)
+    assert cause is not None
+    kind = "copies" if part == "memcpy" else part
+    assert (cause.kind, cause.ranks, cause.ms) == (kind, (1,), 15.0)
+    assert str(cause).startswith("rank 1 ")
+
+
+def test_data_that_takes_longer_for_more_samples_is_the_split() -> None:
+    more = rank(0, 48, 75.0, input=30.0)
+    slow = variant("slow", (48, 16), 75.0, more, rank(1, 16, 25.0, 50.0, input=10.0))
+    cause = main_cause(slow, EVEN)
+    assert cause is not None
+    assert (cause.kind, cause.ranks, cause.ms) == ("split", (0,), 50.0)
 
 
 def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:

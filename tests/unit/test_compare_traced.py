@@ -42,21 +42,21 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_one_step_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
+def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
     traced = read_traced(run, "v")
     assert traced is not None
     assert traced.warnings == ()
     busy, waiting = traced.ranks[0], traced.ranks[1]
-    assert traced.step == 2  # all steps are as long: then the middle one
-    assert (busy.compute_ns, busy.exposed_transfer_ns, busy.exposed_wait_ns) == (60_250, 9_750, 0)
+    assert traced.steps == (2, 3)  # step 1 is farther from the medians than step 3
+    assert (busy.compute_ns, busy.exposed_transfer_ns, busy.exposed_wait_ns) == (62_625, 7_375, 0)
     assert (waiting.compute_ns, waiting.exposed_transfer_ns, waiting.exposed_wait_ns) == (
-        40_000,
-        9_750,
-        20_250,
+        35_000,
+        7_375,
+        27_625,
     )
     for rank in (busy, waiting):
         assert sum(getattr(rank, name) for name in FIELDS) == rank.span_ns == 100_000
-    assert (waiting.wait_ns, waiting.transfer_ns, waiting.exposed_comm_ns) == (20_250, 9_750, 30_000)
+    assert (waiting.wait_ns, waiting.transfer_ns, waiting.exposed_comm_ns) == (27_625, 7_375, 35_000)
 
 
 def test_what_was_found_out_is_kept_until_a_trace_changes(run: RunDir) -> None:
@@ -68,7 +68,7 @@ def test_what_was_found_out_is_kept_until_a_trace_changes(run: RunDir) -> None:
     record(run, 1, {1: 50, 2: 45, 3: 30})
     again = read_traced(run, "v")
     assert again is not None
-    assert again.ranks[1].compute_ns == 45_000
+    assert again.ranks[1].compute_ns == 37_500
     assert run.traced("v").read_bytes() != kept
 
 
@@ -90,7 +90,7 @@ def test_a_broken_trace_is_a_warning_and_costs_only_itself(run: RunDir) -> None:
     run.trace("v", 0).write_bytes(b"no trace")
     traced = read_traced(run, "v")
     assert traced is not None
-    assert (traced.step, traced.ranks) == (None, {})
+    assert (traced.steps, traced.ranks) == ((), {})
     assert "rank0.pt.trace.json.gz" in traced.warnings[0]
 
 
@@ -98,7 +98,7 @@ def test_no_trace_no_figures(tmp_path: Path) -> None:
     assert read_traced(RunDir(tmp_path), "v") is None
 
 
-def test_the_step_with_the_median_of_the_slowest_rank_is_taken(tmp_path: Path) -> None:
+def test_the_mean_is_of_the_half_nearest_to_the_medians(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     lengths_us = {1: (300, 90), 2: (100, 100), 3: (100, 110), 4: (90, 90)}
     for rank in (0, 1):
@@ -108,15 +108,31 @@ def test_the_step_with_the_median_of_the_slowest_rank_is_taken(tmp_path: Path) -
         write(path, [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(rank, 2))
     traced = read_traced(run, "v")
     assert traced is not None
-    assert traced.step == 2  # by the slowest: 90, 100, 110, 300
-    assert [rank.span_ns for rank in traced.ranks.values()] == [100_000, 100_000]
+    assert traced.steps == (2, 4)  # medians: 100 and, the lower one, 90
+    assert [rank.span_ns for rank in traced.ranks.values()] == [95_000, 95_000]
+
+
+def test_a_step_of_median_length_with_unusual_parts_is_not_taken(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    compute_us = {1: 40, 2: 42, 3: 90, 4: 41, 5: 44}
+    lengths_us = {1: 96, 2: 98, 3: 100, 4: 102, 5: 104}
+    events = [step(number, 1000 * number, length) for number, length in lengths_us.items()]
+    events += [span("cpu_op", "aten::mm", 1000 * number, us) for number, us in compute_us.items()]
+    path = run.trace("v", 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, events, **rank_info(0, 1))
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert traced.steps == (1, 2, 4)
+    assert (traced.ranks[0].span_ns, traced.ranks[0].compute_ns) == (98_667, 41_000)
+    assert traced.ranks[0].idle_ns == 98_667 - 41_000
 
 
 def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
     assert with_breakdown(figures, None) == figures
-    breakdown = RankBreakdown(10, 4, 3, 1, 0, 2, 1, 1, None, None)
+    breakdown = RankBreakdown(10, 4, 3, 1, 0, 3, 1, 1, 1, None, None)
     found = with_breakdown(figures, breakdown)
-    assert (found.span_ms, found.input_ms, found.wait_ms) == (1e-5, 1e-6, None)
+    assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
     assert found.exposed_comm_ms.trace == pytest.approx(5e-6)  # with the idle time of a collective on the CPU
     assert with_breakdown(figures, breakdown, alone=True).exposed_comm_ms.trace is None

@@ -1,0 +1,221 @@
+"""The body of a rank: our trainer and our profiler, with a fault in the model, the dataset or the link.
+
+What a device computes is an operator that sleeps: it takes the time that it should, however many ranks share
+the cores of the machine, and the profiler records it as what it stands for. A straggler's extra work is real.
+"""
+
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
+from launcher.rundir import RunDir, write_json
+from launcher.worker.group import init_group, join_store, open_store
+from launcher.worker.profile import capture
+from launcher.worker.step import NoClock
+from launcher.worker.trainer import Trainer
+from tests.truth.plan import Case, Series, Session, delays_file
+from workloads import Workload
+
+WIDTH = 64
+BACKWARD = 2 / 3
+"""Share of the backward pass in the work of a step."""
+TIMEOUT = timedelta(seconds=60)
+
+LIBRARY = torch.library.Library("truth", "DEF")
+LIBRARY.define("work(Tensor x, float ms) -> Tensor")
+LIBRARY.define("copy(Tensor x, float ms) -> Tensor")
+
+
+def sleeping(x: Tensor, ms: float) -> Tensor:
+    time.sleep(ms / 1000)
+    return x.clone()
+
+
+for name in ("work", "copy"):
+    LIBRARY.impl(name, sleeping, "CPU")
+
+
+class Work(torch.autograd.Function):
+    """Takes its time in both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ms: float) -> Tensor:
+        ctx.ms = ms
+        return torch.ops.truth.work(x, ms * (1 - BACKWARD))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.ops.truth.work(grad, ctx.ms * BACKWARD), None
+
+
+@dataclass
+class Now:
+    """The case that is running on this rank; model, dataset and link look here."""
+
+    rank: int
+    series: Series
+    case: Case
+    factor: Tensor = field(default_factory=lambda: torch.rand(160, 160))
+
+    @property
+    def work_ms(self) -> float:
+        return self.series.fixed_ms + self.series.sample_ms * self.case.split[self.rank]
+
+
+class Model(nn.Module):
+    """One layer, work of a known length, and what the case adds to that."""
+
+    def __init__(self, now: Now) -> None:
+        super().__init__()
+        self.layer, self.now = nn.Linear(WIDTH, WIDTH), now
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = self.now
+        host_ms = now.case.ms_on(now.rank, "host")
+        time.sleep(host_ms / 2000)
+        self.copy(x)
+        hidden: Tensor = Work.apply(self.layer(x), now.work_ms)
+        time.sleep(host_ms / 2000)
+        self.multiply()
+        return hidden
+
+    @torch.no_grad()
+    def copy(self, x: Tensor) -> None:
+        copy_ms = self.now.case.ms_on(self.now.rank, "copies")
+        if copy_ms:
+            torch.ops.truth.copy(x, copy_ms)
+
+    @torch.no_grad()
+    def multiply(self) -> None:
+        """Matrix products for as long as the straggler's extra work lasts."""
+        end = time.monotonic() + self.now.case.ms_on(self.now.rank, "straggler") / 1000
+        while time.monotonic() < end:
+            torch.mm(self.now.factor, self.now.factor)
+
+
+class Data:
+    """Samples that take their time to read."""
+
+    def __init__(self, now: Now) -> None:
+        self.now = now
+        self.sample = (torch.rand(WIDTH), torch.rand(WIDTH))
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.sample
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """A batch at once: many short sleeps would add up to a longer one."""
+        time.sleep(self.now.case.ms_on(self.now.rank, "input") / 1000)
+        return [self.sample] * len(indices)
+
+
+class Link:
+    """A ring with one member more, which joins a collective a given time after the last rank.
+
+    For the ranks that is a link that takes longer: inside gloo's collective, all of them, by as much. How
+    long that is for the last rank, with what gloo itself takes, the link measures by the clock of all.
+    """
+
+    def __init__(self, session: Session, rank: int) -> None:
+        """The last member, of rank `session.world_size`, is the link itself."""
+        self.session, self.rank, self.count = session, rank, 0
+        port_file, size = Path(session.run_dir) / "link.port", session.world_size + 1
+        self.store = (open_store if rank == session.world_size else join_store)(port_file, size)
+        self.group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self.store), rank, size, TIMEOUT)
+
+    def all_reduce(self, tensor: Tensor) -> dist.Work:
+        self.count += 1
+        self.store.set(f"{self.count}/{self.rank}", str(time.monotonic_ns()))
+        return self.group.allreduce([tensor])
+
+    def delay(self, ms: float) -> float:
+        """The link's part in one collective of the ranks: how long the last of them was in it, in ms."""
+        self.count += 1
+        arrived_ns = max(map(int, self.of_ranks(str(self.count))))
+        time.sleep(ms / 1000)
+        self.group.allreduce([torch.zeros(WIDTH * WIDTH + WIDTH)]).wait()
+        return (time.monotonic_ns() - arrived_ns) / 1e6
+
+    def of_ranks(self, key: str) -> list[bytes]:
+        """What each rank has set `key` to; waits until all have."""
+        return [self.store.get(f"{key}/{rank}") for rank in range(self.session.world_size)]
+
+
+def run_link(session: Session) -> None:
+    """The process that is the link."""
+    torch.set_num_threads(1)
+    link = Link(session, session.world_size)
+    for _, case in session.cases:
+        if case.fault == "transfer":
+            delays_ms = [link.delay(case.ms) for _ in range(session.num_steps + 1)]
+            write_json(delays_file(session.run_dir, case), delays_ms[1:])  # the first step isn't in the trace
+    link.of_ranks("done")
+
+
+def run_rank(session: Session, rank: int) -> None:
+    """Traces all cases, one after the other, with one model."""
+    torch.set_num_threads(1)
+    series, case = next(session.cases)
+    now = Now(rank, series, case)
+    order = launch_order(session)
+    init_group(order, rank)
+    link = Link(session, rank)
+    workload = Workload(Model(now), None, F.mse_loss, dataset=Data(now))
+    trainer = Trainer(workload, order, rank)
+    trainer.strategy.model.register_comm_hook(None, hook(link, now))  # type: ignore[attr-defined]
+    for now.series, now.case in session.cases:
+        trace(trainer, now, session)
+    dist.barrier()
+    link.store.set(f"done/{rank}", "")
+
+
+def hook(link: Link, now: Now) -> Any:
+    def reduce(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        tensor = bucket.buffer().div_(dist.get_world_size())
+        if now.case.fault == "transfer":
+            work = link.all_reduce(tensor)
+        else:
+            work = dist.all_reduce(tensor, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return reduce
+
+
+def trace(trainer: Trainer, now: Now, session: Session) -> None:
+    variant = VariantOrder(now.case.id, now.case.split, 1)
+    inputs = iter([trainer.prepare(variant, step) for step in range(session.num_steps + 1)])
+    path = RunDir(Path(session.run_dir)).trace(now.case.id, now.rank)
+    profile = ProfileOrder(session.num_steps, shapes=True)
+    capture(lambda: trainer.step(next(inputs), NoClock()), profile, path, align=dist.barrier)
+
+
+def launch_order(session: Session) -> LaunchOrder:
+    return LaunchOrder(
+        launch="truth",
+        run_dir=session.run_dir,
+        workload="truth",
+        job_dir=session.run_dir,
+        params={},
+        strategy="ddp",
+        devices=("cpu",) * session.world_size,
+        backend="gloo",
+        precision="fp32",
+        seed=session.seed,
+        threads=1,
+        variants=tuple(VariantOrder(case.id, case.split, 1) for _, case in session.cases),
+        baseline=None,
+        warmup=0,
+        rounds=0,
+        looks=(),
+    )

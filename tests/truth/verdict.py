@@ -1,0 +1,129 @@
+"""What our report says about a case, and whether that is what was injected."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from launcher.compare.explain import Loss, main_cause
+from launcher.compare.figures import with_breakdown
+from launcher.compare.model import RankFigures, StepTime, VariantResult
+from launcher.compare.traced import read_traced
+from launcher.rundir import RunDir, read_json
+from tests.truth.on_gpu import retell
+from tests.truth.plan import FAULTS, Case, Session, delays_file
+
+BOUND = 0.15
+"""How far the reported size may be from the injected one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A case and what was reported of it."""
+
+    case: Case
+    injected_ms: float
+    loss: Loss | None
+
+    @property
+    def reported(self) -> str:
+        return "none" if self.loss is None else self.loss.kind
+
+    @property
+    def size_error(self) -> float:
+        """Reported size over injected size, less 1; 0 where none of the two is there."""
+        if self.loss is None or not self.injected_ms:
+            return 0.0
+        return self.loss.ms / self.injected_ms - 1
+
+    @property
+    def right(self) -> bool:
+        """Cause, ranks and size."""
+        ranks = () if self.loss is None else self.loss.ranks
+        right = (self.reported, ranks) == (self.case.fault, self.case.ranks)
+        return right and abs(self.size_error) <= BOUND
+
+    def __str__(self) -> str:
+        case = self.case
+        where = f"on {list(case.ranks)} of {list(case.split)}"
+        injected = f"{case.id}: {case.fault} of {self.injected_ms:.1f} ms {where}"
+        return f"{injected}; reported: {self.loss or 'nothing'}"
+
+
+def verdicts(session: Session) -> list[Verdict]:
+    """Of all cases, each compared with the reference of its series."""
+    run = RunDir(Path(session.run_dir))
+    found = []
+    for series in session.series:
+        reference, *cases = series.cases
+        for case in cases:
+            on_gpu = case.fault == "copies"
+            one, other = (result(run, each, on_gpu) for each in (case, reference))
+            loss = main_cause(one, other)
+            if case.fault == "none":
+                loss = loss or main_cause(other, one)
+            found.append(Verdict(case, injected_ms(run, case), loss))
+    return found
+
+
+def injected_ms(run: RunDir, case: Case) -> float:
+    """The size of the fault in the steps that the report speaks of; a link's is what it measured itself."""
+    traced = read_traced(run, case.id)
+    if case.fault != "transfer" or traced is None or not traced.steps:
+        return case.ms
+    delays_ms = read_json(delays_file(str(run.path), case), list[float])
+    return mean(delays_ms[step - 1] for step in traced.steps)
+
+
+def result(run: RunDir, case: Case, on_gpu: bool) -> VariantResult:
+    """The case as the comparison holds it, with figures from its traces alone."""
+    variant_id = on_gpu_id(run, case) if on_gpu else case.id
+    traced = read_traced(run, variant_id)
+    assert traced is not None
+    assert len(traced.ranks) == len(case.split), traced.warnings
+    ranks = tuple(
+        with_breakdown(RankFigures(rank, f"cpu:{rank}", samples, None, {}, None, None), traced.ranks[rank])
+        for rank, samples in enumerate(case.split)
+    )
+    step_ms = max(rank.span_ms or 0.0 for rank in ranks)
+    return VariantResult(
+        id=case.id,
+        strategy="ddp",
+        devices=tuple(rank.device for rank in ranks),
+        split=case.split,
+        split_name="",
+        global_batch=sum(case.split),
+        precision="fp32",
+        accumulate=1,
+        varied={},
+        status="ok",
+        reason=None,
+        log=None,
+        rounds=1,
+        launches=1,
+        step_ms=StepTime(step_ms, None),
+        samples_per_s=None,
+        vs_baseline=None,
+        scaling_efficiency=None,
+        gradient_error=None,
+        gradient_reference=None,
+        exposed_comm_ms=ranks[0].exposed_comm_ms,
+        warnings=traced.warnings,
+        ranks=ranks,
+    )
+
+
+def on_gpu_id(run: RunDir, case: Case) -> str:
+    """The variant that holds the case's traces as those of a GPU."""
+    variant_id = f"{case.id}-gpu"
+    for rank in range(len(case.split)):
+        if not run.trace(variant_id, rank).exists():
+            retell(run.trace(case.id, rank), run.trace(variant_id, rank))
+    return variant_id
+
+
+def confusion(found: Iterable[Verdict]) -> list[Sequence[str]]:
+    """A row for each injected cause: how often each one was reported."""
+    counts = Counter((verdict.case.fault, verdict.reported) for verdict in found)
+    return [[fault, *(str(counts[fault, other] or "") for other in FAULTS)] for fault in FAULTS]
