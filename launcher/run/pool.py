@@ -28,11 +28,16 @@ from launcher.run.wire import (
     StartRequest,
 )
 
-__all__ = ["TORCH", "TRAINING", "StartRequest", "WorkerPool"]
+__all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
 
 TORCH = ("torch", "torch.distributed")
-TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim", "torch._dynamo")
-"""The first optimizer of a process imports torch._dynamo, 820 modules: 1.4 s in every rank, 1 s once."""
+TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
+OPTIMIZING = ("torch._dynamo",)
+"""What a process' first optimizer imports: 820 modules, half as long again as torch itself takes.
+
+The first ranks do that themselves, side by side, rather than wait for the server to do it before; the server
+follows while they build their models, so that the ranks of all later launches begin with it.
+"""
 
 _REPORT_TIMEOUT_S = 5.0
 """How long a killed rank may take to be reported: the kernel has to free what it held."""
@@ -74,6 +79,10 @@ class WorkerPool:
         for process in processes:
             self._requested.add(process.rank)
             self._send(process)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has the server import modules for the ranks that are started after this; returns at once."""
+        self._send(Preload(tuple(modules)))
 
     def pids(self) -> dict[int, int]:
         """Process ids of the ranks that are known to run."""

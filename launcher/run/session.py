@@ -28,7 +28,7 @@ from launcher.run.attempts import (
 )
 from launcher.run.blame import Exit, Failure, explain, root_cause, with_crash
 from launcher.run.hang import Hang, observe
-from launcher.run.pool import StartRequest, WorkerPool
+from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec
@@ -117,6 +117,8 @@ class Session:
         tail = EventTail(self.run.events(name))
         self.on_event(launch, position, None)
         self.pool.start(self.requests(launch, name))
+        if position == 0 and len(self.plan.launches) > 1:
+            self.pool.preload(OPTIMIZING)
         try:
             exits, timeout_s = self.watch(position, launch, tail)
             hang = observe(self.pool, self.logs(launch, name)) if timeout_s is not None else None

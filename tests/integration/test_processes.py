@@ -12,7 +12,7 @@ from launcher.errors import MachineError
 from launcher.records import LaunchOrder
 from launcher.run.blame import Exit, Failure, explain, root_cause
 from launcher.run.guard import Guard, split_process
-from launcher.run.pool import TORCH, TRAINING, StartRequest, WorkerPool
+from launcher.run.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
 from launcher.rundir import RunDir, write_json
 
 BODIES = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -122,8 +122,23 @@ def test_forks_of_torch_differ_and_can_compute(torch_pool: WorkerPool, tmp_path:
     assert first["sum"] == 1e6
 
 
-def test_what_the_first_optimizer_imports_is_preloaded() -> None:
-    assert "torch._dynamo" in TRAINING
+def test_later_ranks_begin_with_what_the_first_optimizer_imports(guard: Guard, tmp_path: Path) -> None:
+    """The first ranks must not wait for it: they import it side by side."""
+    with WorkerPool(guard, TRAINING, BODIES) as pool:
+        first = loaded_in_a_rank(pool, tmp_path / "first")
+        pool.preload(OPTIMIZING)
+        later = loaded_in_a_rank(pool, tmp_path / "later")
+    assert "torch.optim" in first
+    assert "torch._dynamo" not in first
+    assert "torch._dynamo" in later
+
+
+def loaded_in_a_rank(pool: WorkerPool, folder: Path) -> list[str]:
+    """Modules that a rank has from the start."""
+    folder.mkdir()
+    pool.start([request(folder, 0, "list_modules")])
+    assert [exit_.returncode for exit_ in until_all_ended(pool, 1)] == [0]
+    return (folder / "modules").read_text().split()
 
 
 @pytest.mark.parametrize(
