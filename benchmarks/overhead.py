@@ -40,8 +40,8 @@ def main() -> None:
     header = ["workload", "bare ms", "gpurun ms", "ratio", "95 % interval", "goal"]
     text = (
         f"Step time of DDP on {RANKS} gloo ranks, global batch {GLOBAL_BATCH}: the trainer with clock and "
-        f"phases against a bare hand-written loop over the same model. {ROUNDS} rounds, each with {STEPS} steps "
-        "of both in random order; Hodges–Lehmann ratio with its exact Wilcoxon interval.\n\n"
+        f"phases against a bare hand-written loop over the same model. {ROUNDS} rounds, each with {STEPS} "
+        "steps of both in random order; Hodges–Lehmann ratio with its exact Wilcoxon interval.\n\n"
     )
     record("Cost of measuring", text + table(header, rows))
 
