@@ -1,0 +1,65 @@
+"""How the command line's words are read: which is a job file, which a percentage, which a range of steps."""
+
+from pathlib import Path
+
+import click
+
+from launcher.errors import SpecError
+
+
+class JobGroup(click.Group):
+    """A group whose first argument may be a job file: `gpurun job.yaml` needs no word for "run"."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"--help", "-h", "--version"}
+        if args and args[0] not in own and args[0] not in self.commands and not self.is_typo(args[0]):
+            args = ["job", *args]
+        return super().parse_args(ctx, args)
+
+    def is_typo(self, word: str) -> bool:
+        """Whether a first word is more likely a mistyped command than a job file."""
+        looks_like_file = word.startswith("-") or "." in word or "/" in word or Path(word).exists()
+        return not looks_like_file
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean `gpurun {near[0]}`?" if near else "gpurun --help lists the commands"
+            raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in self.commands if not self.commands[name].hidden]
+
+
+def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """`3%` or `3`, as a number that is not negative."""
+    if value is None:
+        return None
+    try:
+        percent = float(value.strip().removesuffix("%"))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no percentage; write 3%") from None
+    if not 0 <= percent < float("inf"):
+        raise click.BadParameter(f"{value!r} must not be negative")
+    return percent
+
+
+def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:
+    """`A:B`, where either may be left out, as a slice of step numbers; `A` alone is that one step."""
+    if value is None:
+        return None
+    first, colon, end = value.strip().partition(":")
+    try:
+        start, stop = (int(text) if text else None for text in (first, end))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no range of steps; write 10:20") from None
+    if not colon:
+        stop = None if start is None else start + 1
+    if start is not None and stop is not None and stop <= start:
+        raise click.BadParameter(f"{value!r} holds no step: the end is not part of the range")
+    return slice(start, stop)
