@@ -12,12 +12,14 @@ help: ## Show what there is to make
 
 setup: $(READY) ## Make the virtual environment with pinned versions (torch's CPU build)
 
-# An editable install by path: setuptools' import hook would cost every command 20 ms.
+# An editable install by path: setuptools' import hook would cost every command 20 ms. pip compiles all packages but
+# editable ones, and where PYTHONDONTWRITEBYTECODE is set (many containers) nothing else would: 60 ms.
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e ".[dev]"
+	@$(BIN)/python -m compileall -q launcher workloads
 	@touch $@
 
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
