@@ -39,7 +39,8 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked, plain)
     bars = bar.parts_of(ranked)
-    figures = figures if plain else _fitting(names, figures, width, any(bars))
+    wanted = figures
+    figures = wanted if plain else _fitting(names, wanted, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
     for row, variant in enumerate(unranked, start=len(ranked)):
@@ -47,6 +48,7 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
+    lines += _hidden_line([column.header for column in wanted if column not in figures])
     return to_string([*lines, *footer(comparison, page)], page)
 
 
@@ -93,6 +95,12 @@ def _bar_column(bars: Sequence[Sequence[bar.Part]], room: int, plain: bool) -> l
         return []
     cells = min(max(room, BAR_CELLS[0]), BAR_CELLS[1])
     return [Column(BAR_HEADER, tuple(bar.draw(parts, cells, full_ms, plain) for parts in bars))]
+
+
+def _hidden_line(headers: Sequence[str]) -> list[Text]:
+    """What a narrow terminal keeps back."""
+    text = f"No room for: {', '.join(headers)}. A wider terminal or a pipe shows them."
+    return [Text(text, "dim")] if headers else []
 
 
 def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastest: str | None) -> list[Text]:

@@ -13,7 +13,7 @@ from launcher.spec.explain import explain
 from launcher.spec.model import JobSpec
 from launcher.spec.rules import find_conflicts
 from launcher.spec.source import Source, override_source, read_source
-from launcher.spec.tree import MAX_PROBLEMS, Node
+from launcher.spec.tree import MAX_PROBLEMS, Mark, Node
 from launcher.spec.values import safe_name
 
 
@@ -23,8 +23,17 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     Raises:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
-    source = override_source(read_source(path), tuple(overrides))
+    source = override_source(_read(path, overrides), tuple(overrides))
     return check_source(_with_name(source, path), path.parent)
+
+
+def _read(path: Path, overrides: Sequence[str]) -> Source:
+    """The file; one that is no YAML doesn't hide the mistakes of the overrides."""
+    try:
+        return read_source(path)
+    except SpecError as error:
+        nothing = Source(str(path), "", Node({}, Mark(str(path))))
+        raise SpecError(*error.problems, *override_source(nothing, tuple(overrides)).problems) from None
 
 
 def check_source(source: Source, job_dir: Path) -> JobSpec:

@@ -250,6 +250,11 @@ def test_overrides_follow_the_same_rules(tmp_path: Path) -> None:
     assert spec.params == {"width": 8}
 
 
+def test_a_file_that_is_no_yaml_does_not_hide_the_mistakes_of_overrides(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, "workload: [gpt\n", "steps.rounds", "seed=[")
+    assert [part in found for part in ("job.yaml:", "--set steps.rounds", "--set seed")] == [True] * 3
+
+
 def test_mistakes_of_overrides_name_the_option_and_come_last(tmp_path: Path) -> None:
     found = mistakes(tmp_path, SMALL + "foo: 1\n", "steps.rounds=x", "steps.roundz=1")
     assert [line.split(":")[0] for line in found.splitlines() if not line.startswith(" ")] == [
