@@ -5,7 +5,7 @@ grown by most of what the slower variant takes longer, and by more than single s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launcher.compare.model import RankFigures, VariantResult
@@ -14,6 +14,8 @@ from launcher.units import format_ms
 
 MENTION_FROM = 0.05
 """A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""
+SHOW_GROWTH_BELOW = 0.95
+"""Up to which share of a loss its growth is told beside it; above, they are the same to a reader."""
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
@@ -39,13 +41,18 @@ class Loss:
     ms: float
     span_ms: float
     text: str
+    more_ms: float | None = None
+    """By how much it grew over the variant compared with: healthy steps lose some of it, too."""
 
     @property
     def is_wait(self) -> bool:
         return self.kind in ("split", "straggler")
 
     def __str__(self) -> str:
-        return self.text.format(ms=f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms")
+        told = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
+        if self.more_ms is not None and self.more_ms < SHOW_GROWTH_BELOW * self.ms:
+            told += f" ({format_ms(self.more_ms)} more)"
+        return self.text.format(ms=told)
 
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
@@ -62,12 +69,11 @@ def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
     before = losses(faster.ranks)
     if not before or longer_ms <= 0:
         return None
-    told = [
-        (more_ms, loss)
-        for loss in losses(slower.ranks)
-        if (more_ms := loss.ms - _as_much(loss, before)) >= max(MOST * longer_ms, MENTION_FROM * loss.span_ms)
-    ]
-    return max(told, key=lambda item: item[0])[1] if told else None
+    grown = [(loss.ms - _as_much(loss, before), loss) for loss in losses(slower.ranks)]
+    more_ms, most = max(grown, key=lambda item: item[0], default=(0.0, None))
+    if most is None or more_ms < max(MOST * longer_ms, MENTION_FROM * most.span_ms):
+        return None
+    return replace(most, more_ms=more_ms)
 
 
 def _as_much(loss: Loss, before: Iterable[Loss]) -> float:

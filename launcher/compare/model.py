@@ -60,7 +60,7 @@ class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
     Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
-    those in it that is nearest to the medians: compute + exposed transfer, wait and memcpy + idle = span.
+    those in it in which least else ran: compute + exposed transfer, wait and memcpy + idle = span.
     """
 
     rank: int

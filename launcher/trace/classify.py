@@ -20,15 +20,18 @@ class GpuKind(IntEnum):
 class HostKind(IntEnum):
     """The classes of ranges on the CPU."""
 
-    OTHER = 0
-    OP = 1
+    ANNOTATION = 0
+    """A range that a program has named; it encloses work, it is none."""
+    OTHER = 1
+    """The like in old traces, which list it as an operator."""
+    OP = 2
     """An operator: what the CPU computes."""
-    STEP = 2
-    DATA = 3
+    STEP = 3
+    DATA = 4
     """The training loop waits for its next batch."""
-    COMM = 4
+    COMM = 5
     """A collective on the CPU, from when its thread takes it up until it is through (`gloo:*`)."""
-    COMM_CALL = 5
+    COMM_CALL = 6
     """The call that issues a collective: not compute, and over before the collective is (`c10d::*`)."""
 
 
@@ -112,9 +115,9 @@ def host_kind(category: str, name: str) -> HostKind:
     for kind, pattern in _HOST_NAMES:
         if pattern.match(name):
             return kind
-    if category == "user_annotation" or _ANNOTATIONS.match(name):
-        return HostKind.OTHER
-    return HostKind.OP
+    if category == "user_annotation":
+        return HostKind.ANNOTATION
+    return HostKind.OTHER if _ANNOTATIONS.match(name) else HostKind.OP
 
 
 def collective_kind(name: str) -> str:

@@ -15,14 +15,11 @@ Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
-class Spans:
+class Timed:
     """Things that took time, in the order of the file: one entry of every array each."""
 
     start: Int64
     duration: Int64
-    name: Int32
-    """Index into the table of names that the owner of this column keeps."""
-    thread: Int32
 
     @property
     def end(self) -> Int64:
@@ -36,6 +33,15 @@ class Spans:
 
 
 @dataclass(frozen=True, eq=False)
+class Spans(Timed):
+    """Such things with a name and a place."""
+
+    name: Int32
+    """Index into the table of names that the owner of this column keeps."""
+    thread: Int32
+
+
+@dataclass(frozen=True, eq=False)
 class GpuWork(Spans):
     """Kernels, copies and memsets. `thread` tells streams apart."""
 
@@ -46,9 +52,10 @@ class GpuWork(Spans):
 
 
 @dataclass(frozen=True, eq=False)
-class Launches(Spans):
+class Launches(Timed):
     """Calls of the CUDA or HIP API."""
 
+    thread: Int32
     correlation: Int64
 
 
@@ -89,7 +96,6 @@ class Trace:
     comm_facts: dict[int, CommFacts]
     """By position in `gpu`."""
     launches: Launches
-    launch_names: tuple[str, ...]
     ops: Spans
     op_names: tuple[str, ...]
     op_kinds: NDArray[np.int8]

@@ -87,6 +87,17 @@ def test_other_causes(part: str, said: str) -> None:
     assert why_slower(slow, EVEN) == said
 
 
+@pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
+def test_what_a_healthy_step_loses_too_is_told_apart(part: str) -> None:
+    work_ms = 50.0 if part == "transfer" else 65.0
+    fast = variant("fast", (32, 32), 54.0, *(rank(i, 32, work_ms - 11.0, **{part: 4.0}) for i in (0, 1)))
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
+    cause = main_cause(slow, fast)
+    assert cause is not None
+    assert (cause.ms, cause.more_ms) == (15.0, 11.0)
+    assert " 15.0 of 65.0 ms (11.0 more) " in str(cause)
+
+
 @pytest.mark.parametrize("part", ["memcpy", "input", "host"])
 def test_a_rank_that_is_late_for_a_reason_of_its_own_is_no_slower_device(part: str) -> None:
     late = variant("late", (32, 32), 65.0, rank(0, 32, 50.0, 15.0), rank(1, 32, 65.0, **{part: 15.0}))
