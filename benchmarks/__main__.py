@@ -14,6 +14,7 @@ NAMES = (
     "truth",
     "trace",
     "profiler",
+    "balanced",
 )
 
 if __name__ == "__main__":

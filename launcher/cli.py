@@ -108,6 +108,14 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
     click.echo(render_table(comparison, width(), plain=not sys.stdout.isatty(), run_path=str(path)))
 
 
+def print_lines_to_paste(comparison: Any) -> None:
+    """What takes the fastest uneven split home, if there is one."""
+    from launcher.report.paste import lines_to_paste
+
+    if text := lines_to_paste(comparison):
+        click.echo(f"\n{text}")
+
+
 @cli.command()
 @job_argument
 @json_option
@@ -137,7 +145,7 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     "--format", "formats", default="table", metavar="LIST", help="Of table, json, tensorboard; by commas."
 )
 def report(run: Path, formats: str) -> None:
-    """Render a run again, from its directory alone.
+    """Render a run again, from its directory alone; for an uneven split also the lines to train with it.
 
     Example: gpurun report runs/gpt-splits/latest --format table,tensorboard
     """
@@ -157,6 +165,8 @@ def report(run: Path, formats: str) -> None:
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
         else:
             print_comparison(comparison, found.path, as_json=name == "json")
+            if name == "table":
+                print_lines_to_paste(comparison)
 
 
 @cli.command()

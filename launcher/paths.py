@@ -72,6 +72,10 @@ class RunPaths:
         """What the traces of all ranks come to."""
         return self.variant(variant_id) / "trace.json"
 
+    def balance(self, variant_id: str) -> Path:
+        """How a balanced split was found."""
+        return self.variant(variant_id) / "balance.json"
+
     def facts(self, variant_id: str) -> Path:
         return self.variant(variant_id) / "facts.json"
 

@@ -12,12 +12,71 @@ Kind = Literal["warmup", "timed", "aa", "ablation", "profile"]
 
 
 @dataclass(frozen=True)
+class BalanceOrder:
+    """Between what bounds `split: balanced` is to be found."""
+
+    minimum: int
+    """The fewest samples of a device; 0 lets it do without one."""
+    caps: tuple[int, ...]
+    """The most samples of each device."""
+
+
+@dataclass(frozen=True)
 class VariantOrder:
     """One variant as a worker needs it."""
 
     id: str
     split: tuple[int, ...]
     accumulate: int
+    balance: BalanceOrder | None = None
+    """`split` is only where to begin: the launch measures the devices, and finds the one that is best."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What samples cost on one device: its own work in a step, without communication. In milliseconds."""
+
+    alpha_ms: float
+    """Of a step, whatever its samples."""
+    alpha_ci: tuple[float, float] | None
+    beta_ms: float
+    """Of each sample."""
+    beta_ci: tuple[float, float] | None
+    straight: bool
+    """Whether α + β·b meets the measured points; else the curve goes through them."""
+    points: tuple[tuple[int, float], ...]
+    """Samples and their measured time, both rising."""
+    cap: int | None
+    """The most samples that fitted into its memory, where more did not."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the curves say of a split."""
+
+    split: tuple[int, ...]
+    compute_ms: float
+    """Of its slowest device."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The best split of a batch over measured devices; `variants/ID/balance.json`."""
+
+    curves: tuple[Curve, ...]
+    best: Prediction
+    """Its time is T*: by the curves no split of whole samples is faster."""
+    even: Prediction | None
+    """`None` where it doesn't fit."""
+    proportional: Prediction | None
+    """In proportion to speed, 1/β, which is best only where all α are alike."""
+    overhead_ms: float
+    """What a step of the best split takes beyond its slowest device: communication, measured."""
+
+    @property
+    def predicted_ms(self) -> float:
+        """The step of the best split."""
+        return self.best.compute_ms + self.overhead_ms
 
 
 @dataclass(frozen=True)
@@ -101,6 +160,11 @@ class StepRecord:
     """data, h2d, forward, backward, optimizer; adds up to `step_ns` less what lies between them."""
     peak_bytes: int | None
     """Peak of allocated device memory (CUDA) or of the process's resident set (CPU) since the block began."""
+    queue_ns: int | None = None
+    """How long a thread of this rank was ready to run, but had no core, in the mean step of the block: of the
+    computing thread that waited longest."""
+    throttled: str | None = None
+    """Why the GPU ran below its clock when the block ended: `hot`, `power brake`; `None`: it did not."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +172,7 @@ class Event:
     """What rank 0 is doing now; a line of `launches/ID/events.jsonl`."""
 
     time_ns: int
-    stage: Literal["start", "build", "check", "warmup", "round", "profile", "done"]
+    stage: Literal["start", "build", "balance", "check", "warmup", "round", "profile", "done"]
     variant: str | None = None
     round: int = 0
     rounds: int = 0

@@ -12,7 +12,15 @@ import msgspec
 
 from launcher.errors import MachineError
 from launcher.paths import RunPaths
-from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from launcher.records import (
+    Balance,
+    Event,
+    FailureRecord,
+    LaunchOrder,
+    StepRecord,
+    VariantFacts,
+    VariantStatus,
+)
 
 T = TypeVar("T")
 
@@ -32,6 +40,11 @@ class RunDir(RunPaths):
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)
         return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+
+    def read_balance(self, variant_id: str) -> Balance | None:
+        """`None` where no devices have been measured for it, or not yet."""
+        path = self.balance(variant_id)
+        return read_json(path, Balance) if path.exists() else None
 
     def read_status(self, variant_id: str) -> VariantStatus | None:
         path = self.status(variant_id)

@@ -1,10 +1,13 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.compare.balanced import balanced
 from launcher.compare.difference import Differences, planned_looks
+from launcher.compare.disturbed import disturbances, disturbed_variants, unranked
 from launcher.compare.figures import (
     exposed_comm,
     launch_medians_ms,
@@ -38,6 +41,10 @@ def compare_run(run: RunDir) -> Comparison:
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
     differences = Differences(measured, plan.baseline, looks)
     results = tuple(variant_result(run, one, differences) for one in measured.values())
+    disturbed = disturbances(results)
+    if disturbed:
+        differences = replace(differences, disturbed=disturbed_variants(results))
+        results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
     ranking = standings(results, differences)
     return Comparison(
         schema=SCHEMA,
@@ -48,10 +55,11 @@ def compare_run(run: RunDir) -> Comparison:
         ci_level=1 - looks[-1][1] if len(plan.variants) > 1 else None,
         noise=noise(measured[plan.baseline]),
         variants=results,
-        fastest=ranking.leader.id if ranking else None,
-        summary=summary(ranking, plan.baseline),
+        fastest=ranking.leader.id if ranking and not disturbed else None,
+        summary=unranked(results, disturbed) if disturbed else summary(ranking, plan.baseline),
         notes=notes(plan, measured),
         complete=all(is_complete(one, plan) for one in measured.values()),
+        disturbed=disturbed,
     )
 
 
@@ -87,6 +95,7 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
+        balanced=balanced(measured, step_ms, differences.measured),
     )
 
 

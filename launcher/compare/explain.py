@@ -131,7 +131,7 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
     """What the cause loses more than its samples explain."""
-    samples = max(1.0, cause.local_batch / waiting.local_batch)
+    samples = max(1.0, cause.local_batch / max(1, waiting.local_batch))
     return _part_ms(cause, kind) - samples * _part_ms(waiting, kind)
 
 

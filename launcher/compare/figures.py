@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median, stdev
 
+from launcher.compare.disturbed import queue_percent, throttled
 from launcher.compare.measured import Measured
 from launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, StepTime
 from launcher.compare.rounds import round_blocks_ns
@@ -73,7 +74,7 @@ def rank_figures(run: RunDir, measured: Measured, traced: Traced | None) -> tupl
     return tuple(
         with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank), alone)
         for rank, (device, local_batch) in enumerate(
-            zip(measured.variant.devices, measured.variant.split, strict=True)
+            zip(measured.variant.devices, measured.variant.split, strict=False)
         )
     )
 
@@ -92,6 +93,8 @@ def _one_rank(run: RunDir, measured: Measured, rank: int, device: str, local_bat
         peak_gib=max(peaks) / 2**30 if peaks else None,
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
+        queue_percent=queue_percent(timed),
+        throttled=throttled(timed),
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from launcher.splits import BALANCED
+
 if TYPE_CHECKING:
     from launcher.compare.model import VariantResult
     from launcher.plan.model import Variant
@@ -14,8 +16,15 @@ LONGEST_SPLIT = 16
 
 def variant_label(variant: "Variant | VariantResult") -> str:
     """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`."""
-    split = () if variant.strategy == "single" else (split_text(variant.split),)
-    return " ".join((variant.strategy, *split, *varied_texts(variant.varied)))
+    return " ".join((variant.strategy, *_split_words(variant), *varied_texts(variant.varied)))
+
+
+def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
+    """`48/16`; `balanced 46/18`, which may be the samples of another split too; nothing for `single`."""
+    if variant.strategy == "single":
+        return ()
+    word = (BALANCED,) if variant.split_name == BALANCED else ()
+    return (*word, split_text(variant.split)) if variant.split else word
 
 
 def split_text(split: Sequence[int]) -> str:

@@ -1,11 +1,11 @@
 """What a run directory holds about one variant, read once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.compare.rounds import launch_medians, round_times
 from launcher.plan.model import Plan, Variant
-from launcher.records import RoundTime, StepRecord, VariantFacts, VariantStatus
+from launcher.records import Balance, RoundTime, StepRecord, VariantFacts, VariantStatus
 from launcher.rundir import RunDir
 
 
@@ -26,6 +26,8 @@ class Measured:
     """The baseline's second blocks; empty for the others."""
     launch_medians_ns: Mapping[int, float]
     """By repetition."""
+    balance: Balance | None = None
+    """How its samples were found, where the split is `balanced`."""
 
     @property
     def counts(self) -> bool:
@@ -40,9 +42,10 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     steps = run.read_steps(variant.id)
     timed = round_times(steps, world_size, "timed")
     facts = run.read_facts(variant.id)
+    balance = None if variant.split else run.read_balance(variant.id)
     status = run.read_status(variant.id)
     return Measured(
-        variant=variant,
+        variant=replace(variant, split=balance.best.split) if balance else variant,
         group=launches[0].group if launches else "",
         status=_effective_status(status, facts, bool(timed)),
         finished=status is not None,
@@ -51,6 +54,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         timed=timed,
         aa=round_times(steps, world_size, "aa"),
         launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+        balance=balance,
     )
 
 

@@ -56,6 +56,51 @@ class ExposedComm:
 
 
 @dataclass(frozen=True)
+class DeviceCost:
+    """What samples cost on one device, measured while all were busy: α + β·b milliseconds."""
+
+    device: str
+    alpha_ms: float
+    alpha_ci: Interval | None
+    beta_ms: float
+    beta_ci: Interval | None
+    straight: bool
+    """Whether the measured points lie on that line; else the points themselves were used."""
+    points: tuple[tuple[int, float], ...]
+    """Samples and milliseconds."""
+    max_samples: int | None
+    """The most that fitted into the device's memory, where more did not."""
+
+
+@dataclass(frozen=True)
+class SplitCost:
+    """A split, and what its step takes by the devices' costs and the measured overhead."""
+
+    split: tuple[int, ...]
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """How a balanced split was found, and how near to the optimum its measured step is."""
+
+    devices: tuple[DeviceCost, ...]
+    optimum_ms: float
+    """T*: the slowest device's time in the best split of whole samples. No split computes faster."""
+    overhead_ms: float
+    """What a step takes beyond that: communication, and for `dp` all that its first device does alone."""
+    predicted_ms: float
+    measured_ms: float | None
+    optimum_over_measured: float | None
+    """T*/T: 1 would be a step of computing alone, perfectly balanced."""
+    even: SplitCost | None
+    proportional: SplitCost | None
+    """In proportion to speed (1/β): what one would take who thinks of speed alone."""
+    same_as: tuple[str, ...]
+    """Other variants of the job that came to the same samples."""
+
+
+@dataclass(frozen=True)
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
@@ -85,6 +130,10 @@ class RankFigures:
     transfer_ms: float | None = None
     """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
+    queue_percent: float | None = None
+    """Of its step: time in which a thread of it was ready to run, but had no core; median over rounds."""
+    throttled: str | None = None
+    """Why the GPU's clock was low in most rounds."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +165,8 @@ class VariantResult:
     ranks: tuple[RankFigures, ...]
     launch_medians_ms: tuple[float, ...] = ()
     """Median step of each launch, by repetition: what two runs are compared by."""
+    balanced: Balanced | None = None
+    """`None` for every split that the job names by itself."""
 
 
 @dataclass(frozen=True)
@@ -136,3 +187,5 @@ class Comparison:
     notes: tuple[str, ...]
     complete: bool
     """Whether all that was planned has been run."""
+    disturbed: tuple[str, ...] = ()
+    """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""

@@ -49,6 +49,8 @@ def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) 
     """By the samples, whatever the job calls them; `single` has no split, and is meant only by its name."""
     if origin.strategy == "single":
         return wanted.strategy == "single"
+    if not samples:  # balanced: nobody knows its samples yet
+        return wanted.split == origin.split
     return wanted.split is not None and comes_to(wanted.split, samples)
 
 

@@ -63,7 +63,7 @@ def _build_all(
     refused: list[tuple[Combination, ImpossibleError]] = []
     for wanted in combinations(spec, len(devices)):
         try:
-            built.append((wanted, _variant(wanted, devices)))
+            built.append((wanted, _variant(wanted, devices, spec.min_local_batch)))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -81,17 +81,18 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if key not in besides}
 
 
-def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
-    """The variant, still without an id.
+def _variant(wanted: Combination, devices: tuple[str, ...], least: int) -> Variant:
+    """The variant, still without an id. `least`: the fewest samples that `balanced` may give a device.
 
     Raises:
         ImpossibleError: there can't be such a variant.
     """
-    split = _split(wanted, len(devices))
+    split = _split(wanted, len(devices), least)
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
-    if min(split.samples) < wanted.accumulate:
-        fewest = plural(min(split.samples), "sample")
+    fewest_samples = min(split.samples, default=wanted.global_batch // wanted.device_count)
+    if fewest_samples < wanted.accumulate:
+        fewest = plural(fewest_samples, "sample")
         reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
         raise ImpossibleError("accumulate", reason)
     besides = {
@@ -100,7 +101,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     return Variant(
         id="",
         strategy=wanted.strategy,
-        devices=devices[: len(split.samples)],
+        devices=devices[: len(split.samples) or wanted.device_count],
         split=split.samples,
         split_name=split.name,
         global_batch=wanted.global_batch,
@@ -112,7 +113,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     )
 
 
-def _split(wanted: Combination, num_devices: int) -> Split:
+def _split(wanted: Combination, num_devices: int, least: int) -> Split:
     if wanted.strategy == "single":
         if wanted.device_count != 1:
             raise ImpossibleError("device_count", f"single uses one device, not {wanted.device_count}")
@@ -121,9 +122,24 @@ def _split(wanted: Combination, num_devices: int) -> Split:
         reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
     try:
-        return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+        split = resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+        if not split.samples:
+            check_room(wanted, least)
+        return split
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
+
+
+def check_room(wanted: Combination, least: int) -> None:
+    """Whether a balanced split can give every device what it must have.
+
+    Raises:
+        ImpossibleError: it can't.
+    """
+    if wanted.global_batch < least * wanted.device_count:
+        samples = plural(wanted.global_batch, "sample")
+        reason = f"{samples} can't give {wanted.device_count} devices {least} each; `min_local_batch: 0` lets"
+        raise ImpossibleError("split", f"{reason} `balanced` leave some out")
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
@@ -137,7 +153,8 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
 
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
-    work = (variant.strategy, variant.devices, variant.split, variant.precision, variant.accumulate)
+    split = variant.split or (variant.split_name, variant.global_batch)
+    work = (variant.strategy, variant.devices, split, variant.precision, variant.accumulate)
     return json.dumps((*work, variant.params, variant.seed), sort_keys=True)
 
 

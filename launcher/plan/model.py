@@ -16,9 +16,10 @@ class Variant:
     devices: tuple[str, ...]
     """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`."""
     split: tuple[int, ...]
-    """Samples per device and optimizer step; adds up to `global_batch`."""
+    """Samples per device and optimizer step; adds up to `global_batch`. Empty for `balanced` in a plan: its
+    first launch finds them."""
     split_name: str
-    """The job's own word: `even`, `48/16`, `3:1`; `-` for `single`."""
+    """The job's own word: `even`, `48/16`, `3:1`, `balanced`; `-` for `single`."""
     global_batch: int
     precision: str
     accumulate: int

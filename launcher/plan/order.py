@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from launcher.plan.ablation import ablation_rounds
 from launcher.plan.devices import MachineLike, is_cuda, resolve_devices
 from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import LaunchOrder, ProfileOrder, RoundTime, VariantOrder
+from launcher.records import BalanceOrder, LaunchOrder, ProfileOrder, RoundTime, VariantOrder
 from launcher.spec.model import JobSpec
+from launcher.spec.values import MAX_COUNT
+from launcher.splits import split_near_even
 
 
 def order_for(
@@ -20,6 +23,7 @@ def order_for(
     machine: MachineLike,
     looks: tuple[tuple[int, float], ...],
     prior: Mapping[str, tuple[RoundTime, ...]],
+    found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> LaunchOrder:
     """Everything that the workers of `launch` need.
 
@@ -29,6 +33,7 @@ def order_for(
     Args:
         looks: (rounds so far, α of one comparison): when to look, at which level.
         prior: rounds of earlier launches that the looks count as well, by variant.
+        found: samples of balanced splits that an earlier launch has found, by variant.
     """
     variants = [plan.variant(variant_id) for variant_id in launch.variants]
     first, is_first = variants[0], launch.repetition == 0
@@ -44,7 +49,7 @@ def order_for(
         precision=first.precision,
         seed=first.seed,
         threads=max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
-        variants=tuple(VariantOrder(item.id, item.split, item.accumulate) for item in variants),
+        variants=tuple(variant_order(item, found.get(item.id), spec) for item in variants),
         baseline=plan.baseline if plan.baseline in launch.variants else None,
         warmup=spec.steps.warmup,
         rounds=launch.rounds,
@@ -54,6 +59,17 @@ def order_for(
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),
     )
+
+
+def variant_order(variant: Variant, found: tuple[int, ...] | None, spec: JobSpec) -> VariantOrder:
+    """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
+    if variant.split or found:
+        return VariantOrder(variant.id, variant.split or found or (), variant.accumulate)
+    num_devices = len(variant.devices)
+    start = split_near_even(variant.global_batch, num_devices)
+    minimum = max(spec.min_local_batch, variant.accumulate if variant.accumulate > 1 else 0)
+    caps = (MAX_COUNT,) * num_devices
+    return VariantOrder(variant.id, start, variant.accumulate, BalanceOrder(minimum, caps))
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ REFRESH_S = 0.1
 STAGES = {
     "start": "starting",
     "build": "building the model",
+    "balance": "measuring the devices",
     "check": "checking gradients",
     "warmup": "warming up",
     "profile": "tracing",

@@ -151,6 +151,7 @@ class Session:
             machine=self.machine,
             looks=planned_looks(self.plan, self.spec.steps.early_stop),
             prior=self.prior(variants) if one_group else {},
+            found=self.found(launch),
         )
         chosen = tuple(variant for variant in order.variants if variant.id in variants)
         baseline = order.baseline if order.baseline in variants else None
@@ -160,6 +161,11 @@ class Session:
     def prior(self, variants: Sequence[str]) -> Mapping[str, tuple[RoundTime, ...]]:
         """Rounds that were measured before, for the looks to count."""
         return {v: variant_rounds(self.run, self.plan, v) for v in variants}
+
+    def found(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
+        """Balanced splits of this launch whose samples an earlier one, or an earlier attempt, has found."""
+        balances = {variant: self.run.read_balance(variant) for variant in launch.variants}
+        return {variant: balance.best.split for variant, balance in balances.items() if balance}
 
     def requests(self, launch: Launch, name: str) -> list[StartRequest]:
         """What to start, with the attempt's own file names."""

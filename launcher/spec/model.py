@@ -41,7 +41,7 @@ Split = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"const": "even"},
+                {"enum": ["even", "balanced"]},
                 {"type": "string", "pattern": values.RATIO_PATTERN},
                 {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
             ]
@@ -188,7 +188,10 @@ class JobSpec(_Section):
     """How many of the devices to use, the first ones; by default all. `single` always uses one."""
     split: Split = "even"
     """Samples per device. `even`: as `torch.chunk` does it. `[48, 16]`: these; they must add up to the global
-    batch. `"3:1"`: in this ratio, by largest remainder."""
+    batch. `"3:1"`: in this ratio, by largest remainder. `balanced`: measures the devices, and takes the split
+    that by their curves no other beats."""
+    min_local_batch: Annotated[int, Field(ge=0, le=1)] = 1
+    """The fewest samples that `balanced` gives a device; 0 lets it do without devices that would not help."""
     accumulate: Accumulate = 1
     """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
     seed: Seed = 0

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from launcher.spec.describe import describe, shorten
+from launcher.splits import BALANCED
 
 Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
@@ -108,16 +109,13 @@ def _device_number(kind: str, text: str) -> int | None:
 
 
 def parse_split(value: Any) -> Split:
-    """`even`, a ratio such as `3:1`, or a tuple of samples per device."""
+    """`even`, `balanced`, a ratio such as `3:1`, or a tuple of samples per device."""
     if isinstance(value, list):
         return _sample_list(value)
     if isinstance(value, str) and _RATIO.fullmatch(value):
         return _ratio(value)
-    if value == "even":
-        return "even"
-    if value == "balanced":
-        hint = 'use a ratio such as "3:1", or samples per device such as [48, 16]'
-        raise wrong("`balanced` is not part of this version yet", hint)
+    if value in ("even", BALANCED):
+        return str(value)
     raise wrong(f"expected a split, got {describe(value)}", _split_hint(value))
 
 
@@ -134,7 +132,7 @@ def _split_hint(value: Any) -> str:
         return f"samples per device are a list: {numbers}"
     if len(numbers) > 1 and ":" in value:
         return f'a ratio is of whole numbers: "{":".join(str(number) for number in numbers)}"?'
-    return 'even, a ratio such as "3:1", or samples per device such as [48, 16]'
+    return 'even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
 
 
 def _sample_list(items: list[Any]) -> tuple[int, ...]:

@@ -240,7 +240,8 @@ class DatasetSource:
         """Makes `step` of `variant` the next that is read."""
         check_dataset_size(self.workload, sum(variant.split))
         self.feed.variant, self.feed.step = variant, step
-        self.batches = iter(self.loader)
+        has_samples = any(variant.split[device] for device in self.layout.devices)
+        self.batches = iter(self.loader) if has_samples else iter(())
         self.prepared = self.loaded = (variant.id, step - 1)
 
     def load(self, variant: VariantOrder, step: int) -> LoadedStep:

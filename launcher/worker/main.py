@@ -9,6 +9,7 @@ import torch
 from launcher.errors import MachineError
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.rundir import read_json
+from launcher.worker.balance import resolve_balanced
 from launcher.worker.child import exit_code, print_to_log
 from launcher.worker.clock import clock_for
 from launcher.worker.failure import record_failure
@@ -77,8 +78,10 @@ def measure(journal: Journal, peers: Peers) -> None:
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
     device = torch.device(order.devices[rank])
     trainer = Trainer(workload, order, rank)
+    clock = clock_for(device)
+    journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
-    Bench(order, trainer, clock_for(device), peers, journal, device).run()
+    Bench(journal.order, trainer, clock, peers, journal, device).run()
     profile(trainer, journal, peers)
     journal.enter("done")
     trainer.close()

@@ -14,6 +14,7 @@ from launcher.stats.steady import ablation_steps, block_steps, is_steady
 from launcher.worker.clock import Clock, StepTiming
 from launcher.worker.journal import Journal
 from launcher.worker.memory import peak_bytes, reset_peak
+from launcher.worker.noise import NoiseMeter, noise_meter
 from launcher.worker.peers import Peers
 from launcher.worker.trainer import Trainer
 
@@ -37,6 +38,10 @@ class Bench:
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
+    noise: NoiseMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noise = noise_meter(self.device)
 
     def run(self) -> None:
         """Warms up and measures; results are in the journal."""
@@ -106,9 +111,11 @@ class Bench:
         """Runs and records one block; this rank's mean step in ns."""
         self.journal.enter("round", variant.id, round_)
         reset_peak(self.device)
+        self.noise.clear()
         timings = self.run_steps(variant, self.block_steps[variant.id])
+        peak, noise = peak_bytes(self.device), self.noise.per_step(len(timings))
         kind: Kind = block.kind
-        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak_bytes(self.device))
+        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise)
         return sum(timing.step_ns for timing in timings) / len(timings)
 
     def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:
@@ -123,7 +130,7 @@ class Bench:
             portion = min(num_steps - len(timings), self.portion_steps(variant))
             start = first + len(timings)
             inputs = [self.trainer.prepare(variant, step) for step in range(start, start + portion)]
-            with no_garbage_collection():
+            with no_garbage_collection(), self.noise.counting():
                 self.peers.barrier()
                 self.clock.start()
                 for step_input in inputs:

@@ -98,6 +98,16 @@ class Trainer:
         """Adds the gradient of a step to the parameters' `grad`."""
         forward_backward(strategy, self.workload, self.precision, loaded, scaler, clock, sync)
 
+    def apply_times_ms(self, step_input: StepInput) -> list[float]:
+        """How long each replica of `dp` takes to compute its part of a step: forward and backward."""
+        assert isinstance(self.strategy, Dp)
+        totals = [0.0 for _ in self.strategy.devices]
+        for micro in step_input.load().micro_batches:
+            with self.precision.autocast(self.device):
+                times_ms = self.strategy.apply_times_ms(micro.inputs, micro.chunks)
+            totals = [total + ms for total, ms in zip(totals, times_ms, strict=True)]
+        return totals
+
     def gradient(self, variant: VariantOrder, step: int) -> dict[str, Tensor]:
         """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
         return self.collect(self.strategy, self.source.prepare(variant, step).load())
@@ -165,7 +175,8 @@ def strategy_of(model: nn.Module, order: LaunchOrder, rank: int, find_unused: bo
     """The model, on its device already, under the order's strategy."""
     devices = [torch.device(device) for device in order.devices]
     if order.strategy == "ddp":
-        return Ddp(model, devices[rank], rank, find_unused)
+        skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in order.variants)
+        return Ddp(model, devices[rank], rank, find_unused, skippable)
     if order.strategy == "dp":
         return Dp(model, devices)
     return Single(model, devices[0])

@@ -18,6 +18,9 @@ class OneProcess:
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def skip(self) -> torch.Tensor:
+        raise AssertionError("one process has all samples")
+
     def total(self, count: int) -> int:
         return count
 
