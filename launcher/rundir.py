@@ -12,7 +12,15 @@ import msgspec
 
 from launcher.errors import MachineError
 from launcher.paths import RunPaths
-from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from launcher.records import (
+    Event,
+    FailureRecord,
+    LaunchOrder,
+    PointRecord,
+    StepRecord,
+    VariantFacts,
+    VariantStatus,
+)
 
 T = TypeVar("T")
 
@@ -28,6 +36,9 @@ class RunDir(RunPaths):
         files = self.variant(variant_id).glob("rank*.jsonl")
         ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
         return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
+
+    def read_points(self, variant_id: str) -> list[PointRecord]:
+        return list(read_lines(self.points(variant_id), PointRecord))
 
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)

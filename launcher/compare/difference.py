@@ -39,7 +39,9 @@ class Differences:
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
-        return against_baseline(one, baseline, self.looks) if one.counts and baseline.counts else None
+        is_same_work = one.variant.workload == baseline.variant.workload
+        may_compare = one.counts and baseline.counts and is_same_work
+        return against_baseline(one, baseline, self.looks) if may_compare else None
 
     def between(self, variant: str, other: str) -> Difference:
         """`variant` against `other`, both with times that count; never at odds with `vs_baseline`."""

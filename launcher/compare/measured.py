@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from launcher.compare.rounds import launch_medians, round_times
 from launcher.plan.model import Plan, Variant
-from launcher.records import RoundTime, StepRecord, VariantFacts, VariantStatus
+from launcher.records import PointRecord, RoundTime, StepRecord, VariantFacts, VariantStatus
 from launcher.rundir import RunDir
 
 
@@ -26,6 +26,8 @@ class Measured:
     """The baseline's second blocks; empty for the others."""
     launch_medians_ns: Mapping[int, float]
     """By repetition."""
+    points: Sequence[PointRecord] = ()
+    """Of a micro-benchmark, which has no steps."""
 
     @property
     def counts(self) -> bool:
@@ -41,16 +43,18 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     timed = round_times(steps, world_size, "timed")
     facts = run.read_facts(variant.id)
     status = run.read_status(variant.id)
+    points = run.read_points(variant.id)
     return Measured(
         variant=variant,
         group=launches[0].group if launches else "",
-        status=_effective_status(status, facts, bool(timed)),
+        status=_effective_status(status, facts, bool(timed or points)),
         finished=status is not None,
         facts=facts,
         steps=steps,
         timed=timed,
         aa=round_times(steps, world_size, "aa"),
         launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+        points=points,
     )
 
 

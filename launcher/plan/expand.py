@@ -10,6 +10,7 @@ from launcher.plan.combination import Candidate, Combination, ImpossibleError, c
 from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
 from launcher.plan.ids import make_unique, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.spec.builtins import is_probe
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
 from launcher.spec.model import JobSpec
@@ -90,6 +91,10 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     split = _split(wanted, len(devices))
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
+    if wanted.threads != "auto" and is_cuda(devices):
+        raise ImpossibleError("threads", "threads are those of CPU devices")
+    if wanted.compile and wanted.strategy == "dp":
+        raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
     if min(split.samples) < wanted.accumulate:
         fewest = plural(min(split.samples), "sample")
         reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
@@ -103,12 +108,16 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
         devices=devices[: len(split.samples)],
         split=split.samples,
         split_name=split.name,
-        global_batch=wanted.global_batch,
+        global_batch=sum(split.samples),
         precision=wanted.precision,
         accumulate=wanted.accumulate,
         params=wanted.params,
         seed=wanted.seed,
         varied=besides,
+        workload=wanted.workload,
+        compile=wanted.compile,
+        channels_last=wanted.channels_last,
+        threads=wanted.threads,
     )
 
 
@@ -120,6 +129,8 @@ def _split(wanted: Combination, num_devices: int) -> Split:
     if wanted.device_count > num_devices:
         reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
+    if is_probe(wanted.workload):
+        return Split("-", (1,) * wanted.device_count)
     try:
         return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
     except SpecError as error:
@@ -135,10 +146,22 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
     return list(merged.values())
 
 
+def processes_of(variant: Variant) -> tuple[Any, ...]:
+    """What variants that share processes have in common: all but their batches."""
+    how = (variant.precision, variant.compile, variant.channels_last, variant.threads)
+    return (
+        variant.workload,
+        variant.params,
+        variant.strategy,
+        variant.devices,
+        *how,
+        variant.seed,
+    )
+
+
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
-    work = (variant.strategy, variant.devices, variant.split, variant.precision, variant.accumulate)
-    return json.dumps((*work, variant.params, variant.seed), sort_keys=True)
+    return json.dumps((processes_of(variant), variant.split, variant.accumulate), sort_keys=True)
 
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
+from launcher.spec.builtins import default_strategy
 from launcher.spec.describe import describe
 from launcher.spec.draft import Draft, salvage
 from launcher.spec.explain import explain
@@ -24,7 +25,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
     source = override_source(read_source(path), tuple(overrides))
-    return check_source(_with_name(source, path), path.parent)
+    return check_source(_with_strategy(_with_name(source, path)), path.parent)
 
 
 def check_source(source: Source, job_dir: Path) -> JobSpec:
@@ -50,6 +51,19 @@ def _with_name(source: Source, path: Path) -> Source:
         return source
     name = Node(safe_name(path.stem), source.root.mark)
     return replace(source, root=source.root.with_child("name", name))
+
+
+def _with_strategy(source: Source) -> Source:
+    """The strategy of a micro-benchmark stands in its job, whoever wrote it there."""
+    keys = source.root.value
+    if not isinstance(keys, dict) or "strategy" in keys or "workload" not in keys:
+        return source
+    workload = keys["workload"].value
+    strategy = default_strategy(workload) if isinstance(workload, str) else None
+    compare = keys["compare"].value if "compare" in keys else {}
+    if strategy is None or (isinstance(compare, dict) and "strategy" in compare):
+        return source
+    return replace(source, root=source.root.with_child("strategy", Node(strategy, source.root.mark)))
 
 
 def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError:

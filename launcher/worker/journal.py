@@ -49,13 +49,15 @@ class Journal:
         round_: int = 0,
         order: int = 0,
         peak: int | None = None,
+        energy_mj: float | None = None,
     ) -> None:
-        """Appends one line per step of a block."""
+        """Appends one line per step of a block; they share its energy."""
+        share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
         first = self.steps_written.get(variant, 0)
         self.steps_written[variant] = first + len(timings)
         launch = self.order.launch
         records = [
-            StepRecord(launch, round_, order, first + i, kind, t.step_ns, t.phases_ns, peak)
+            StepRecord(launch, round_, order, first + i, kind, t.step_ns, t.phases_ns, peak, share_mj)
             for i, t in enumerate(timings)
         ]
         append_lines(self.run.steps(variant, self.rank), records)

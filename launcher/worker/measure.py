@@ -12,6 +12,7 @@ from launcher.stats.looks import decided_variants
 from launcher.stats.schedule import Block, round_blocks
 from launcher.stats.steady import ablation_steps, block_steps, is_steady
 from launcher.worker.clock import Clock, StepTiming
+from launcher.worker.energy import NO_METER, EnergyMeter, difference
 from launcher.worker.journal import Journal
 from launcher.worker.memory import peak_bytes, reset_peak
 from launcher.worker.peers import Peers
@@ -34,6 +35,7 @@ class Bench:
     peers: Peers
     journal: Journal
     device: torch.device
+    meter: EnergyMeter = NO_METER
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
@@ -106,9 +108,13 @@ class Bench:
         """Runs and records one block; this rank's mean step in ns."""
         self.journal.enter("round", variant.id, round_)
         reset_peak(self.device)
+        before_mj = self.meter.read_mj()
         timings = self.run_steps(variant, self.block_steps[variant.id])
+        energy_mj = difference(before_mj, self.meter.read_mj())
         kind: Kind = block.kind
-        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak_bytes(self.device))
+        self.journal.add_steps(
+            variant.id, kind, timings, round_, block.order, peak_bytes(self.device), energy_mj
+        )
         return sum(timing.step_ns for timing in timings) / len(timings)
 
     def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:

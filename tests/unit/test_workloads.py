@@ -56,7 +56,7 @@ def test_targets_of_gpt_are_the_next_bytes(tmp_path: Path) -> None:
 
 def test_windows_reach_the_end_of_the_text() -> None:
     length = len(corpus())
-    assert torch.equal(random_windows(1, length, torch.Generator())[0], corpus().long())
+    assert torch.equal(random_windows(1, length, torch.Generator(), corpus())[0], corpus().long())
 
 
 def test_gpt_sees_no_future(tmp_path: Path) -> None:
