@@ -32,6 +32,9 @@ class LanguageModel(nn.Module):
 def lstm(length: int = 32) -> Workload:
     """Two layers of 256 over `length` random words of 10,000; 6,182,672 parameters, batches of 128.
 
+    Args:
+        length: words of a sample.
+
     Raises:
         ValueError: the length is not positive.
     """

@@ -43,10 +43,7 @@ class Block(nn.Module):
 def resnet56() -> Workload:
     """ResNet-56, widths 16, 32 and 64; 855,050 parameters, published with batches of 128."""
     widths = [16, *(width for width in (16, 32, 64) for _ in range(BLOCKS_PER_STAGE))]
-    blocks = [
-        Block(before, width, stride=1 if before == width else 2)
-        for before, width in pairwise(widths)
-    ]
+    blocks = [Block(before, width, stride=1 if before == width else 2) for before, width in pairwise(widths)]
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.BatchNorm2d(16),

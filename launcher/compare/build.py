@@ -96,6 +96,7 @@ def variant_result(
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
         workload=variant.workload,
+        threads=variant.threads,
         flop_per_s=rates.flop_per_s,
         mfu=rates.mfu,
         input_bytes_per_s=rates.input_bytes_per_s,

@@ -158,6 +158,8 @@ class VariantResult:
     launch_medians_ms: tuple[float, ...] = ()
     """Median step of each launch, by repetition: what two runs are compared by."""
     workload: str = ""
+    threads: int = 0
+    """Intra-op threads of one device; 0 in runs that are older than this field."""
     flop_per_s: float | None = None
     """Forward and backward on all devices; the optimizer's operations are not counted."""
     mfu: float | None = None

@@ -1,4 +1,4 @@
-"""A micro-benchmark's records as curves: time over size, rates, latency and bandwidth, and where curves cross."""
+"""A micro-benchmark's records as curves: time over size, rates, latency and bandwidth, where they cross."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

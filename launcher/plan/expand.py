@@ -40,7 +40,7 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices)
+    built, refused = _build_all(spec, devices, max(1, machine.cpu_cores // len(devices)))
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
@@ -58,13 +58,13 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
 
 
 def _build_all(
-    spec: JobSpec, devices: tuple[str, ...]
+    spec: JobSpec, devices: tuple[str, ...], share: int
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
     for wanted in combinations(spec, len(devices)):
         try:
-            built.append((wanted, _variant(wanted, devices)))
+            built.append((wanted, _variant(wanted, devices, share)))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -82,8 +82,8 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if key not in besides}
 
 
-def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
-    """The variant, still without an id.
+def _variant(wanted: Combination, devices: tuple[str, ...], share: int) -> Variant:
+    """The variant, still without an id; `share` of the cores is a device's own.
 
     Raises:
         ImpossibleError: there can't be such a variant.
@@ -117,7 +117,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
         workload=wanted.workload,
         compile=wanted.compile,
         channels_last=wanted.channels_last,
-        threads=wanted.threads,
+        threads=wanted.threads if isinstance(wanted.threads, int) else share,
     )
 
 

@@ -31,8 +31,8 @@ class Variant:
     """As the job names it; empty in plans of runs that are older than this field."""
     compile: bool = False
     channels_last: bool = False
-    threads: int | str = "auto"
-    """Of a CPU device; `auto`: its share of the cores."""
+    threads: int = 0
+    """Intra-op threads of one device; 0 in plans of runs that are older than this field."""
 
     @property
     def world_size(self) -> int:

@@ -45,7 +45,7 @@ def order_for(
         seed=first.seed,
         compile=first.compile,
         channels_last=first.channels_last,
-        threads=threads_of(first, max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine)))),
+        threads=first.threads or max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
         variants=tuple(VariantOrder(item.id, item.split, item.accumulate) for item in variants),
         baseline=plan.baseline if plan.baseline in launch.variants else None,
         warmup=spec.steps.warmup,
@@ -56,11 +56,6 @@ def order_for(
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),
     )
-
-
-def threads_of(variant: Variant, share: int) -> int:
-    """Intra-op threads of one device; `share` of the cores is its own."""
-    return variant.threads if isinstance(variant.threads, int) else share
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
     source = override_source(read_source(path), tuple(overrides))
-    return check_source(_with_strategy(_with_name(source, path)), path.parent)
+    return check_source(_with_name(source, path), path.parent)
 
 
 def check_source(source: Source, job_dir: Path) -> JobSpec:
@@ -33,6 +33,7 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
         raise _all_of([*source.problems, source.problem((), message)], source)
+    source = _with_strategy(source)
     try:
         spec = JobSpec.model_validate(source.root.plain(), context=source)
     except ValidationError as error:

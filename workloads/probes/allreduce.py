@@ -11,6 +11,9 @@ from workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_posi
 def allreduce(max_mib: int = 64) -> Probe:
     """Sums of float32 buffers from 1 KiB to `max_mib` MiB over all ranks.
 
+    Args:
+        max_mib: the largest message.
+
     Raises:
         ValueError: `max_mib` is not positive.
     """

@@ -13,6 +13,9 @@ NEEDS_CUDA = "skipped: the GPU's curve needs CUDA, so there is no crossover; thi
 def crossover(max_size: int = 2048) -> Probe:
     """Products of n x n matrices from 16 to `max_size` rows, on the CPU and on the GPU, transfer included.
 
+    Args:
+        max_size: rows of the largest matrices.
+
     Raises:
         ValueError: `max_size` is not positive.
     """

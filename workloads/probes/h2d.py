@@ -7,11 +7,14 @@ import torch
 
 from workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
 
-MEMORY_ONLY = "skipped: copies from and to a GPU need CUDA; here only those within the host's memory are timed"
+MEMORY_ONLY = "skipped: copies from and to a GPU need CUDA; here only those within host memory are timed"
 
 
 def h2d(max_mib: int = 64) -> Probe:
     """Copies of 4 KiB to `max_mib` MiB, from and to pinned and pageable memory, and between devices.
+
+    Args:
+        max_mib: the largest copy.
 
     Raises:
         ValueError: `max_mib` is not positive.
