@@ -36,9 +36,11 @@ lint: $(READY) ## ruff, ruff format, mypy --strict
 bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
 
-docs: $(READY) ## Write docs/job-file.md anew from the schema
+docs: $(READY) ## Write docs/job-file.md and docs/workloads.md anew from the schema and the workloads' source
 	$(BIN)/python -c "from pathlib import Path; from launcher.spec.reference import job_reference; \
-		Path('docs/job-file.md').write_text(job_reference())"
+		from launcher.spec.catalogue import workload_reference; \
+		Path('docs/job-file.md').write_text(job_reference()); \
+		Path('docs/workloads.md').write_text(workload_reference())"
 
 clean: ## Remove the virtual environment and all caches (not runs/)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -88,8 +88,9 @@ def eight_text(draws: Sequence[tuple[float, float, float]]) -> str:
     formula, net, walls = zip(*draws, strict=True)
     return (
         f"Eight `sleep` devices, α 0 to 100 ms, β 1 to 6 ms, batch 512 to 768, {len(draws)} draws: by the "
-        f"formula the split found is within 5 % of the integer optimum in {sum(x <= 1.05 for x in formula)} of "
-        f"{len(draws)} (worst {max(formula) - 1:+.2%}), its measured step, less a zero sleep's, in "
+        "formula the split found is within 5 % of the integer optimum in "
+        f"{sum(x <= 1.05 for x in formula)} of {len(draws)} (worst {max(formula) - 1:+.2%}), its measured "
+        "step, less a zero sleep's, in "
         f"{sum(x <= 1.05 for x in net)} (worst {max(net) - 1:+.2%}); the longest run took {max(walls):.0f} s "
         f"(goal: 60 s)."
     )
@@ -102,8 +103,8 @@ def limited_rank() -> str:
     even, balanced = found["variants"]
     vs_even, split = balanced["vs_baseline"], "/".join(map(str, balanced["split"]))
     text = (
-        f"A GPT (2 layers, width 64) on two CPU ranks, rank 1 limited to {QUOTA:.0%} of a core by its cgroup. "
-        f"Even takes {even['step_ms']['median']:.1f} ms, balanced ({split}) "
+        f"A GPT (2 layers, width 64) on two CPU ranks, rank 1 limited to {QUOTA:.0%} of a core by its "
+        f"cgroup. Even takes {even['step_ms']['median']:.1f} ms, balanced ({split}) "
         f"{balanced['step_ms']['median']:.1f} ms: {-vs_even['percent']:.0f} % less, verdict "
         f"*{vs_even['verdict']}*."
     )

@@ -11,6 +11,7 @@ import click
 from launcher import __version__
 from launcher.arguments import JobGroup, parse_percent, parse_steps
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
+from launcher.workloads_command import workloads_command
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -142,10 +143,16 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
 @cli.command()
 @run_argument
 @click.option(
-    "--format", "formats", default="table", metavar="LIST", help="Of table, json, tensorboard; by commas."
+    "--format",
+    "formats",
+    default="table",
+    metavar="LIST",
+    help="Of table, json, tensorboard, shi2016; by commas.",
 )
 def report(run: Path, formats: str) -> None:
     """Render a run again, from its directory alone; for an uneven split also the lines to train with it.
+
+    shi2016 sets a run of the classics beside the times that Shi et al. published in 2016.
 
     Example: gpurun report runs/gpt-splits/latest --format table,tensorboard
     """
@@ -153,8 +160,8 @@ def report(run: Path, formats: str) -> None:
     from launcher.run.open import find_run
 
     names = [name.strip() for name in formats.split(",")]
-    if unknown := set(names) - {"table", "json", "tensorboard"}:
-        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json and tensorboard")
+    if unknown := set(names) - {"table", "json", "tensorboard", "shi2016"}:
+        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard and shi2016")
     found = find_run(run)
     comparison = compare_run(found)
     for name in names:
@@ -163,6 +170,10 @@ def report(run: Path, formats: str) -> None:
 
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
+        elif name == "shi2016":
+            from launcher.workloads_command import print_beside_published
+
+            print_beside_published(comparison)
         else:
             print_comparison(comparison, found.path, as_json=name == "json")
             if name == "table":
@@ -352,6 +363,9 @@ def schema() -> None:
     from launcher.spec.schema import job_schema
 
     show_json(job_schema())
+
+
+cli.add_command(workloads_command)
 
 
 def main() -> None:

@@ -61,6 +61,10 @@ class RunPaths:
     def steps(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.jsonl"
 
+    def points(self, variant_id: str) -> Path:
+        """What a micro-benchmark measured."""
+        return self.variant(variant_id) / "points.jsonl"
+
     def trace(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
 

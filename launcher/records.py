@@ -135,6 +135,10 @@ class LaunchOrder:
     profile: ProfileOrder | None = None
     block_ms: float = 200.0
     """A round runs a block of steps of one variant that lasts at least this long."""
+    compile: bool = False
+    """Whether the model is compiled, for each shape of its inputs anew."""
+    channels_last: bool = False
+    """Whether images lie in memory pixel by pixel."""
     ablation_rounds: int = 0
     """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
 
@@ -165,6 +169,27 @@ class StepRecord:
     computing thread that waited longest."""
     throttled: str | None = None
     """Why the GPU ran below its clock when the block ended: `hot`, `power brake`; `None`: it did not."""
+    energy_mj: float | None = None
+    """Millijoules that the rank's GPUs took for the block, shared among its steps."""
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """One block of a micro-benchmark's case; a line of `variants/ID/points.jsonl`, written by rank 0."""
+
+    launch: str
+    round: int
+    series: str
+    unit: Literal["bytes", "rows"]
+    size: int
+    """In `unit`."""
+    time_ns: float
+    """Of one repetition: the block's mean on the rank where it was longest."""
+    repetitions: int
+    nbytes: int | None = None
+    flops: int | None = None
+    bus_factor: float | None = None
+    """Bytes that cross the busiest link, as a share of `nbytes`."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +214,10 @@ class VariantFacts:
     """Findings that belong beside the figures: BatchNorm, a large gradient error, dropout."""
     unsteady: str | None = None
     """Why the warm-up never became steady."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of forward and backward; `None` where an operator can't be counted."""
+    bytes_per_sample: float | None = None
+    """Memory of a sample's inputs and targets."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from launcher.records import (
     Event,
     FailureRecord,
     LaunchOrder,
+    PointRecord,
     StepRecord,
     VariantFacts,
     VariantStatus,
@@ -36,6 +37,9 @@ class RunDir(RunPaths):
         files = self.variant(variant_id).glob("rank*.jsonl")
         ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
         return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
+
+    def read_points(self, variant_id: str) -> list[PointRecord]:
+        return list(read_lines(self.points(variant_id), PointRecord))
 
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)

@@ -41,7 +41,8 @@ class Differences:
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
-        if not (one.counts and baseline.counts):
+        is_same_work = one.variant.workload == baseline.variant.workload
+        if not (one.counts and baseline.counts and is_same_work):
             return None
         return self.sound(variant, self.baseline, against_baseline(one, baseline, self.looks))
 

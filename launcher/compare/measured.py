@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from launcher.compare.rounds import launch_medians, round_times
 from launcher.plan.model import Plan, Variant
-from launcher.records import Balance, RoundTime, StepRecord, VariantFacts, VariantStatus
+from launcher.records import Balance, PointRecord, RoundTime, StepRecord, VariantFacts, VariantStatus
 from launcher.rundir import RunDir
 
 
@@ -28,6 +28,8 @@ class Measured:
     """By repetition."""
     balance: Balance | None = None
     """How its samples were found, where the split is `balanced`."""
+    points: Sequence[PointRecord] = ()
+    """Of a micro-benchmark, which has no steps."""
 
     @property
     def counts(self) -> bool:
@@ -44,10 +46,11 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     facts = run.read_facts(variant.id)
     balance = None if variant.split else run.read_balance(variant.id)
     status = run.read_status(variant.id)
+    points = run.read_points(variant.id)
     return Measured(
         variant=replace(variant, split=balance.best.split) if balance else variant,
         group=launches[0].group if launches else "",
-        status=_effective_status(status, facts, bool(timed)),
+        status=_effective_status(status, facts, bool(timed or points)),
         finished=status is not None,
         facts=facts,
         steps=steps,
@@ -55,6 +58,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         aa=round_times(steps, world_size, "aa"),
         launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
         balance=balance,
+        points=points,
     )
 
 

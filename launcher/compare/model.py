@@ -137,6 +137,47 @@ class RankFigures:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """One size; the median over rounds."""
+
+    size: int
+    time_us: float
+    ci_us: Interval | None
+    """95 %."""
+    gb_per_s: float | None = None
+    """10⁹ bytes per second: of the message, whatever crosses the links (algorithm bandwidth)."""
+    bus_gb_per_s: float | None = None
+    """10⁹ bytes per second over the busiest link."""
+    gflop_per_s: float | None = None
+    ceiling_percent: float | None = None
+    """`gflop_per_s` as a share of the curve's best."""
+    peak_percent: float | None = None
+    """`gflop_per_s` as a share of what the GPU is sold with, where that is known."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All sizes of one series."""
+
+    series: str
+    unit: Literal["bytes", "rows"]
+    points: tuple[CurvePoint, ...]
+    latency_us: float | None = None
+    """Of a copy or a collective: what it takes however small it is."""
+    fitted_gb_per_s: float | None = None
+    """What every further byte takes."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a micro-benchmark measured."""
+
+    curves: tuple[Curve, ...]
+    crossover_size: int | None = None
+    """The smallest size from which on the second curve is faster at every size; `None`: it never is."""
+
+
+@dataclass(frozen=True)
 class VariantResult:
     """One variant's figures and how it ended."""
 
@@ -167,6 +208,19 @@ class VariantResult:
     """Median step of each launch, by repetition: what two runs are compared by."""
     balanced: Balanced | None = None
     """`None` for every split that the job names by itself."""
+    workload: str = ""
+    threads: int = 0
+    """Intra-op threads of one device; 0 in runs that are older than this field."""
+    flop_per_s: float | None = None
+    """Forward and backward on all devices; the optimizer's operations are not counted."""
+    mfu: float | None = None
+    """Model FLOP utilisation: `flop_per_s` as a share of the GPUs' peak in this precision."""
+    input_bytes_per_s: float | None = None
+    """Inputs and targets."""
+    joules_per_sample: float | None = None
+    """What the GPUs took, by their driver's counter."""
+    probe: ProbeResult | None = None
+    """What a micro-benchmark measured; it has no steps."""
 
 
 @dataclass(frozen=True)

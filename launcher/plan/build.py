@@ -10,9 +10,10 @@ from launcher.errors import SpecError
 from launcher.paths import RunPaths
 from launcher.plan.devices import MachineLike, gpu_index, is_cuda
 from launcher.plan.estimate import estimate_s
-from launcher.plan.expand import expand
+from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
+from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 
 __all__ = ["Group", "build_plan", "estimate_s"]
@@ -44,7 +45,8 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
     """
     expansion = expand(spec, machine)
     groups = _groups(expansion.variants)
-    repetitions = spec.steps.launches or (1 if len(groups) == 1 else LAUNCHES_TO_COMPARE)
+    is_compared = len(groups) > 1 and not is_probe(spec.workload)
+    repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_compared else 1)
     _check_size(spec, groups, repetitions)
     _check_ranks(spec, expansion.variants)
     return Plan(
@@ -61,8 +63,7 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
     members: dict[str, list[Variant]] = {}
     for variant in variants:
-        shared = (variant.strategy, variant.devices, variant.precision, variant.params, variant.seed)
-        members.setdefault(json.dumps(shared, sort_keys=True), []).append(variant)
+        members.setdefault(json.dumps(processes_of(variant), sort_keys=True), []).append(variant)
     firsts = [group[0] for group in members.values()]
     names = make_unique([group_id(first.strategy, len(first.devices), first.varied) for first in firsts])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import SpecError
 from launcher.plan.model import Variant
+from launcher.spec.builtins import default_batch
 from launcher.spec.model import JobSpec
 
 MAX_COMBINATIONS = 1000
@@ -18,11 +19,15 @@ MAX_COMBINATIONS = 1000
 class Combination:
     """One value for every key that may vary, as the job states them."""
 
+    workload: str
     strategy: str
     device_count: int
     split: str | tuple[int, ...]
     global_batch: int
     precision: str
+    compile: bool
+    channels_last: bool
+    threads: int | str
     accumulate: int
     params: Mapping[str, Any]
     """The job's, with those of `compare` laid over them."""
@@ -63,14 +68,19 @@ def combinations(spec: JobSpec, num_devices: int) -> Iterator[Combination]:
 
 
 def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int) -> Combination:
+    workload = stated.get("workload", spec.workload)
     strategy = stated.get("strategy", spec.strategy)
     default_count = 1 if strategy == "single" else spec.device_count or num_devices
     return Combination(
+        workload=workload,
         strategy=strategy,
         device_count=stated.get("device_count", default_count),
         split=stated.get("split", spec.split),
-        global_batch=stated.get("global_batch", spec.global_batch),
+        global_batch=stated.get("global_batch", spec.global_batch) or default_batch(workload) or 1,
         precision=stated.get("precision", spec.precision),
+        compile=stated.get("compile", spec.compile),
+        channels_last=stated.get("channels_last", spec.channels_last),
+        threads=stated.get("threads", spec.threads),
         accumulate=stated.get("accumulate", spec.accumulate),
         params={**spec.params, **stated.get("params", {})},
         seed=stated.get("seed", spec.seed),

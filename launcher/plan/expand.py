@@ -10,6 +10,7 @@ from launcher.plan.combination import Candidate, Combination, ImpossibleError, c
 from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
 from launcher.plan.ids import make_unique, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.spec.builtins import is_probe
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
 from launcher.spec.model import JobSpec
@@ -39,7 +40,7 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices)
+    built, refused = _build_all(spec, devices, max(1, machine.cpu_cores // len(devices)))
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
@@ -57,13 +58,13 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
 
 
 def _build_all(
-    spec: JobSpec, devices: tuple[str, ...]
+    spec: JobSpec, devices: tuple[str, ...], share: int
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
     for wanted in combinations(spec, len(devices)):
         try:
-            built.append((wanted, _variant(wanted, devices, spec.min_local_batch)))
+            built.append((wanted, _variant(wanted, devices, share, spec.min_local_batch)))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -81,8 +82,14 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if key not in besides}
 
 
-def _variant(wanted: Combination, devices: tuple[str, ...], least: int) -> Variant:
-    """The variant, still without an id. `least`: the fewest samples that `balanced` may give a device.
+def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: int) -> Variant:
+    """The variant, still without an id.
+
+    Args:
+        wanted: the values that the job states for it.
+        devices: all that the job may use.
+        share: of the cores, a device's own.
+        least: the fewest samples that `balanced` may give a device.
 
     Raises:
         ImpossibleError: there can't be such a variant.
@@ -90,6 +97,10 @@ def _variant(wanted: Combination, devices: tuple[str, ...], least: int) -> Varia
     split = _split(wanted, len(devices), least)
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
+    if wanted.threads != "auto" and is_cuda(devices):
+        raise ImpossibleError("threads", "threads are those of CPU devices")
+    if wanted.compile and wanted.strategy == "dp":
+        raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
     fewest_samples = min(split.samples, default=wanted.global_batch // wanted.device_count)
     if fewest_samples < wanted.accumulate:
         fewest = plural(fewest_samples, "sample")
@@ -104,12 +115,16 @@ def _variant(wanted: Combination, devices: tuple[str, ...], least: int) -> Varia
         devices=devices[: len(split.samples) or wanted.device_count],
         split=split.samples,
         split_name=split.name,
-        global_batch=wanted.global_batch,
+        global_batch=sum(split.samples) or wanted.global_batch,
         precision=wanted.precision,
         accumulate=wanted.accumulate,
         params=wanted.params,
         seed=wanted.seed,
         varied=besides,
+        workload=wanted.workload,
+        compile=wanted.compile,
+        channels_last=wanted.channels_last,
+        threads=wanted.threads if isinstance(wanted.threads, int) else share,
     )
 
 
@@ -121,6 +136,8 @@ def _split(wanted: Combination, num_devices: int, least: int) -> Split:
     if wanted.device_count > num_devices:
         reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
+    if is_probe(wanted.workload):
+        return Split("-", (1,) * wanted.device_count)
     try:
         split = resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
         if not split.samples:
@@ -151,11 +168,23 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
     return list(merged.values())
 
 
+def processes_of(variant: Variant) -> tuple[Any, ...]:
+    """What variants that share processes have in common: all but their batches."""
+    how = (variant.precision, variant.compile, variant.channels_last, variant.threads)
+    return (
+        variant.workload,
+        variant.params,
+        variant.strategy,
+        variant.devices,
+        *how,
+        variant.seed,
+    )
+
+
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
     split = variant.split or (variant.split_name, variant.global_batch)
-    work = (variant.strategy, variant.devices, split, variant.precision, variant.accumulate)
-    return json.dumps((*work, variant.params, variant.seed), sort_keys=True)
+    return json.dumps((processes_of(variant), split, variant.accumulate), sort_keys=True)
 
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:

@@ -19,7 +19,7 @@ def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping
 
 def group_id(strategy: str, num_devices: int, varied: Mapping[str, Any]) -> str:
     """`strategy-count[-key-value…]` of the variants that share processes."""
-    shared = {key: varied[key] for key in ("precision", "params", "seed") if key in varied}
+    shared = {key: varied[key] for key in varied if key not in ("global_batch", "accumulate")}
     return _join([strategy, str(num_devices)], shared)
 
 

@@ -28,6 +28,12 @@ class Variant:
     seed: int
     varied: Mapping[str, Any]
     """The keys under `compare` besides strategy, device_count and split, with this variant's values."""
+    workload: str = ""
+    """As the job names it; empty in plans of runs that are older than this field."""
+    compile: bool = False
+    channels_last: bool = False
+    threads: int = 0
+    """Intra-op threads of one device; 0 in plans of runs that are older than this field."""
 
     @property
     def world_size(self) -> int:

@@ -21,6 +21,9 @@ METRICS = {
     "step_ms": "step (ms)",
     "samples_per_s": "samples/s",
     "exposed_comm_percent": "exposed communication (% of the step)",
+    "gflop_per_s": "GFLOP/s",
+    "mfu_percent": "model FLOP utilisation (%)",
+    "joules_per_sample": "energy (J/sample)",
 }
 
 
@@ -79,6 +82,9 @@ def metrics(variant: VariantResult) -> dict[str, float]:
         "step_ms": step_ms,
         "samples_per_s": variant.samples_per_s,
         "exposed_comm_percent": _exposed_percent(variant, step_ms),
+        "gflop_per_s": None if variant.flop_per_s is None else variant.flop_per_s / 1e9,
+        "mfu_percent": None if variant.mfu is None else 100 * variant.mfu,
+        "joules_per_sample": variant.joules_per_sample,
     }
     return {tag: value for tag, value in values.items() if value is not None and isfinite(value)}
 

@@ -7,6 +7,7 @@ from launcher.plan.estimate import estimate_s
 from launcher.plan.model import Plan, Variant
 from launcher.report.grid import GAP, cut, grid, wrap
 from launcher.report.names import split_label
+from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 from launcher.units import format_count, format_duration, plural
 
@@ -37,14 +38,13 @@ def headlines(plan: Plan, spec: JobSpec) -> tuple[str, str]:
 
 def _header(plan: Plan, spec: JobSpec) -> str:
     """`gpt-splits: gpt (layers=4 width=256), global batch 64, bf16, on cpu:0 and cpu:1`."""
-    workload = f"{plan.workload} ({value_text(spec.params)})" if spec.params else plan.workload
+    workload = ", ".join(dict.fromkeys(variant.workload or plan.workload for variant in plan.variants))
+    workload += f" ({value_text(spec.params)})" if spec.params else ""
     batches = dict.fromkeys(format_count(variant.global_batch) for variant in plan.variants)
+    batch = "" if is_probe(plan.workload) else f"global batch {', '.join(batches)}, "
     precisions = dict.fromkeys(variant.precision for variant in plan.variants)
     devices = dict.fromkeys(device for variant in plan.variants for device in variant.devices)
-    return (
-        f"{plan.name}: {workload}, global batch {', '.join(batches)}, "
-        f"{', '.join(precisions)}, on {' '.join(devices)}"
-    )
+    return f"{plan.name}: {workload}, {batch}{', '.join(precisions)}, on {' '.join(devices)}"
 
 
 def _size(plan: Plan, spec: JobSpec) -> str:
@@ -55,9 +55,9 @@ def _size(plan: Plan, spec: JobSpec) -> str:
 
 def _limits(plan: Plan, spec: JobSpec) -> str:
     """What ends a run. Several launches never end early: their verdicts need all of them."""
-    ends_early = spec.steps.early_stop and len(plan.launches) == 1
+    ends_early = spec.steps.early_stop and len(plan.launches) == 1 and not is_probe(spec.workload)
     parts = ["rounds end early once all is decided" if ends_early else "all rounds are run"]
-    if spec.profile.steps:
+    if spec.profile.steps and not is_probe(spec.workload):
         steps = plural(spec.profile.steps, "step")
         parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
     parts.append(f"a variant may take {format_duration(spec.timeout_s)}")

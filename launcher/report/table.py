@@ -15,6 +15,7 @@ from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
 from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
+from launcher.report.curves import curve_lines
 from launcher.report.footer import footer
 from launcher.report.names import split_label
 from launcher.report.order import by_rank
@@ -35,6 +36,8 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
     """
     page = Page(width, plain, run_path)
+    if any(variant.probe for variant in comparison.variants):
+        return to_string([*curve_lines(comparison), Text(), *footer(comparison, page)], page)
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked, plain)
@@ -74,6 +77,9 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
         Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
+        Column("GFLOP/s", tuple(number_text(_giga(v.flop_per_s), 0) for v in ranked), right=True, drop=5),
+        Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
+        Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
         Column("eff.", tuple(number_text(v.scaling_efficiency, 2) for v in ranked), right=True, drop=3),
         Column("peak GiB", tuple(number_text(_peak_gib(v), 2) for v in ranked), right=True, drop=4),
     ]
@@ -144,6 +150,14 @@ def _samples_text(samples_per_s: float | None, plain: bool) -> Text:
     """A program that reads the plain table gets digits only."""
     text = number_text(samples_per_s, 0)
     return Text(text.plain.replace(THOUSANDS, "")) if plain else text
+
+
+def _giga(rate: float | None) -> float | None:
+    return None if rate is None else rate / 1e9
+
+
+def _percent_text(share: float | None) -> Text:
+    return Text("" if share is None else f"{100 * share:.1f} %")
 
 
 def _peak_gib(variant: VariantResult) -> float | None:

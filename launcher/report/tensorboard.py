@@ -18,7 +18,7 @@ from launcher.compare.model import Comparison, VariantResult
 from launcher.report import hparams
 from launcher.report.dashboards import layout_value, text_value
 from launcher.report.markdown import summary_markdown
-from launcher.report.series import Point, RoundStarts, round_points, step_points
+from launcher.report.series import Point, RoundStarts, curve_points, round_points, step_points
 from launcher.rundir import RunDir, write_bytes
 
 SUFFIX = ".gpurun"
@@ -55,6 +55,7 @@ def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
         _event(0, min(times_s), values),
         *map(_point_event, round_points(ranks, starts_s)),
         *map(_point_event, step_points(ranks, starts_s)),
+        *map(_point_event, curve_points(variant.probe, min(times_s))),
         _event(0, max(times_s), [hparams.end_value(variant, max(times_s))]),
     ]
 

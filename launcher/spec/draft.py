@@ -18,6 +18,9 @@ _STAND_INS: dict[str, Any] = {
     "device_count": 1,
     "split": "even",
     "precision": "fp32",
+    "compile": False,
+    "channels_last": False,
+    "threads": "auto",
     "accumulate": 1,
     "params": {},
     "seed": 0,
@@ -61,8 +64,7 @@ def salvage(source: Source, error: ValidationError) -> Draft | None:
     # A list that is too short only because its items are wrong is mended with them.
     for path in wrong - {path[:-1] for path in wrong}:
         _mend(job, path)
-    for key in ("workload", "global_batch"):
-        job.setdefault(key, _STAND_INS[key])
+    job.setdefault("workload", _STAND_INS["workload"])
     try:
         spec = JobSpec.model_validate(job, context=source)
     except ValidationError:

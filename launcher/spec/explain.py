@@ -98,7 +98,6 @@ def _elsewhere(key: str) -> str | None:
 def _missing_hint(key: str) -> str | None:
     hints = {
         "workload": "`workload: gpt` trains a small GPT; `train.py:build` is your own",
-        "global_batch": "samples per optimizer step over all devices, such as `global_batch: 64`",
     }
     return hints.get(key)
 

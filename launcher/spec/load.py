@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
+from launcher.spec.builtins import default_strategy
 from launcher.spec.describe import describe
 from launcher.spec.draft import Draft, salvage
 from launcher.spec.explain import explain
@@ -41,6 +42,7 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
         raise _all_of([*source.problems, source.problem((), message)], source)
+    source = _with_strategy(source)
     try:
         spec = JobSpec.model_validate(source.root.plain(), context=source)
     except ValidationError as error:
@@ -59,6 +61,19 @@ def _with_name(source: Source, path: Path) -> Source:
         return source
     name = Node(safe_name(path.stem), source.root.mark)
     return replace(source, root=source.root.with_child("name", name))
+
+
+def _with_strategy(source: Source) -> Source:
+    """The strategy of a micro-benchmark stands in its job, whoever wrote it there."""
+    keys = source.root.value
+    if not isinstance(keys, dict) or "strategy" in keys or "workload" not in keys:
+        return source
+    workload = keys["workload"].value
+    strategy = default_strategy(workload) if isinstance(workload, str) else None
+    compare = keys["compare"].value if "compare" in keys else {}
+    if strategy is None or (isinstance(compare, dict) and "strategy" in compare):
+        return source
+    return replace(source, root=source.root.with_child("strategy", Node(strategy, source.root.mark)))
 
 
 def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError:

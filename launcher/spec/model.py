@@ -69,6 +69,13 @@ GlobalBatch = Annotated[
 ]
 DeviceCount = Annotated[int, Field(ge=1, le=values.MAX_DEVICES)]
 Accumulate = Annotated[int, Field(ge=1, le=4096)]
+Threads = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(values.parse_threads),
+    WithJsonSchema(
+        {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]}
+    ),
+]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Params = dict[str, Any]
 
@@ -85,6 +92,9 @@ class _Section(BaseModel):
 class Compare(_Section):
     """What varies: every combination of the listed values is one variant."""
 
+    workload: tuple[Workload, ...] = Several
+    """Workloads to run, each by itself: they do different work, so none is called faster. A built-in that has
+    a batch of its own takes that where the job gives none."""
     strategy: tuple[Strategy, ...] = Several
     """Strategies to compare: `single`, `dp`, `ddp`."""
     device_count: tuple[DeviceCount, ...] = Several
@@ -96,6 +106,12 @@ class Compare(_Section):
     """Global batch sizes to compare, in samples; they take the place of the one at the top."""
     precision: tuple[Precision, ...] = Several
     """Precisions to compare."""
+    compile: tuple[bool, ...] = Several
+    """`[false, true]` compares the model as it is with the compiled one."""
+    channels_last: tuple[bool, ...] = Several
+    """Memory layouts of images to compare."""
+    threads: tuple[Threads, ...] = Several
+    """Numbers of threads of a CPU device to compare."""
     accumulate: tuple[Accumulate, ...] = Several
     """Numbers of micro-batches to compare."""
     params: tuple[Params, ...] = Several
@@ -117,6 +133,12 @@ class Baseline(_Section):
     """The baseline's global batch."""
     precision: Precision | None = None
     """The baseline's precision."""
+    compile: bool | None = None
+    """Whether the baseline's model is compiled."""
+    channels_last: bool | None = None
+    """The baseline's memory layout of images."""
+    threads: Threads | None = None
+    """The baseline's threads of a CPU device."""
     accumulate: Accumulate | None = None
     """The baseline's number of micro-batches."""
     params: Params | None = None
@@ -177,10 +199,18 @@ class JobSpec(_Section):
     """Devices to use. `auto`: all GPUs, or two CPU devices where there is none. `cpu:4`: four devices that
     share this machine's cores. `cuda`: all GPUs. A list names them; a GPU that stands in it twice is
     shared by two ranks."""
-    global_batch: GlobalBatch
-    """Samples per optimizer step, over all devices."""
+    global_batch: GlobalBatch | None = None
+    """Samples per optimizer step, over all devices. Only a few built-ins have one of their own, which then
+    is the default; `gpurun workloads` lists them."""
     precision: Precision = "fp32"
     """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
+    compile: bool = False
+    """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
+    channels_last: bool = False
+    """Whether images lie in memory channel by channel (`false`), or pixel by pixel, as convolutions on tensor
+    cores like it."""
+    threads: Threads = "auto"
+    """Threads of a CPU device. `auto`: its share of the cores."""
     strategy: Strategy = "ddp"
     """`single`: one device. `dp`: one process with a thread per device (DataParallel). `ddp`: a process per
     device (DistributedDataParallel)."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import Problem
+from launcher.spec.builtins import default_batch
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits, named_devices
 from launcher.spec.model import Baseline
@@ -15,6 +16,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
     devices = named_devices(draft.spec.devices) if draft.knows(("devices",)) else None
     return [
+        *_missing_batch(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
         *(find_misfits(draft, devices) if devices else ()),
@@ -22,15 +24,33 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     ]
 
 
+def _missing_batch(draft: Draft) -> Iterator[Problem]:
+    """No batch, neither in the job nor as a built-in's own."""
+    workloads = draft.values("workload") or ("",)
+    if draft.values("global_batch") != (None,) or all(default_batch(name) for name in workloads):
+        return
+    hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
+    yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)
+
+
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:
-    batches = draft.values("global_batch")
-    if batches is None:
+    batches = batches_of(draft)
+    if not batches:
         return
     for path, split in draft.placed("split"):
         if isinstance(split, tuple) and sum(split) not in batches:
             wanted = " or ".join(str(batch) for batch in batches)
             message = f"the split {list(split)} adds up to {sum(split)}, not to the global batch of {wanted}"
             yield draft.spec.problem(path, message, _sum_hint(split, batches[0]))
+
+
+def batches_of(draft: Draft) -> tuple[int, ...]:
+    """Every global batch that a variant may have; none where one of them isn't known."""
+    stated, workloads = draft.values("global_batch"), draft.values("workload")
+    if stated != (None,) or workloads is None:
+        return stated if stated and None not in stated else ()
+    own = tuple(default_batch(name) for name in workloads)
+    return tuple(batch for batch in own if batch is not None) if None not in own else ()
 
 
 def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
@@ -55,8 +75,8 @@ def _is_same_work(
     draft: Draft, split: str | tuple[int, ...], choices: tuple[str | tuple[int, ...], ...]
 ) -> bool:
     """Whether a choice may come to the same samples; it may wherever the batch isn't known."""
-    batches = draft.values("global_batch")
-    return batches is None or any(is_same_split(split, choice, batches) for choice in choices)
+    batches = batches_of(draft)
+    return not batches or any(is_same_split(split, choice, batches) for choice in choices)
 
 
 def _text(value: object) -> str:

@@ -21,6 +21,9 @@ MAX_DEVICES = 256
 MAX_COUNT = 2**31 - 1
 """Largest number of samples, steps or rounds: what fits into a 32-bit integer."""
 
+MAX_THREADS = 1024
+"""More than any machine has cores."""
+
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
 RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
@@ -166,6 +169,15 @@ def parse_duration(value: Any) -> float:
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise wrong(f"expected a duration above 0 and up to 30 days, got {describe(value)}")
     return seconds
+
+
+def parse_threads(value: Any) -> int | str:
+    """`auto`, or a number of threads."""
+    if value == "auto":
+        return str(value)
+    if type(value) is not int or not 1 <= value <= MAX_THREADS:
+        raise wrong(f"expected `auto` or 1 to {MAX_THREADS} threads, got {describe(value)}")
+    return value
 
 
 def parse_global_batch(value: Any) -> Any:

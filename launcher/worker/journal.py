@@ -56,8 +56,10 @@ class Journal:
         order: int = 0,
         peak: int | None = None,
         noise: BlockNoise = QUIET,
+        energy_mj: float | None = None,
     ) -> None:
-        """Appends one line per step of a block."""
+        """Appends one line per step of a block; they share its energy."""
+        share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
         first = self.steps_written.get(variant, 0)
         self.steps_written[variant] = first + len(timings)
         launch = self.order.launch
@@ -73,6 +75,7 @@ class Journal:
                 peak,
                 noise.queue_ns,
                 noise.throttled,
+                share_mj,
             )
             for i, t in enumerate(timings)
         ]

@@ -12,6 +12,7 @@ from launcher.rundir import read_json
 from launcher.worker.balance import resolve_balanced
 from launcher.worker.child import exit_code, print_to_log
 from launcher.worker.clock import clock_for
+from launcher.worker.energy import meter_for
 from launcher.worker.failure import record_failure
 from launcher.worker.gradient import check_gradients, model_warnings
 from launcher.worker.group import close_group, finish, init_group
@@ -19,9 +20,11 @@ from launcher.worker.journal import Journal
 from launcher.worker.load import load_workload
 from launcher.worker.measure import Bench
 from launcher.worker.peers import Alone, Group, Peers
+from launcher.worker.probe import ProbeBench, site_of
 from launcher.worker.profile import capture, run_unrecorded
 from launcher.worker.step import NoClock
 from launcher.worker.trainer import Trainer
+from workloads.probes.base import Probe
 
 
 def main(argv: Sequence[str]) -> None:
@@ -76,12 +79,17 @@ def measure(journal: Journal, peers: Peers) -> None:
     journal.enter("build")
     torch.manual_seed(order.seed)
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
+    if isinstance(workload, Probe):
+        ProbeBench(workload, site_of(order, rank), journal, peers).run()
+        journal.enter("done")
+        return
     device = torch.device(order.devices[rank])
     trainer = Trainer(workload, order, rank)
     clock = clock_for(device)
     journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
-    Bench(journal.order, trainer, clock, peers, journal, device).run()
+    meter = meter_for(order, rank)
+    Bench(journal.order, trainer, clock, peers, journal, device, meter).run()
     profile(trainer, journal, peers)
     journal.enter("done")
     trainer.close()
@@ -92,7 +100,12 @@ def check(trainer: Trainer, journal: Journal) -> None:
     order = journal.order
     journal.enter("check")
     for variant in order.variants:
-        journal.add_facts(variant.id, warnings=tuple(model_warnings(trainer)))
+        journal.add_facts(
+            variant.id,
+            warnings=tuple(model_warnings(trainer)),
+            flops_per_sample=trainer.trial.flops_per_sample,
+            bytes_per_sample=trainer.trial.bytes_per_sample,
+        )
     if not order.gradient_check:
         return
     found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))

@@ -12,6 +12,7 @@ from launcher.stats.looks import decided_variants
 from launcher.stats.schedule import Block, round_blocks
 from launcher.stats.steady import ablation_steps, block_steps, is_steady
 from launcher.worker.clock import Clock, StepTiming
+from launcher.worker.energy import NO_METER, EnergyMeter, difference
 from launcher.worker.journal import Journal
 from launcher.worker.memory import peak_bytes, reset_peak
 from launcher.worker.noise import NoiseMeter, noise_meter
@@ -35,6 +36,7 @@ class Bench:
     peers: Peers
     journal: Journal
     device: torch.device
+    meter: EnergyMeter = NO_METER
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
@@ -112,10 +114,12 @@ class Bench:
         self.journal.enter("round", variant.id, round_)
         reset_peak(self.device)
         self.noise.clear()
+        before_mj = self.meter.read_mj()
         timings = self.run_steps(variant, self.block_steps[variant.id])
+        energy_mj = difference(before_mj, self.meter.read_mj())
         peak, noise = peak_bytes(self.device), self.noise.per_step(len(timings))
         kind: Kind = block.kind
-        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise)
+        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
         return sum(timing.step_ns for timing in timings) / len(timings)
 
     def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:
