@@ -96,9 +96,9 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
     whole = len(kept) == len(all_steps)
     mask = np.ones(len(trace.gpu), dtype=bool) if whole else np.isin(work.step, kept)
-    ops = compute_ops(trace)
+    ops = np.ones(len(trace.ops), dtype=bool)
     if not whole:
-        ops &= np.isin(step_at(host, trace.ops.start), kept)
+        ops = np.isin(step_at(host, trace.ops.start), kept)
     op_rows, module_rows = op_times(trace, work, mask, ops)
     on_gpu = len(trace.gpu) > 0
     picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)

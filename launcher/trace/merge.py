@@ -85,7 +85,7 @@ def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
         yield movers[rank].labels()
     zeros_ns = {rank: digest.zero_ns for rank, digest in analysis.ranked.digests}
     for number, each in enumerate(analysis.matched.collectives):
-        yield _links(number + (len(movers) + 1) * IDS_PER_RANK, each, movers, zeros_ns)
+        yield _links(number + (max(movers) + 1) * IDS_PER_RANK, each, movers, zeros_ns)
 
 
 @dataclass

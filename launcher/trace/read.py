@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,42 @@ from launcher.trace.events import (
 from launcher.trace.growing import Columns, Names, Numbering, Threads
 from launcher.trace.intervals import Int64
 from launcher.trace.source import open_source
+from launcher.units import plural
 
+MAX_US = 1 << 63
+"""No column holds times beyond it."""
 MAX_BYTES = 1 << 53
 """No collective moves more; what claims to is damaged."""
 
 Times = dict[int, tuple[int | None, int | None]]
 
+
+class Role(IntEnum):
+    """Which columns an event goes to."""
+
+    NONE = 0
+    GPU = 1
+    LAUNCH = 2
+    OPERATOR = 3
+    PYTHON = 4
+
+
+class Roles(dict[str | None, Role]):
+    """The role of each category; none for those that the analysis doesn't know."""
+
+    def __missing__(self, category: str | None) -> Role:
+        return Role.NONE
+
+
+_ROLES = Roles(
+    dict.fromkeys(GPU_CATEGORIES, Role.GPU)
+    | dict.fromkeys(LAUNCH_CATEGORIES, Role.LAUNCH)
+    | dict.fromkeys(OP_CATEGORIES, Role.OPERATOR)
+    | dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON)
+)
+_ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
+"""Translation tables that leave 1 where a role stands."""
+_CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
 _PLACE = attrgetter("pid", "tid")
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
@@ -73,19 +105,20 @@ class Reader:
 
     def add(self, events: Sequence[Event], block: bytes) -> None:
         """Takes what the analysis needs from a block of events."""
-        # Of a large trace all time goes into the next lines: a step for each event, and nothing but that.
+        # Of a large trace all time goes into the lines that see every event.
         spans = [
             event for event in events if event.ph == "X" and event.ts is not None and event.name is not None
         ]
         if not spans:
             return
         if self.base_us is None:
-            self.base_us = int(spans[0].ts or 0)
+            self.base_us = next((int(event.ts or 0) for event in spans if abs(event.ts or 0) < MAX_US), None)
         times = self._texts(events, block) if needs_text([event.ts or 0 for event in spans]) else None
-        self._add_gpu(*self._timed([event for event in spans if event.cat in GPU_CATEGORIES], times))
-        self._add_launches(*self._timed([event for event in spans if event.cat in LAUNCH_CATEGORIES], times))
-        self._add_ops(*self._timed([event for event in spans if event.cat in OP_CATEGORIES], times))
-        python = [event for event in spans if event.cat in PYTHON_CATEGORIES]
+        roles = bytes(map(_ROLES.__getitem__, map(_CATEGORY, spans)))
+        self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
+        self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
+        self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
+        python = _of(Role.PYTHON, spans, roles)
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
 
@@ -195,10 +228,11 @@ class Reader:
         parts = []
         if skipped.count:
             parts.append(
-                f"{skipped.count} malformed events, first at byte {skipped.first_byte} ({skipped.reason})"
+                f"{plural(skipped.count, 'malformed event')}, first at byte {skipped.first_byte} "
+                f"({skipped.reason})"
             )
         if self.negative:
-            parts.append(f"{self.negative} events of negative length or with times out of range")
+            parts.append(f"{plural(self.negative, 'event')} of negative length or with times out of range")
         return " and ".join(parts) + " left out" if parts else None
 
 
@@ -214,6 +248,11 @@ def read_trace(path: Path) -> Trace:
         for events, block in file.blocks():
             reader.add(events, block)
     return reader.done(file.header, file.skipped)
+
+
+def _of(role: Role, events: list[Event], roles: bytes) -> list[Event]:
+    """The events with this role."""
+    return list(compress(events, roles.translate(_ONLY[role])))
 
 
 def _numbers(table: dict[Any, int], keys: Iterable[Hashable], count: int) -> NDArray[np.int32]:

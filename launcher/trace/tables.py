@@ -54,9 +54,14 @@ def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
 def op_times(
     trace: Trace, work: Launched, chosen_gpu: Mask, chosen_ops: Mask
 ) -> tuple[list[NameTime], list[NameTime]]:
-    """Times by operator and by `nn.Module`, longest first."""
+    """Times by operator and by `nn.Module`, longest first.
+
+    Calls that issue collectives count with the GPU work that they launch; their time on the CPU is no
+    computing, and no operator's.
+    """
     nesting, modules = nest(trace.ops), nest(trace.modules)
     own = nesting.self_ns() if nesting else np.zeros(len(trace.ops), dtype=np.int64)
+    own[~compute_ops(trace)] = 0
     calls = _calls(trace, work, chosen_gpu)
     ops = _under(trace.ops, trace.op_names, "op", nesting, calls, (chosen_ops, own))
     if modules is None:

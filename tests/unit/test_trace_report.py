@@ -80,6 +80,12 @@ def test_tables_fit_and_hold_no_control_characters(capture) -> None:
     assert "▇" in text
 
 
+def test_a_call_that_issues_a_collective_counts_with_its_kernel(tmp_path) -> None:
+    events = [span("cpu_op", "nccl:all_reduce", 0, 9), launch(1, 1, 1), kernel(RING, 20, 5, 1)]
+    (row,) = analyse_paths([write(tmp_path / "a.json", events)]).ranks[0].ops
+    assert (row.name, row.count, row.device_us, row.host_us) == ("nccl:all_reduce", 1, 5.0, 0.0)
+
+
 def test_the_bar_is_as_long_as_it_should_be(capture) -> None:
     text = render_trace(analyse_paths([capture]), 160)
     bars = [line.split()[-1] for line in text.splitlines() if "▇" in line and "compute ▇" not in line]
@@ -111,6 +117,8 @@ def test_the_difference_of_two_captures(tmp_path) -> None:
     classes = {each.name: each.change_us for each in diff.classes}
     assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
     assert "+30.0" in render_trace_diff(diff, 100)
+    assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
+    assert "× 12" in render_trace_diff(diff_traces(a, record("c.json", 1200, 2)), 100)
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
 
 
@@ -141,6 +149,8 @@ def test_a_real_capture_merged(tmp_path) -> None:
     single = sum(len(load(path)["traceEvents"]) for path in (REAL / "dlrm_8xV100").iterdir())
     extra = [e for e in merged["traceEvents"] if e.get("cat") == "collective"]
     assert len(extra) == 8 * 8
+    begun = [event["id"] for event in merged["traceEvents"] if event["ph"] == "s"]
+    assert len(set(begun)) == len(begun)
     assert len(merged["traceEvents"]) - len(extra) > single
     assert len({event["pid"] for event in merged["traceEvents"]}) > 8 * 2
     kernels = [e for e in merged["traceEvents"] if e.get("cat") == "kernel" and e["pid"] // 10_000 == 7]
