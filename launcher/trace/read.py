@@ -111,12 +111,14 @@ class Reader:
     launches: Columns = field(default_factory=Columns)
     ops: Columns = field(default_factory=Columns)
     modules: Columns = field(default_factory=Columns)
+    annotations: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
     gpu_names: Names = field(default_factory=lambda: Names(gpu_kind))
     launch_names: Numbering = field(default_factory=Numbering)
     op_names: Names = field(default_factory=lambda: Names(host_kind))
     module_names: Numbering = field(default_factory=Numbering)
+    annotation_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
     streams: Threads = field(default_factory=Threads)
     num_gpu: int = 0
@@ -211,9 +213,24 @@ class Reader:
             self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), size))
         # Operators, the calls that issue collectives, and the annotations that old traces list as operators.
         ops = (kinds == HostKind.OP) | (kinds == HostKind.COMM_CALL)
-        if category != "user_annotation":
-            ops |= kinds == HostKind.OTHER
+        named = kinds == HostKind.OTHER
+        if category == "user_annotation":
+            self._add_annotations(events, (start, duration, threads), np.flatnonzero(named))
+        else:
+            ops |= named
         self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
+
+    def _add_annotations(
+        self, events: list[Event], spans: tuple[Int64, Int64, Int32], chosen: NDArray[np.intp]
+    ) -> None:
+        start, duration, threads = spans
+        names = [self.annotation_names[events[i].name] for i in chosen.tolist()]
+        self.annotations.add(
+            start=start[chosen],
+            duration=duration[chosen],
+            name=np.array(names, dtype=np.int32),
+            thread=threads[chosen],
+        )
 
     def _add_modules(self, events: list[Event], start: Int64, duration: Int64) -> None:
         names = [self.module_names[(event.name or "").removeprefix(MODULE_PREFIX)] for event in events]
@@ -247,6 +264,10 @@ class Reader:
             ranges=tuple(self.ranges),
             num_devices=len({device for device, _ in self.streams.spelled}),
             skipped=self._skipped(skipped),
+            annotations=Spans(*_spans(self.annotations)),
+            annotation_names=tuple(self.annotation_names),
+            threads=tuple(self.threads.spelled),
+            streams=tuple(self.streams.spelled),
         )
 
     def _skipped(self, skipped: Skipped) -> str | None:
@@ -260,8 +281,12 @@ class Reader:
         return " and ".join(parts) + " left out" if parts else None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Trace:
     """The trace in `path`, plain or gzip.
+
+    Args:
+        path: where it lies.
+        progress: is told the position in the file, in bytes, after every block.
 
     Raises:
         TraceError: it can't be read, is none, or is damaged; with the byte.
@@ -271,6 +296,8 @@ def read_trace(path: Path) -> Trace:
         file = TraceFile(source, Event)
         for events, block in file.blocks():
             reader.add(events, block)
+            if progress is not None:
+                progress(source.file_position())
     return reader.done(file.header, file.skipped)
 
 

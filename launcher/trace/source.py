@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import zlib
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ class Source:
         self.position += len(data)
         self._refuse_bomb()
         return data
+
+    def file_position(self) -> int:
+        """Bytes of the file itself, packed or not, that were read so far."""
+        return os.lseek(self.file.fileno(), 0, os.SEEK_CUR)
 
     def _refuse_bomb(self) -> None:
         if self.packed_bytes is None:
