@@ -37,7 +37,7 @@ class RankTimes:
     rank: int
     step_ms: float
     work_ms: float
-    """The step without exposed communication: the rank with most of it is the one that the others wait for."""
+    """The step without exposed communication: the others wait for the rank with most of it."""
     num_steps: int
     names: dict[str, NameTime]
 
@@ -106,9 +106,7 @@ def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, per_step: float, num_
     return NameTime(what, total.count / num_steps, own_us * per_step, total.host_us * per_step)
 
 
-def _cpu_collectives(
-    rank: RankTrace, header: Header, per_step: float, num_steps: int
-) -> dict[str, NameTime]:
+def _cpu_collectives(rank: RankTrace, header: Header, per_step: float, num_steps: int) -> dict[str, NameTime]:
     """On the CPU collectives run on threads of their own, where no operator shows them."""
     counts: defaultdict[str, int] = defaultdict(int)
     for group in rank.groups:
@@ -123,7 +121,7 @@ def _cpu_collectives(
 
 
 def _exposed(names: dict[str, NameTime], rank: RankTrace, per_step: float) -> dict[str, NameTime]:
-    """Communication cut to its exposed part, which is known for the rank, in proportion to each name's time."""
+    """Communication cut to its exposed part; that is known for the rank, and shared out by time."""
     comm_ms = sum(each.self_ms for each in names.values() if each.kind == "transfer")
     exposed_ms = sum(step.exposed_comm_us for step in rank.steps) * per_step
     wait_ms = sum(step.exposed_wait_us for step in rank.steps) * per_step
@@ -147,13 +145,19 @@ def _self_ms(rank: RankTimes | None, name: str) -> float:
 
 
 def _row(
-    names: Sequence[str], title: str | None, ranks: Sequence[RankTimes], slowest: RankTimes, other: RankTimes | None
+    names: Sequence[str],
+    title: str | None,
+    ranks: Sequence[RankTimes],
+    slowest: RankTimes,
+    other: RankTimes | None,
 ) -> dict[str, Any]:
     """One name, or the sum of many."""
     own = [slowest.names[name] for name in names if name in slowest.names]
     self_ms = sum(each.self_ms for each in own)
     against_ms = sum(_self_ms(other, name) for name in names) if other else None
-    kinds = [rank.names[names[0]].kind for rank in (*ranks, *((other,) if other else ())) if names[0] in rank.names]
+    kinds = [
+        rank.names[names[0]].kind for rank in (*ranks, *((other,) if other else ())) if names[0] in rank.names
+    ]
     return {
         "name": title,
         "class": kinds[0] if title is not None else "compute",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.tensorboard_plugin.timeline.blocks import BlockKind
+from launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8
 from launcher.trace.classify import GpuKind, HostKind
 from launcher.trace.columns import Trace
 from launcher.trace.intervals import EMPTY, Int64, Intervals, union
@@ -67,10 +67,10 @@ def shifted(moments: Intervals, by_ns: int) -> Intervals:
     return Intervals(moments.starts + by_ns, moments.ends + by_ns)
 
 
-def ordered(parts: dict[BlockKind, Intervals]) -> tuple[Int64, Int64, Int64]:
+def ordered(parts: dict[BlockKind, Intervals]) -> tuple[Int64, Int64, Int8]:
     """Starts, ends and kinds of disjoint moments, by time."""
     starts = np.concatenate([each.starts for each in parts.values()])
     ends = np.concatenate([each.ends for each in parts.values()])
-    kinds = np.concatenate([np.full(len(each.starts), kind) for kind, each in parts.items()])
+    kinds = np.concatenate([np.full(len(each.starts), kind, dtype=np.int8) for kind, each in parts.items()])
     order = np.argsort(starts, kind="stable")
     return starts[order], ends[order], kinds[order]

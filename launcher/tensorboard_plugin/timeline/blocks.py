@@ -58,7 +58,7 @@ NO_BLOCKS = Blocks(*(np.empty(0, dtype) for dtype in ("i8", "i8", "i1", "i4", "i
 
 
 def single(start: Int64, end: Int64, kind: Int8, entry: Int32, row: Int32) -> Blocks:
-    """Blocks that stand for one entry each; waits of no length, which every collective may have, are left out."""
+    """Blocks that stand for one entry each; a collective's wait is left out where it has no length."""
     some = (end > start) | (kind != BlockKind.WAIT)
     if not some.all():
         start, end, kind, entry, row = start[some], end[some], kind[some], entry[some], row[some]
@@ -142,4 +142,4 @@ def _main_kind(blocks: Blocks, new: NDArray[np.bool_], num_groups: int) -> Int8:
     group = np.cumsum(new) - 1
     weights = blocks.busy + np.minimum(blocks.count, 1) * 1e-3
     sums = np.bincount(group * num_kinds + blocks.kind, weights, minlength=num_groups * num_kinds)
-    return sums.reshape(num_groups, num_kinds).argmax(axis=1).astype(np.int8)
+    return np.asarray(sums.reshape(num_groups, num_kinds).argmax(axis=1), dtype=np.int8)

@@ -1,4 +1,4 @@
-"""Collectives in the index: which entries they are on each rank, and where waiting ends and transfer begins."""
+"""Collectives in the index: which entries they are on each rank, and where their waiting ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's part of the index, as far as its own trace tells: entries in lanes and rows, on its own clock."""
+"""One rank's part of the index as its own trace tells it: entries in lanes and rows, on its own clock."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def draft(trace: Trace) -> Draft:
 
 
 def _join(parts: Sequence[Ranges]) -> Ranges:
-    return Ranges(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Ranges)))
+    return Ranges(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Ranges))
+    )
 
 
 class _Layout:

@@ -154,7 +154,11 @@ def _parent(index: Index, entry: int) -> dict[str, Any] | None:
         return None
     above: Row = index.lane(place.lane).rows[place.row - 1]
     start = int(index.columns["start"][entry])
-    at = above.first + int(np.searchsorted(index.columns["start"][above.first : above.last], start, "right")) - 1
+    at = (
+        above.first
+        + int(np.searchsorted(index.columns["start"][above.first : above.last], start, "right"))
+        - 1
+    )
     if at < above.first or int(index.columns["end"][at]) < start:
         return None
     return {"id": at, "name": index.name_of(at)}

@@ -1,4 +1,4 @@
-"""The files of an index: raw columns that can be mapped into memory, and `index.json`, which says what they hold."""
+"""The files of an index: raw columns that can be mapped, and `index.json`, which says what they hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ PART_COLUMNS: Mapping[str, DTypeLike] = {
     "part_split": np.int64,
     "part_end": np.int64,
 }
-MOMENT_COLUMNS: Mapping[str, DTypeLike] = {"moment_start": np.int64, "moment_end": np.int64, "moment_kind": np.int8}
+MOMENT_COLUMNS: Mapping[str, DTypeLike] = {
+    "moment_start": np.int64,
+    "moment_end": np.int64,
+    "moment_kind": np.int8,
+}
 COLUMNS = {**ENTRY_COLUMNS, **LEVEL_COLUMNS, **PART_COLUMNS, **MOMENT_COLUMNS}
 
 

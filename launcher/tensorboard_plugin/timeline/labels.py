@@ -43,7 +43,9 @@ def stream_labels(trace: Trace) -> dict[int, str]:
         place = f"device {device} " if several else ""
         does = " comm" if number in comm - compute else " compute" if number in compute else ""
         found[number] = f"{place}stream {stream}{does}"
-    order = sorted(found, key=lambda n: (trace.streams[n][0], n not in compute, n in comm, _natural(found[n])))
+    order = sorted(
+        found, key=lambda n: (trace.streams[n][0], n not in compute, n in comm, _natural(found[n]))
+    )
     return {number: found[number] for number in order}
 
 

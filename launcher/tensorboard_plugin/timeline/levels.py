@@ -1,4 +1,4 @@
-"""A row at several resolutions, so that a window of any width is answered from about as many blocks as pixels."""
+"""A row at several resolutions, so that a window takes about as many blocks as it has pixels."""
 
 from __future__ import annotations
 

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.tensorboard_plugin.timeline.blocks import Blocks, single
-from launcher.tensorboard_plugin.timeline.format import COLUMNS, FORMAT, INDEX_FILE, Header, Lane, Level, Row
+from launcher.tensorboard_plugin.timeline.format import (
+    COLUMNS,
+    FORMAT,
+    INDEX_FILE,
+    LEVEL_COLUMNS,
+    Header,
+    Lane,
+    Level,
+    Row,
+)
 from launcher.trace.intervals import Int64
 
 MAX_HEADER_BYTES = 256 << 20
@@ -81,9 +90,16 @@ class Index:
         """The level's blocks that touch the window, as blocks of row `row`."""
         start, end = self.columns["level_start"], self.columns["level_end"]
         first, last = _touching(start, end, (level.first, level.last), from_ns, to_ns)
-        names = ("level_start", "level_end", "level_kind", "level_entry", "level_count", "level_busy")
-        rows = np.full(last - first, row, dtype=np.int32)
-        return Blocks(*(np.asarray(self.columns[name][first:last]) for name in names), row=rows)
+        part = {name: np.asarray(self.columns[name][first:last]) for name in LEVEL_COLUMNS}
+        return Blocks(
+            start=part["level_start"],
+            end=part["level_end"],
+            kind=part["level_kind"],
+            entry=part["level_entry"],
+            count=part["level_count"],
+            busy=part["level_busy"],
+            row=np.full(last - first, row, dtype=np.int32),
+        )
 
     def entry_blocks(self, entries: Row, row: int, from_ns: int, to_ns: int) -> Blocks:
         """The row's entries that touch the window."""

@@ -1,4 +1,4 @@
-"""What of a trace becomes blocks: its columns as ranges on threads and streams, each with its kind and name."""
+"""What of a trace becomes blocks: ranges on threads and streams, each with its kind and name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def gpu_ranges(trace: Trace, launch: Int64, names: NameTable) -> Ranges:
 def launch_ranges(trace: Trace, names: NameTable) -> Ranges:
     """Calls of the CUDA or HIP API."""
     calls = trace.launches
-    waits = np.array([_WAITING_CALLS.match(name or "") is not None for name in trace.launch_names], dtype=bool)
+    waits = np.array(
+        [_WAITING_CALLS.match(name or "") is not None for name in trace.launch_names], dtype=bool
+    )
     kind = np.full(len(calls), BlockKind.CPU, dtype=np.int8)
     if len(calls):
         kind[waits[calls.name]] = BlockKind.CPU_WAIT

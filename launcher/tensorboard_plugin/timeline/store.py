@@ -97,7 +97,7 @@ def _writable(folders: Iterator[Path]) -> Path:
 
 
 def _replace(folder: Path, target: Path) -> None:
-    """A folder can't replace one that isn't empty; another server may have been faster, then its index stays."""
+    """No folder replaces one that isn't empty: if another server was faster, its index stays."""
     with suppress(OSError):
         folder.rename(target)
     if not (target / INDEX_FILE).is_file():

@@ -94,7 +94,7 @@ def block_ids(index: Index, entries: NDArray[np.int32]) -> NDArray[np.int32]:
     if not len(waits):
         return entries
     at = np.maximum(np.searchsorted(waits, entries, "right") - 1, 0)
-    return entries - (waits[at] + 1 == entries).astype(np.int32)
+    return np.asarray(entries - (waits[at] + 1 == entries), dtype=np.int32)
 
 
 def _links(index: Index, window: Window) -> dict[str, Any]:

@@ -88,10 +88,9 @@ class Writer:
         return Row(first + self.num_entries, last + self.num_entries, levels)
 
     def _add_overview(self, rank: int, draft: Draft, shift_ns: int) -> None:
-        """What the device did: the moments of each class, as they are for sums, and merged for the overview."""
+        """What the device did: moments of each class, as they are for sums, and merged for the overview."""
         parts = exclusive(draft.activities, transfers(draft))
         start, end, kind = ordered({kind: shifted(each, shift_ns) for kind, each in parts.items()})
-        kind = kind.astype(np.int8)
         self._write(moment_start=start, moment_end=end, moment_kind=kind)
         begin = max((last for _, last in self.moments.values()), default=0)
         self.moments[rank] = (begin, begin + len(start))
