@@ -56,7 +56,7 @@ function mark(difference, scale, y) {
 function cutEnd(isCut, at, sign) {
   if (!isCut) return null;
   return (scale, y, look) => svg('svg', { x: scale.at(at), y, overflow: 'visible' },
-    svg('path', { class: look, d: `M0 -3.5 L${5 * sign} 0 L0 3.5 Z`, style: { fill: 'var(--muted)' } }));
+    svg('path', { class: `head ${look}`, d: `M0 -3.5 L${5 * sign} 0 L0 3.5 Z`}));
 }
 
 function dot(verdict, x, y, look) {
@@ -71,7 +71,7 @@ function arrow(value, scale, y, look) {
   const at = sign > 0 ? '100%' : '0%';
   return svg('svg', { x: at, y, overflow: 'visible' },
     svg('line', { class: `interval ${look}`, x1: 0, x2: 13 * sign, y1: 0, y2: 0 }),
-    svg('path', { class: look, d: `M${12 * sign} -4.5 L${19 * sign} 0 L${12 * sign} 4.5 Z`, 'stroke-width': 0 }),
+    svg('path', { class: `head ${look}`, d: `M${12 * sign} -4.5 L${19 * sign} 0 L${12 * sign} 4.5 Z`, 'stroke-width': 0 }),
     svg('text', { class: `arrow-label ${look}`, x: 23 * sign, y: 4, 'text-anchor': sign > 0 ? 'start' : 'end' }, number(value, 0, true)));
 }
 

@@ -93,3 +93,8 @@ export function plural(count, noun) {
 export function listed(words) {
   return words.length < 2 ? words.join('') : `${words.slice(0, -1).join(', ')} and ${words.at(-1)}`;
 }
+
+/** A sentence as it goes on after a colon. */
+export function lowerFirst(text) {
+  return text[0].toLowerCase() + text.slice(1);
+}

@@ -21,7 +21,7 @@ export class Run {
 
   /** Those with figures, fastest first. */
   get ranked() {
-    return this.variants.filter((variant) => variant.isRanked).sort((a, b) => a.sortKey - b.sortKey);
+    return this.variants.filter((variant) => variant.isRanked).sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
   }
 
   /** Those that ended otherwise, in the plan's order. */
@@ -66,16 +66,19 @@ export class Variant {
 
   get stepMs() { return this.result?.step_ms?.median ?? null; }
 
-  get difference() { return this.result?.vs_baseline ?? null; }
+  /** Against the baseline; of the baseline itself 0 %. */
+  get difference() {
+    const found = this.result?.vs_baseline;
+    return found?.verdict === 'baseline' ? { ...found, percent: 0 } : found ?? null;
+  }
 
   get ranks() { return this.result?.ranks ?? []; }
 
   get isRanked() { return this.status === 'ok' && this.stepMs != null; }
 
-  /** Time per sample where global batches differ, so that the order is the comparison's. */
+  /** By difference, as far as there is one: it compares what was measured side by side. */
   get sortKey() {
-    const rate = this.result?.samples_per_s;
-    return rate ? 1 / rate : this.stepMs;
+    return this.difference?.percent ?? Infinity;
   }
 
   get peakGib() {

@@ -56,5 +56,5 @@ export function around(values, count = 5, least = 1e-9) {
 /** In [−0.5, 0.5), the same for the same number every time: where a dot stands across its strip. */
 export function jitter(index) {
   const mixed = Math.imul(index + 1, 0x9e3779b1) >>> 0;
-  return (mixed ^ (mixed >>> 15)) % 1000 / 1000 - 0.5;
+  return ((mixed ^ (mixed >>> 15)) >>> 0) % 1000 / 1000 - 0.5;
 }

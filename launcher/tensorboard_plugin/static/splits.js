@@ -2,7 +2,7 @@
 
 import { filters, headline, searchField } from './controls.js';
 import { el, hidden, replace } from './dom.js';
-import { columnDecimals, halfWidth, interval, number, percent, plural, roundUp } from './format.js';
+import { columnDecimals, halfWidth, interval, lowerFirst, number, percent, plural, roundUp } from './format.js';
 import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
@@ -15,16 +15,16 @@ import { rowKeys, virtualRows } from './virtual.js';
 const MANY = 40;
 
 const COLUMNS = [
-  { key: 'variant', name: 'variant', sort: (row) => row.label, width: '14.8%' },
-  { key: 'forest', name: (view) => `step time against ${view.baselineLabel}, %`, width: '22%' },
-  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true, width: '118px' },
-  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, width: '108px', pad: true },
-  { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true, width: '72px' },
-  { key: 'unit', name: '', width: '66px' },
-  { key: 'samples', name: 'samples/s', sort: (row) => row.result?.samples_per_s, right: true, width: '72px' },
-  { key: 'efficiency', name: 'scaling efficiency, %', sort: (row) => row.result?.scaling_efficiency, right: true, width: '86px' },
-  { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true, width: '70px' },
-  { key: 'bar', name: (view) => `slowest rank, 0 to ${number(view.fullMs)} ms`, pad: true },
+  { key: 'variant', name: 'variant', sort: (row) => row.label },
+  { key: 'forest', name: (view) => `step time against ${view.baselineLabel}, %` },
+  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
+  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
+  { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true },
+  { key: 'unit', name: '' },
+  { key: 'samples', name: 'samples/s', sort: (row) => row.result?.samples_per_s, right: true },
+  { key: 'efficiency', name: 'scaling efficiency, %', sort: (row) => row.result?.scaling_efficiency, right: true },
+  { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true },
+  { key: 'bar', name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)], pad: true },
 ];
 
 /** Draws the view into `host`. */
@@ -52,12 +52,13 @@ class View {
     this.height = this.isMany ? 22 : 36;
   }
 
-  // The baseline measured twice: what differs there is noise, and it is shown where it would rank.
+  // The baseline measured twice: what differs there is noise. It stands below the baseline.
   withNoise() {
     const noise = this.run.comparison?.noise;
     if (noise?.aa_percent == null || !this.passing.includes(this.run.baseline)) return this.passing;
     const again = { isNoise: true, label: this.run.baseline.label, difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' } };
-    return [...this.passing, again];
+    const place = this.passing.indexOf(this.run.baseline) + 1;
+    return this.passing.toSpliced(place, 0, again);
   }
 
   searched(rows) {
@@ -75,9 +76,9 @@ class View {
   sorted(rows) {
     const [key, direction] = this.app.state.get('sort', '').split('~');
     const column = COLUMNS.find((one) => one.key === key && one.sort);
-    const value = column?.sort ?? ((row) => row.difference?.percent ?? row.sortKey);
+    if (!column) return rows;
     const sign = direction === 'down' ? -1 : 1;
-    return [...rows].sort((a, b) => sign * compare(value(a), value(b)));
+    return [...rows].sort((a, b) => sign * compare(column.sort(a), column.sort(b)));
   }
 
   controls() {
@@ -99,7 +100,7 @@ class View {
     const level = this.run.comparison?.ci_level;
     const body = el('tbody');
     const table = el('table', { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time' },
-      el('colgroup', {}, COLUMNS.map((column) => el('col', { class: `c-${column.key}`, style: column.width ? { width: column.width } : {} }))),
+      el('colgroup', {}, COLUMNS.map((column) => el('col', { class: `c-${column.key}` }))),
       el('thead', {}, el('tr', {}, COLUMNS.map((column) => this.header(column)))),
       body, el('tbody', {}, this.axisRow(level), this.others.map((variant) => this.unrankedRow(variant))));
     virtualRows(body, this.rows.length, this.height, COLUMNS.length, (index) => this.row(this.rows[index], index), (first, end) => this.tell(first, end));
@@ -188,7 +189,7 @@ class View {
 }
 
 function classes(column) {
-  return `c-${column.key} ${column.key} ${column.right ? 'right' : ''} ${column.pad ? 'pad' : ''}`;
+  return [`c-${column.key}`, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
 }
 
 function toneOf(verdict) {
@@ -224,7 +225,7 @@ export function subSentence(run) {
   if (noise?.aa_percent != null) sentences.push(`The same split measured twice differs by ${number(Math.abs(noise.aa_percent), 1)} %${noise.ci ? ` (${interval(noise.ci)})` : ''}.`);
   const best = fastest?.result;
   if (best) sentences.push(best.launches > 1 ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.` : `${plural(best.rounds, 'interleaved round')}.`);
-  if (baseline?.planned.explanation) sentences.push(`${baseline.label}: ${baseline.planned.explanation}`);
+  if (baseline?.planned.explanation) sentences.push(`${baseline.label}: ${lowerFirst(baseline.planned.explanation)}`);
   return sentences.join(' ');
 }
 

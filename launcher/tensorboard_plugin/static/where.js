@@ -2,7 +2,7 @@
 
 import { filters, headline } from './controls.js';
 import { el, hiddenTable, onWidth, replace } from './dom.js';
-import { columnDecimals, halfWidth, number, plural, three } from './format.js';
+import { columnDecimals, halfWidth, listed, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
 import { passes, slowestRank } from './model.js';
 import { legend, MEANING, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
@@ -82,9 +82,12 @@ export function drawBlocks(grid, app, variants) {
 }
 
 function blockOf(variant) {
-  const ranks = variant.ranks.map((rank) => ({
-    rank: rank.rank, who: who(variant, rank), parts: scaledParts(rank, variant.stepMs) ?? timedParts(rank, variant.stepMs) ?? [],
+  const all = variant.ranks.map((rank) => ({
+    rank: rank.rank, who: who(variant, rank), parts: scaledParts(rank, variant.stepMs) ?? timedParts(rank, variant.stepMs),
   }));
+  const ranks = all.filter((rank) => rank.parts);
+  // One process with several devices has one trace, and one bar for all of them.
+  if (ranks.length === 1 && all.length > 1) ranks[0].who = `${listed(variant.ranks.map((rank) => rank.device))} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
   const half = halfWidth(variant.stepMs, variant.result?.step_ms?.ci);
   return { id: variant.id, label: variant.label, said: variant.planned.explanation ?? '', ranks, stepMs: variant.stepMs, half, canOpen: variant.hasTraces };
 }
@@ -122,7 +125,7 @@ function blockRows(block, context) {
   return el('section', { class: `block${chosen ? ' chosen' : ''}`, 'data-variant': block.id, 'aria-label': block.label },
     el('div', { class: 'title' }, block.canOpen ? el('button', { type: 'button', title: 'open its timeline', 'data-key': `open:${block.id}`, onclick: open }, block.label) : block.label),
     el('div', { class: 'said' }, block.said || '\u00a0'),
-    el('div', {}, block.ranks.map((rank) => el('div', { class: 'who', title: rank.who }, rank.who))),
+    el('div', { class: 'whos' }, block.ranks.map((rank) => el('div', { class: 'who', title: rank.who }, rank.who))),
     el('div', { class: 'bars' }, lines, bars, el('span', { class: 'total', style: { left: scale.at(end) } }, number(total, decimals))),
     el('div', { class: 'strip', 'data-strip': block.id }),
     hiddenTable(`${block.label}: parts of the step, ms`, ['rank', ...block.ranks[0].parts.map((part) => part.name)],
