@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from launcher.tensorboard_plugin.timeline.indexing import child_environment
+from launcher.environment import child_environment
 from launcher.tensorboard_plugin.timeline.mapped import Index
 from launcher.tensorboard_plugin.timeline.store import Traces, find
 

@@ -161,7 +161,7 @@ def _row(
     return {
         "name": title,
         "class": kinds[0] if title is not None else "compute",
-        "calls": sum(each.calls for each in own),
+        "calls": sum(each.calls for each in own) or None,  # of collectives no operator tells
         "self_ms": self_ms,
         "host_ms": sum(each.host_ms for each in own),
         "share_percent": 100 * self_ms / slowest.step_ms if slowest.step_ms else None,

@@ -53,7 +53,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return self._server.listing.any()
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="gpurun")
+        return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="GPURUN")
 
     def _json(self, route: Route) -> Handler:
         return lambda request: json_response(request, route(self._server, Query(request.args)))

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from launcher.compare.explain import MENTION_FROM, losses, why_slower
 from launcher.compare.label import variant_label
-from launcher.compare.model import Comparison, VariantResult
+from launcher.compare.model import Comparison, RankFigures, VariantResult
 from launcher.compare.slowest import slowest_rank
 from launcher.units import format_ms, format_percent
+
+TRACED = (
+    "span_ms",
+    "compute_ms",
+    "exposed_transfer_ms",
+    "exposed_wait_ms",
+    "exposed_memcpy_ms",
+    "idle_ms",
+    "input_ms",
+    "host_ms",
+    "wait_ms",
+    "transfer_ms",
+)
+"""The figures of a rank that come from its trace."""
 
 
 def headline(comparison: Comparison | None) -> str | None:
@@ -38,8 +53,32 @@ def headline(comparison: Comparison | None) -> str | None:
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     """The sentence beside a variant's bars; `None` where no trace tells anything."""
     best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
-    text = why_slower(variant, best) if best is not None and best.id != variant.id else None
-    return _sentence(text or _largest_loss(variant) or _all_compute(variant))
+    shown = as_drawn(variant)
+    text = why_slower(shown, as_drawn(best)) if best is not None and best.id != variant.id else None
+    return _sentence(text or _largest_loss(shown) or _all_compute(shown))
+
+
+def as_drawn(variant: VariantResult) -> VariantResult:
+    """The variant with its traced figures in proportion to its measured step, as its bars are drawn.
+
+    The profiler slows steps down a little; bars whose length is the measured step have to share that out.
+    """
+    step = variant.step_ms
+    if step is None:
+        return variant
+    ranks = [_scaled(rank, step.median / rank.span_ms) if rank.span_ms else rank for rank in variant.ranks]
+    return replace(variant, ranks=tuple(ranks))
+
+
+def _scaled(rank: RankFigures, factor: float) -> RankFigures:
+    figures = {name: value for name in TRACED if (value := getattr(rank, name)) is not None}
+    exposed = rank.exposed_comm_ms.trace
+    scaled: dict[str, Any] = {name: value * factor for name, value in figures.items()}
+    return replace(
+        rank,
+        **scaled,
+        exposed_comm_ms=replace(rank.exposed_comm_ms, trace=None if exposed is None else exposed * factor),
+    )
 
 
 def _largest_loss(variant: VariantResult) -> str | None:

@@ -21,6 +21,7 @@ from launcher.tensorboard_plugin.timeline.writer import Writer
 from launcher.trace.analyse import Analysis, combine
 from launcher.trace.digest import Digest, digest
 from launcher.trace.errors import TraceError
+from launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 from launcher.trace.read import read_trace
 
 MAX_WORKERS = 4
@@ -67,7 +68,7 @@ class BrokenTraces(Exception):
 
 def _read_all(files: Sequence[Path], folder: Path, report: Report) -> list[DraftFile | Problem]:
     workers = min(len(files), MAX_WORKERS, len(os.sched_getaffinity(0)))
-    if workers < 2:
+    if workers < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
         return [_read(number, file, folder, report) for number, file in enumerate(files)]
     with ProcessPoolExecutor(workers, get_context("spawn"), die_with, (os.getpid(),)) as pool:
         tasks = [pool.submit(_read, number, file, folder, report) for number, file in enumerate(files)]

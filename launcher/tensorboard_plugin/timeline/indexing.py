@@ -16,6 +16,7 @@ from typing import IO
 
 import msgspec
 
+from launcher.environment import child_environment
 from launcher.tensorboard_plugin.timeline.child import News, Order
 from launcher.tensorboard_plugin.timeline.format import Problem
 from launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
@@ -24,6 +25,8 @@ from launcher.tensorboard_plugin.timeline.store import Traces, find, forget, mak
 MAX_OPEN = 4
 """Indexes mapped at a time; those that nobody has asked for the longest are let go."""
 MAX_BROKEN = 100
+READING_SHARE = 0.7
+"""Of the time that an index takes; then the ranks are matched and the columns written."""
 LIMIT_S = 1800.0
 """A trace of 1 GB takes 20 s."""
 BODY = "from launcher.tensorboard_plugin.timeline.child import main; main()"
@@ -54,13 +57,20 @@ class _Build:
 
     total_bytes: int
     started_s: float | None = None
+    told_s: float = 0.0
     positions: dict[int, int] = field(default_factory=dict)
+
+    def tell(self, file: int, position: int) -> None:
+        """Takes the news that so many bytes of a file have been read."""
+        self.positions[file] = position
+        self.told_s = time.monotonic()
 
     def state(self) -> Indexing:
         done_bytes = min(sum(self.positions.values()), self.total_bytes)
         left_s = None
         if self.started_s is not None and done_bytes:
-            left_s = (time.monotonic() - self.started_s) * (self.total_bytes / done_bytes - 1)
+            reading_s = (self.told_s - self.started_s) * self.total_bytes / done_bytes
+            left_s = max(reading_s / READING_SHARE - (time.monotonic() - self.started_s), 0.0)
         return Indexing(done_bytes, self.total_bytes, left_s)
 
 
@@ -128,7 +138,7 @@ class Indexes:
             try:
                 build.started_s = time.monotonic()
                 with making(traces, key) as folder:
-                    problems = run_child(traces, folder, build.positions.__setitem__)
+                    problems = run_child(traces, folder, build.tell)
                     if problems:
                         raise _NotMade(problems)
             except _NotMade as error:
@@ -185,12 +195,6 @@ def run_child(
     )
     text = f"the process that reads the traces ended with {process.returncode}, {reason}"
     return last.problems or (Problem(traces.folder.name, None, text),)
-
-
-def child_environment() -> dict[str, str]:
-    """Ours, with this package importable however it was found here."""
-    root = str(Path(__file__).resolve().parents[3])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def _start() -> subprocess.Popen[bytes]:
