@@ -134,19 +134,25 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
 @cli.command()
 @run_argument
 @click.option(
-    "--format", "formats", default="table", metavar="LIST", help="Of table, json, tensorboard; by commas."
+    "--format",
+    "formats",
+    default="table",
+    metavar="LIST",
+    help="Of table, json, tensorboard, html; by commas.",
 )
 def report(run: Path, formats: str) -> None:
     """Render a run again, from its directory alone.
 
-    Example: gpurun report runs/gpt-splits/latest --format table,tensorboard
+    html is one file that opens anywhere, offline, and can be sent by mail: RUN/report.html.
+
+    Example: gpurun report runs/gpt-splits/latest --format table,html
     """
     from launcher.compare.build import compare_run
     from launcher.run.open import find_run
 
     names = [name.strip() for name in formats.split(",")]
-    if unknown := set(names) - {"table", "json", "tensorboard"}:
-        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json and tensorboard")
+    if unknown := set(names) - {"table", "json", "tensorboard", "html"}:
+        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard and html")
     found = find_run(run)
     comparison = compare_run(found)
     for name in names:
@@ -155,6 +161,10 @@ def report(run: Path, formats: str) -> None:
 
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
+        elif name == "html":
+            from launcher.report.html import write_html
+
+            click.echo(f"wrote {write_html(comparison, found)}; open it in a browser", err=True)
         else:
             print_comparison(comparison, found.path, as_json=name == "json")
 
@@ -163,7 +173,7 @@ def report(run: Path, formats: str) -> None:
 @run_argument
 @click.option("--port", default=0, help="Port on 127.0.0.1; default: a free one.")
 def view(run: Path, port: int) -> None:
-    """Open TensorBoard for a run, or for a folder of runs, on 127.0.0.1 until Ctrl-C.
+    """Open TensorBoard for a run, or a folder of runs or Kineto traces, on 127.0.0.1 until Ctrl-C.
 
     Example: gpurun view runs/gpt-splits/latest
     """

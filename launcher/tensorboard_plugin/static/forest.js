@@ -12,7 +12,7 @@ export const SAME = 1;
 /** The axis: all differences within ±12 % with their intervals, rounded to a tick. */
 export function forestAxis(differences) {
   const near = differences.filter((one) => one?.percent != null && Math.abs(one.percent) <= FARTHEST);
-  const ends = [-SAME, SAME, ...near.flatMap((one) => [one.percent, ...(one.ci ?? [])])];
+  const ends = [-2 * SAME, 2 * SAME, ...near.flatMap((one) => [one.percent, ...(one.ci ?? [])])];
   const low = Math.max(-FARTHEST, Math.min(...ends));
   const high = Math.min(FARTHEST, Math.max(...ends));
   const hasFar = differences.some((one) => one?.percent > FARTHEST);
@@ -88,12 +88,17 @@ export function forestScale({ scale, step }) {
     svg('svg', { x: '100%', overflow: 'visible' }, svg('text', { x: 4, y: 31, 'text-anchor': 'end' }, 'slower \u2192')));
 }
 
+/** `98.4 %`. */
+export function levelText(level) {
+  return `${number(100 * level, 1).replace(/\.0$/, '')} %`;
+}
+
 /** The difference in words, for hover and screen readers. */
 export function spokenDifference(difference, level) {
   if (difference?.percent == null) return 'no difference measured';
   if (difference.verdict === 'baseline') return 'the baseline';
   const interval = difference.ci
-    ? `, ${level ? `${number(100 * level, 1)} % ` : ''}interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`
+    ? `, ${level ? `${levelText(level)} ` : ''}interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`
     : ', too few rounds for an interval';
   return `${percent(difference.percent)} %${interval}: ${difference.verdict}`;
 }

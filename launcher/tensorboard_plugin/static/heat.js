@@ -23,8 +23,9 @@ export function shadeBounds(waits) {
 /** Ranks sorted by mean wait, most first, each with its waits by step. */
 export function ranksByWait(variant, traced) {
   const ranks = traced?.filter((rank) => rank.typical) ?? [];
+  const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
   const rows = ranks.length
-    ? ranks.map((rank) => ({ rank: rank.rank, device: rank.device, waits: rank.steps.map((step) => step.exposed_wait_ms ?? 0), steps: rank.steps.map((step) => step.step), mean: rank.typical.exposed_wait_ms ?? 0 }))
+    ? ranks.map((rank) => ({ rank: rank.rank, device: deviceOf(rank), waits: rank.steps.map((step) => step.exposed_wait_ms ?? 0), steps: rank.steps.map((step) => step.step), mean: rank.typical.exposed_wait_ms ?? 0 }))
     : variant.ranks.map((rank) => ({ rank: rank.rank, device: rank.device, waits: [rank.exposed_wait_ms ?? 0], steps: [0], mean: rank.exposed_wait_ms ?? 0 }));
   return rows.sort((a, b) => b.mean - a.mean || a.rank - b.rank);
 }
@@ -40,18 +41,16 @@ export function drawHeat(host, app, variant, traced) {
   const canvas = el('canvas', { height, style: { height: `${height}px` }, role: 'img', 'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${told(rows)}` });
   const means = el('canvas', { height, style: { height: `${height}px` }, 'aria-hidden': 'true' });
   replace(host,
-    el('p', { class: 'strong' }, told(rows)),
-    el('div', { class: 'controls' }, el('span', { class: 'muted' }, `One row per rank, sorted by exposed wait, most first; steps across. ${variant.label}.`), shadeLegend(bounds)),
+    el('div', { class: 'controls' }, el('span', { class: 'muted' }, variant.label), shadeLegend(bounds)),
     el('div', { class: 'heat' },
       el('div', { class: 'names' }, nameMarks(rows)), canvas,
       el('div', { class: 'mean' }, means, el('span', { style: { top: `${height - ROW_PX / 2}px` } }, `${three(last.mean)} \u00b7 all wait for it`)),
-      el('span'), el('div', { class: 'where' , style: { display: 'block', margin: '0' } }, stepAxis(rows)),
-      el('div', { class: 'where mean', style: { display: 'block' } }, el('div', { class: 'axis' }, scale.ticks(step).map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, step < 1 ? 2 : 0)))))),
-    el('p', { class: 'muted' }, 'Right: mean by rank, ms. A click opens that rank beside the slowest one.'));
+      el('span'), el('div', { class: 'where step-axis' }, stepAxis(rows)),
+      el('div', { class: 'where mean-axis' }, el('div', { class: 'axis' }, scale.ticks(step).map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, step < 1 ? 2 : 0)))))));
   onWidth(canvas, () => paintCells(canvas, rows, bounds));
   onWidth(means, () => paintMeans(means, rows, scale));
   listen(canvas, app, variant, rows);
-  return undefined;
+  return told(rows);
 }
 
 /** `63 ranks wait for rank 37 (cuda:5).` */

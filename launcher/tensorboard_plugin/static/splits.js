@@ -3,7 +3,7 @@
 import { filters, headline, searchField } from './controls.js';
 import { el, hidden, replace } from './dom.js';
 import { columnDecimals, halfWidth, interval, lowerFirst, number, percent, plural, roundUp } from './format.js';
-import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
+import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
 import { legend, scaledParts, spoken, timedParts } from './phases.js';
@@ -90,19 +90,18 @@ class View {
 
   parts() {
     const table = this.table();
-    if (!this.isMany) return [table];
+    if (!this.isMany) return [table, this.below()];
     const percents = this.passing.map((variant) => variant.difference?.percent).filter((value) => value != null);
     const onbrush = (ends) => this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
-    return [histogram(percents, this.brush(), this.rows.length, onbrush), table];
+    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
   }
 
   table() {
-    const level = this.run.comparison?.ci_level;
     const body = el('tbody');
     const table = el('table', { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time' },
       el('colgroup', {}, COLUMNS.map((column) => el('col', { class: `c-${column.key}` }))),
       el('thead', {}, el('tr', {}, COLUMNS.map((column) => this.header(column)))),
-      body, el('tbody', {}, this.axisRow(level), this.others.map((variant) => this.unrankedRow(variant))));
+      body);
     virtualRows(body, this.rows.length, this.height, COLUMNS.length, (index) => this.row(this.rows[index], index), (first, end) => this.tell(first, end));
     this.tell(0, this.rows.length);
     return table;
@@ -176,15 +175,22 @@ class View {
     ].filter(Boolean).join('\n');
   }
 
+  /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
+  below() {
+    return el('table', { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked' },
+      el('colgroup', {}, el('col', { class: 'c-variant' }), el('col', { class: 'c-forest' }), el('col')),
+      el('tbody', {}, this.axisRow(this.run.comparison?.ci_level), this.others.map((variant) => this.unrankedRow(variant))));
+  }
+
   axisRow(level) {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${number(100 * level, 1)} % ` : ''}interval. Arrows: beyond the scale.`;
-    return el('tr', { class: 'axis-row plain' }, el('td', {}), el('td', {}, forestScale(this.axis)), el('td', { class: 'note', colspan: COLUMNS.length - 2 }, note));
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale.`;
+    return el('tr', { class: 'axis-row plain' }, el('td', {}), el('td', {}, forestScale(this.axis)), el('td', { class: 'note' }, note));
   }
 
   unrankedRow(variant) {
     const open = () => this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
     return el('tr', { class: 'unranked', tabindex: -1, 'data-variant': variant.id, 'data-status': variant.status, onclick: open, onkeydown: (event) => rowKeys(event, open) },
-      el('td', {}, variant.label), el('td', { colspan: COLUMNS.length - 1 }, whyUnranked(variant)));
+      el('td', {}, variant.label), el('td', { colspan: 2 }, whyUnranked(variant)));
   }
 }
 

@@ -31,15 +31,20 @@ export function meter(share, label) {
 
 /** A trace that can't be read: which file, where in it, and what still works. */
 export function brokenState(host, label, problems, { again, live }) {
-  const first = problems[0] ?? { file: '', message: 'it cannot be read' };
+  const first = problems[0] ?? { file: '', message: 'no reason is known' };
   const name = first.file.split('/').pop().replace(/\.pt\.trace\.json(\.gz)?$/, '');
   replace(host, el('div', { class: 'state', 'data-state': 'broken' },
-    headline(`The trace of ${label}, ${name.replace(/(\d+)/, ' $1')}, ${first.message}.`.replace(/\.\.$/, '.'), first.byte == null ? null : `Byte ${number(first.byte)}.`),
+    headline(`The trace of ${label}, ${name.replace(/(\d+)/, ' $1')}, can\u2019t be read.`, whatIsWrong(first)),
     problems.map((problem) => el('p', {}, el('code', {}, problem.file), problems.length > 1 ? ` ${problem.message}` : null)),
     el('dl', {}, el('dt', {}, 'All other variants'), el('dd', {}, 'shown'), el('dt', {}, 'Splits, Devices'), el('dd', {}, 'not affected')),
     live ? el('div', { class: 'actions' },
       el('button', { class: 'button', type: 'button', onclick: () => navigator.clipboard?.writeText(first.file) }, 'Copy file name'),
       el('button', { class: 'button', type: 'button', onclick: again }, 'Read again')) : null));
+}
+
+function whatIsWrong({ message, byte }) {
+  const sentence = `${message[0].toUpperCase()}${message.slice(1)}`.replace(/\.?$/, '.');
+  return byte == null || /\bbyte\b/.test(message) ? sentence : `${sentence} Byte ${number(byte)}.`;
 }
 
 /** A variant without traces. */

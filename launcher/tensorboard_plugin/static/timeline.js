@@ -19,7 +19,7 @@ import { aroundStretch, askedFor, clamped, covers, firstWindow, panned, zoomed }
 const ASK_AFTER_MS = 40;
 const MOST_LANES = 128;
 const SLACK_PX = 2;
-const PANEL_PX = 190;
+const AROUND_PX = 110;
 const LEAST_BODY_PX = 220;
 /** With more ranks than this, only those asked for are laid out when some are. */
 const FEW_RANKS = 8;
@@ -80,8 +80,8 @@ class Timeline {
   }
 
   titleOf(title) {
-    const batch = this.variant.ranks.find((rank) => rank.rank === title.rank)?.local_batch;
-    return [title.label, title.device, batch == null ? null : number(batch)].filter((part) => part != null && part !== '').join(' \u00b7 ');
+    const rank = this.variant.ranks.find((one) => one.rank === title.rank);
+    return [title.label, rank?.device ?? title.device, rank ? number(rank.local_batch) : null].filter((part) => part != null && part !== '').join(' \u00b7 ');
   }
 
   build(host) {
@@ -175,9 +175,7 @@ class Timeline {
   }
 
   resized() {
-    const top = this.body.getBoundingClientRect().top + scrollY;
-    const room = Math.max(LEAST_BODY_PX, innerHeight - top - PANEL_PX);
-    this.viewHeight = Math.min(this.placed.height, room);
+    this.viewHeight = Math.min(this.placed.height, Math.max(LEAST_BODY_PX, innerHeight - AROUND_PX));
     this.body.style.height = `${this.viewHeight}px`;
     this.spacer.style.height = `${Math.max(0, this.placed.height - this.viewHeight)}px`;
     this.redraw();
@@ -369,6 +367,14 @@ class Timeline {
     if (event.row >= lane.shownRows) this.toggle(lane);
     const y = this.placed.byLane.get(event.lane).y;
     if (y < this.scrollTop || y + lane.rowPx > this.scrollTop + this.viewHeight) this.body.scrollTop = y - this.viewHeight / 2;
+    this.uncover(y + lane.height);
+  }
+
+  // The panel stays at the bottom of the window, over what the page has there: scrolls a lane out of it.
+  uncover(bottom) {
+    const seen = this.panel.getBoundingClientRect().top;
+    const at = this.body.getBoundingClientRect().top + bottom - this.body.scrollTop;
+    if (at > seen) scrollBy(0, at - seen + LABEL_PX / 8);
   }
 
   neighbour(way) {

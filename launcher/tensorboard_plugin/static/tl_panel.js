@@ -4,6 +4,7 @@ import { el, replace } from './dom.js';
 import { bytes, duration, number, plural, three } from './format.js';
 import { PHASES } from './phases.js';
 import { tipped } from './tip.js';
+import { shortName } from './tl_draw.js';
 
 const NAMES_SHOWN = 8;
 
@@ -103,7 +104,7 @@ export function sumsPanel(panel, sums, classOf) {
       steps, left > 0 ? el('div', { class: 'small' }, `and ${plural(left, 'more rank')}`) : null),
     el('div', { class: 'sums' }, el('div', { class: 'small' }, 'most time in these lanes: ms, count'),
       el('dl', {}, sums.names.slice(0, NAMES_SHOWN).flatMap((one) => [
-        el('dt', { class: 'name-cell' }, el('span', { class: `swatch ${classOf(one.class)}` }), el('span', {}, one.name)),
+        el('dt', { class: 'name-cell' }, el('span', { class: `swatch ${classOf(one.class)}` }), el('span', { title: one.name }, shortName(one.name))),
         el('dd', {}, `${three(one.total_ns / 1e6)} \u00b7 ${number(one.count)}`)]))));
 }
 

@@ -2,7 +2,7 @@
 
 import { filters, headline } from './controls.js';
 import { el, hiddenTable, onWidth, replace } from './dom.js';
-import { columnDecimals, halfWidth, listed, number, plural, three } from './format.js';
+import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
 import { passes, slowestRank } from './model.js';
 import { legend, MEANING, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
@@ -13,6 +13,7 @@ import { tipped } from './tip.js';
 
 /** So many variants are drawn before somebody asks for all. */
 const FIRST = 12;
+const RANKS_SENTENCE = 'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank beside the slowest one.';
 /** From this many ranks on, a thin row per rank. */
 export const MANY_RANKS = 9;
 
@@ -26,8 +27,8 @@ export async function showWhere(host, app) {
   const grid = el('div', { class: 'where' });
   const many = all.find((variant) => variant.id === state.get('variant') && variant.ranks.length >= MANY_RANKS)
     ?? (all[0]?.ranks.length >= MANY_RANKS ? all[0] : null);
-  replace(host, leader ? headline(sentence(leader, run), subSentence(all)) : headline('No variant has figures yet.', null),
-    el('div', { class: 'controls' }, filters(run, state), counted(all.length, run.ranked.length), legend()), grid, more(all, shown, state));
+  replace(host, leader ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all)) : headline('No variant has figures yet.', null),
+    el('div', { class: 'controls' }, filters(run, state), counted(all.length, run.ranked.length), many ? null : legend()), grid, more(all, shown, state));
   if (many) await drawRanks(grid, app, many);
   else drawBlocks(grid, app, shown);
   return {};
@@ -87,7 +88,7 @@ function blockOf(variant) {
   }));
   const ranks = all.filter((rank) => rank.parts);
   // One process with several devices has one trace, and one bar for all of them.
-  if (ranks.length === 1 && all.length > 1) ranks[0].who = `${listed(variant.ranks.map((rank) => rank.device))} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
+  if (ranks.length === 1 && all.length > 1) ranks[0].who = `${variant.ranks.map((rank) => rank.device).join(', ')} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
   const half = halfWidth(variant.stepMs, variant.result?.step_ms?.ci);
   return { id: variant.id, label: variant.label, said: variant.planned.explanation ?? '', ranks, stepMs: variant.stepMs, half, canOpen: variant.hasTraces };
 }
@@ -182,7 +183,10 @@ async function drawRanks(grid, app, variant) {
   const answer = variant.hasTraces ? await app.breakdown(variant.id, (part) => indexingState(grid, variant.label, part)) : { state: 'none' };
   if (answer === undefined) return;
   if (answer.state === 'broken') brokenState(grid, variant.label, answer.problems, app.retry());
-  else drawHeat(grid, app, variant, answer.state === 'ready' ? answer.ranks : null);
+  else {
+    const sentenceOfRanks = drawHeat(grid, app, variant, answer.state === 'ready' ? answer.ranks : null);
+    if (sentenceOfRanks) grid.parentElement.querySelector('h1').textContent = `${variant.label}: ${sentenceOfRanks}`;
+  }
 }
 
 /** A folder of anybody's traces: the same bars, from the traces alone. */
