@@ -1,6 +1,6 @@
 """The timeline's server on traces from 5 MB to 1 GB: making the index, then every zoom level, over HTTP.
 
-    python -m benchmarks timeline [--source TRACE.json.gz] [--mb 5 50 500 1000] [--keep DIR]
+    python -m benchmarks.timeline [--source TRACE.json.gz] [--mb 5 50 500 1000] [--keep DIR]
 
 The traces repeat the real events of TRACE, as in `trace_speed`. Each is shown by a TensorBoard of its own,
 as a browser would ask it: 1280 px wide, all lanes, at 9 places per zoom level, zooming and panning by turns.
@@ -184,3 +184,7 @@ def main() -> None:
             if options.keep is None:
                 file.unlink()
     record("Timeline of large traces", report(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -69,6 +69,8 @@ def changed_s(listed: Listed) -> float:
     if listed.kind == "traces":
         return max(_mtime_s(listed, listed.path / name) for name in listed.trace_names)
     run = listed.run
+    if outline(listed).complete:
+        return _mtime_s(listed, run.comparison)
     events = (run.path / "launches").glob("*/events.jsonl")
     return max(_mtime_s(listed, path) for path in (run.plan, run.comparison, *events))
 

@@ -12,6 +12,8 @@ from pathlib import Path
 MAX_ENTRIES = 50_000
 """Files and folders that are looked at for one listing."""
 MAX_DEPTH = 8
+MAX_TRACES = 1024
+"""Of one folder: ranks of one capture."""
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 
 
@@ -24,7 +26,8 @@ class Folder:
 
     @property
     def traces(self) -> tuple[str, ...]:
-        return tuple(name for name in self.files if name.endswith(TRACE_SUFFIXES))
+        """At most `MAX_TRACES`, by name."""
+        return tuple(name for name in self.files if name.endswith(TRACE_SUFFIXES))[:MAX_TRACES]
 
 
 def inside(root: Path, path: Path) -> Path | None:

@@ -31,6 +31,7 @@ COMPUTING = ("forward", "backward", "optimizer")
 
 def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     """How far the run is; see README.md."""
+    time_s = time.time()
     plan = read_plan(listed)
     now = status(listed)
     events = _events(listed, plan) if plan else []
@@ -45,10 +46,10 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     return {
         "version": version(now, stage, rows, live),
         "status": now,
-        "time_s": time.time(),
+        "time_s": time_s,
         "stage": stage,
         "done": 1.0 if now == "done" else done,
-        "seconds_left": _seconds_left(events, done) if now == "running" else None,
+        "seconds_left": _seconds_left(events, done, time_s) if now == "running" else None,
         "variants": _with_status(listed, rows, stage),
         "live": live,
     }
@@ -108,12 +109,12 @@ def _done(plan: Plan, events: LaunchEvents) -> float | None:
     return done / planned
 
 
-def _seconds_left(events: LaunchEvents, done: float | None) -> float | None:
+def _seconds_left(events: LaunchEvents, done: float | None, time_s: float) -> float | None:
     """As much time per round as so far."""
     times = [event.time_ns for _, found in events for event in found]
     if not done or not times:
         return None
-    elapsed_s = time.time() - min(times) / 1e9
+    elapsed_s = time_s - min(times) / 1e9
     return max(elapsed_s * (1 / done - 1), 0.0)
 
 

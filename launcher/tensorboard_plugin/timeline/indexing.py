@@ -172,6 +172,7 @@ def run_child(
     """
     process = _start()
     timer = threading.Timer(limit_s, process.kill)
+    timer.daemon = True  # it must not keep a server that is told to end
     timer.start()
     assert process.stdin is not None
     assert process.stdout is not None

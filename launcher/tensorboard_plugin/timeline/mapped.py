@@ -64,20 +64,11 @@ class Index:
     def place(self, entry: int) -> Place:
         return self.places[int(np.searchsorted(self.row_ends, entry, "right"))]
 
-    def row_of(self, entry: int) -> Row:
-        place = self.place(entry)
-        return self.header.lanes[place.lane].rows[place.row]
-
     def lane(self, number: int) -> Lane:
         return self.header.lanes[number]
 
     def name_of(self, entry: int) -> str:
         return self.header.names[int(self.columns["name"][entry])]
-
-    def wait_of(self, entry: int) -> int:
-        """The entry by which a block is known: of a collective's two, its wait."""
-        part = self.part_at(entry)
-        return entry if part is None else int(self.columns["part_entry"][part])
 
     def part_at(self, entry: int) -> int | None:
         """The part of a collective whose wait or transfer this entry is."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
 from launcher.tensorboard_plugin.timeline.mapped import Index
+from launcher.trace.intervals import Int64
 
 MAX_NAMES = 50
+BATCH_ENTRIES = 500_000
+BATCH_ROWS = 500
 SHOWN = (BlockKind.COMPUTE, BlockKind.TRANSFER, BlockKind.WAIT, BlockKind.COPY, BlockKind.INPUT)
 
 
@@ -43,12 +46,7 @@ def _names(index: Index, from_ns: int, to_ns: int, lanes: Iterable[int]) -> list
     num_kinds = len(BlockKind)
     size = len(index.header.names) * num_kinds
     totals, counts = np.zeros(size), np.zeros(size, dtype=np.int64)
-    for row in (row for lane in lanes for row in index.lane(lane).rows):
-        first, last = index.entries_touching(row, from_ns, to_ns)
-        column = index.columns
-        inside = np.clip(column["end"][first:last], from_ns, to_ns)
-        inside -= np.clip(column["start"][first:last], from_ns, to_ns)
-        sort = column["name"][first:last] * num_kinds + column["kind"][first:last]
+    for sort, inside in _batches(index, from_ns, to_ns, lanes):
         totals += np.bincount(sort, inside, minlength=size)
         counts += np.bincount(sort[inside > 0], minlength=size)
     order = np.argsort(-totals, kind="stable")[:MAX_NAMES]
@@ -62,3 +60,20 @@ def _names(index: Index, from_ns: int, to_ns: int, lanes: Iterable[int]) -> list
         for sort in order.tolist()
         if counts[sort]
     ]
+
+
+def _batches(index: Index, from_ns: int, to_ns: int, lanes: Iterable[int]) -> Iterator[tuple[Int64, Int64]]:
+    """Name and kind as one number, and time within the stretch, of the lanes' entries; many at a time."""
+    column = index.columns
+    sorts: list[Int64] = []
+    insides: list[Int64] = []
+    for row in (row for lane in lanes for row in index.lane(lane).rows):
+        first, last = index.entries_touching(row, from_ns, to_ns)
+        inside = np.clip(column["end"][first:last], from_ns, to_ns)
+        insides.append(inside - np.clip(column["start"][first:last], from_ns, to_ns))
+        sorts.append(column["name"][first:last] * len(BlockKind) + column["kind"][first:last])
+        if sum(map(len, sorts)) > BATCH_ENTRIES or len(sorts) >= BATCH_ROWS:
+            yield np.concatenate(sorts), np.concatenate(insides)
+            sorts, insides = [], []
+    if sorts:
+        yield np.concatenate(sorts), np.concatenate(insides)
