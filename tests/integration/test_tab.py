@@ -297,8 +297,9 @@ def test_an_index_that_is_being_made_ends_with_its_server(tmp_path: Path) -> Non
         _, body, _ = fetch(url, "timeline/meta", run=".", variant="traces")
         assert json.loads(body)["state"] == "indexing"
         server = psutil.Process(int(pid))
+        while not any("timeline.child" in " ".join(each.cmdline()) for each in server.children()):
+            assert server.is_running()
         family = [server, *server.children(recursive=True)]
-        assert any("timeline.child" in " ".join(each.cmdline()) for each in family)
         os.kill(server.pid, signal.SIGKILL)
         view.kill()
     _, alive = psutil.wait_procs(family, timeout=10)
