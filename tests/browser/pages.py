@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
-from playwright.sync_api import Browser, FrameLocator, Locator, Page, Request, expect
+from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Locator, Page, Request, expect
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 CHROMIUM = "/usr/bin/chromium"
 PATIENCE_MS = 60_000
 """Nothing here is a measurement: a busy machine may take its time."""
 expect.set_options(timeout=PATIENCE_MS)
-HARMLESS = ("Three.js",)
-"""What TensorBoard itself says on its console."""
+HARMLESS = ("Three.js", "favicon.ico")
+"""What TensorBoard says on its console, and what a browser asks for beside any page."""
 
 
 ENTRY = "data/plugin_entry.html?name=gpurun"
@@ -39,6 +39,11 @@ class Watched:
         if address.scheme not in ("data", "blob", "file") and place != self.origin:
             self.faults.append(f"request to {request.url}")
 
+    def on_console(self, message: ConsoleMessage) -> None:
+        text = f"{message.text} ({message.location.get('url')})"
+        if message.type in ("error", "warning") and not any(each in text for each in HARMLESS):
+            self.faults.append(f"console: {text}")
+
     def shoot(self, name: str) -> None:
         """Keeps a picture for people to look at."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -59,18 +64,11 @@ def watched_page(
         page.set_default_timeout(PATIENCE_MS)
         page.on("request", watched.on_request)
         page.on("pageerror", lambda error: watched.faults.append(f"error: {error}"))
-        page.on(
-            "console",
-            lambda message: (
-                watched.faults.append(f"console: {message.text}")
-                if message.type in ("error", "warning") and not any(each in message.text for each in HARMLESS)
-                else None
-            ),
-        )
+        page.on("console", watched.on_console)
         yield watched
     finally:
         context.close()
-    assert watched.faults == []
+    assert not watched.faults, "\n".join(watched.faults)
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,8 @@ class Tab:
         self.frame.locator(f"[data-tab={view}]").click()
         self.drawn(view)
 
-    def find(self, selector: str) -> Locator:
-        return self.frame.locator(selector)
+    def find(self, selector: str, *, has_text: str | None = None) -> Locator:
+        return self.frame.locator(selector, has_text=has_text)
 
     def title(self) -> str:
         return self.frame.locator("h1").inner_text()

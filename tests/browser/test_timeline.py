@@ -12,7 +12,7 @@ PLOT_X = 500
 
 def timeline(open_tab: OpenTab, **more: object) -> Tab:
     tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)  # type: ignore[arg-type]
-    tab.page.wait_for_load_state("networkidle")
+    tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
     return tab
 
 
@@ -62,7 +62,7 @@ def test_only_what_the_window_shows_is_asked_for(open_tab: OpenTab) -> None:
     for _ in range(12):
         tab.page.mouse.wheel(0, -60)
     tab.await_state("from", None)
-    tab.page.wait_for_load_state("networkidle")
+    tab.page.wait_for_function("() => performance.getEntriesByType('resource').at(-1).responseEnd > 0")
     assert 1 <= len(asked) < 12
     lengths = [[int(number) for number in re.findall(r"(?:from|to)_ns=(\d+)", url)] for url in asked]
     assert all(end - start < 2.1 * 128_000_000 for start, end in lengths)

@@ -37,7 +37,9 @@ export class App {
     this.loading = new Latest();
     this.signal = undefined;
     this.stepsKnown = new Map();
-    this.views = Object.fromEntries(Object.entries(VIEWS).filter(([key]) => !source.views || source.views.includes(key)));
+    this.views = Object.fromEntries(
+      Object.entries(VIEWS).filter(([key]) => !source.views || source.views.includes(key)),
+    );
   }
 
   /** Draws for the first time; from then on the page looks after itself. */
@@ -117,7 +119,10 @@ export class App {
   }
 
   changed(changes) {
-    if ('run' in changes && changes.run !== this.run?.name) return this.open(changes.run).catch((error) => failedState(this.main, error.message, () => this.open(changes.run)));
+    if ('run' in changes && changes.run !== this.run?.name)
+      return this.open(changes.run).catch((error) =>
+        failedState(this.main, error.message, () => this.open(changes.run)),
+      );
     if (!('tab' in changes) && this.view?.changed?.(changes)) return undefined;
     if ('tab' in changes) scrollTo(0, 0);
     return this.draw();
@@ -131,18 +136,58 @@ export class App {
 
   drawHead() {
     const keys = Object.keys(this.views).filter((key) => !(this.run?.isTraces && key === 'splits'));
-    const tabs = keys.map((key) => el('button', {
-      type: 'button', role: 'tab', 'aria-selected': String(key === this.tab), 'aria-controls': 'view', tabindex: key === this.tab ? 0 : -1, 'data-label': this.views[key].name,
-      'data-key': `tab:${key}`, 'data-tab': key, onclick: () => this.state.go({ tab: key, q: null }), onkeydown: (event) => this.tabKey(event, keys),
-    }, el('span', {}, this.views[key].name)));
-    replace(this.head, this.picker(), this.run ? el('div', { class: 'tabs', role: 'tablist', 'aria-label': 'views' }, tabs) : null,
-      el('div', { class: 'system', title: this.run?.answer.system ?? '' }, this.run?.answer.system ?? ''));
+    const tabs = keys.map((key) =>
+      el(
+        'button',
+        {
+          type: 'button',
+          role: 'tab',
+          'aria-selected': String(key === this.tab),
+          'aria-controls': 'view',
+          tabindex: key === this.tab ? 0 : -1,
+          'data-label': this.views[key].name,
+          'data-key': `tab:${key}`,
+          'data-tab': key,
+          onclick: () => this.state.go({ tab: key, q: null }),
+          onkeydown: (event) => this.tabKey(event, keys),
+        },
+        el('span', {}, this.views[key].name),
+      ),
+    );
+    replace(
+      this.head,
+      this.picker(),
+      this.run ? el('div', { class: 'tabs', role: 'tablist', 'aria-label': 'views' }, tabs) : null,
+      el('div', { class: 'system', title: this.run?.answer.system ?? '' }, this.run?.answer.system ?? ''),
+    );
   }
 
   picker() {
     if (!this.runs.length) return el('div', { class: 'strong', style: { 'align-self': 'center' } }, 'gpurun');
-    const select = el('select', { 'aria-label': 'run', 'data-key': 'run', onchange: (event) => this.state.go({ run: event.target.value, variant: null, against: null, sel: null, from: null, to: null, rank: null }) },
-      this.runs.map((run) => el('option', { value: run.name, selected: run.name === this.run?.name }, run.status === 'running' ? `${run.title} (running)` : run.title)));
+    const select = el(
+      'select',
+      {
+        'aria-label': 'run',
+        'data-key': 'run',
+        onchange: (event) =>
+          this.state.go({
+            run: event.target.value,
+            variant: null,
+            against: null,
+            sel: null,
+            from: null,
+            to: null,
+            rank: null,
+          }),
+      },
+      this.runs.map((run) =>
+        el(
+          'option',
+          { value: run.name, selected: run.name === this.run?.name },
+          run.status === 'running' ? `${run.title} (running)` : run.title,
+        ),
+      ),
+    );
     return el('div', { class: 'run-picker' }, select);
   }
 
@@ -185,10 +230,16 @@ export class App {
   async steps(ids) {
     const missing = ids.filter((id) => !this.stepsKnown.has(id));
     for (let at = 0; at < missing.length; at += STEPS_AT_ONCE) {
-      const answer = await this.source.get('steps', { run: this.run.name, variant: missing.slice(at, at + STEPS_AT_ONCE) }, this.signal);
+      const answer = await this.source.get(
+        'steps',
+        { run: this.run.name, variant: missing.slice(at, at + STEPS_AT_ONCE) },
+        this.signal,
+      );
       for (const [id, steps] of Object.entries(answer.variants)) this.stepsKnown.set(id, steps);
     }
-    return Object.fromEntries(ids.map((id) => [id, this.stepsKnown.get(id)]).filter(([, steps]) => steps?.step_ms.length));
+    return Object.fromEntries(
+      ids.map((id) => [id, this.stepsKnown.get(id)]).filter(([, steps]) => steps?.step_ms.length),
+    );
   }
 
   /** An answer that needs the index of a variant's traces; `undefined` once nobody waits for it any more. */
@@ -198,7 +249,11 @@ export class App {
     this.readAgain = false;
     try {
       const told = (answer) => !signal.aborted && progress?.(answer);
-      return await this.source.ready(route, { run: this.run.name, ...parameters, ...again }, { signal, progress: told });
+      return await this.source.ready(
+        route,
+        { run: this.run.name, ...parameters, ...again },
+        { signal, progress: told },
+      );
     } catch (error) {
       if (signal.aborted) return undefined;
       throw error;
@@ -211,7 +266,13 @@ export class App {
 
   /** What a broken trace's message offers. */
   retry() {
-    return { live: this.source.live, again: () => { this.readAgain = true; this.draw(); } };
+    return {
+      live: this.source.live,
+      again: () => {
+        this.readAgain = true;
+        this.draw();
+      },
+    };
   }
 
   drawBlocks(grid, variants) {

@@ -39,10 +39,31 @@ export function hidden(text) {
 
 /** A table for screen readers with the figures that a chart draws. */
 export function hiddenTable(caption, header, rows) {
-  return el('table', { class: 'visually-hidden' },
+  return el(
+    'table',
+    { class: 'visually-hidden' },
     el('caption', {}, caption),
-    el('thead', {}, el('tr', {}, header.map((name) => el('th', { scope: 'col' }, name)))),
-    el('tbody', {}, rows.map((row) => el('tr', {}, row.map((cell) => el('td', {}, String(cell)))))));
+    el(
+      'thead',
+      {},
+      el(
+        'tr',
+        {},
+        header.map((name) => el('th', { scope: 'col' }, name)),
+      ),
+    ),
+    el(
+      'tbody',
+      {},
+      rows.map((row) =>
+        el(
+          'tr',
+          {},
+          row.map((cell) => el('td', {}, String(cell))),
+        ),
+      ),
+    ),
+  );
 }
 
 /** Replaces what is in `parent`, keeping the focus on the element with the same `data-key`. */
@@ -67,5 +88,7 @@ export function onWidth(element, redraw) {
 
 /** Whether typing goes into a field, so that single keys are no commands. */
 export function isTyping(event) {
-  return /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey;
+  return (
+    /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey
+  );
 }

@@ -71,7 +71,11 @@ export function duration(ns) {
 
 /** Bytes with a decimal unit, as links are rated: `142 MB`. */
 export function bytes(count) {
-  for (const [unit, size] of [['GB', 1e9], ['MB', 1e6], ['kB', 1e3]]) {
+  for (const [unit, size] of [
+    ['GB', 1e9],
+    ['MB', 1e6],
+    ['kB', 1e3],
+  ]) {
     if (count >= size) return `${three(count / size)} ${unit}`;
   }
   return `${number(count)} B`;
@@ -81,7 +85,9 @@ export function bytes(count) {
 export function coarse(seconds) {
   if (seconds < 99.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
-  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`;
+  return minutes < 60
+    ? `${minutes} min`
+    : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`;
 }
 
 /** `1 rank`, `2 ranks`. */

@@ -25,8 +25,20 @@ export function ranksByWait(variant, traced) {
   const ranks = traced?.filter((rank) => rank.typical) ?? [];
   const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
   const rows = ranks.length
-    ? ranks.map((rank) => ({ rank: rank.rank, device: deviceOf(rank), waits: rank.steps.map((step) => step.exposed_wait_ms ?? 0), steps: rank.steps.map((step) => step.step), mean: rank.typical.exposed_wait_ms ?? 0 }))
-    : variant.ranks.map((rank) => ({ rank: rank.rank, device: rank.device, waits: [rank.exposed_wait_ms ?? 0], steps: [0], mean: rank.exposed_wait_ms ?? 0 }));
+    ? ranks.map((rank) => ({
+        rank: rank.rank,
+        device: deviceOf(rank),
+        waits: rank.steps.map((step) => step.exposed_wait_ms ?? 0),
+        steps: rank.steps.map((step) => step.step),
+        mean: rank.typical.exposed_wait_ms ?? 0,
+      }))
+    : variant.ranks.map((rank) => ({
+        rank: rank.rank,
+        device: rank.device,
+        waits: [rank.exposed_wait_ms ?? 0],
+        steps: [0],
+        mean: rank.exposed_wait_ms ?? 0,
+      }));
   return rows.sort((a, b) => b.mean - a.mean || a.rank - b.rank);
 }
 
@@ -38,15 +50,46 @@ export function drawHeat(host, app, variant, traced) {
   const last = rows.at(-1);
   const { scale, step } = fromZero(Math.max(...rows.map((row) => row.mean), 0.001), 3);
   const height = rows.length * ROW_PX;
-  const canvas = el('canvas', { height, style: { height: `${height}px` }, role: 'img', 'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${told(rows)}` });
+  const canvas = el('canvas', {
+    height,
+    style: { height: `${height}px` },
+    role: 'img',
+    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${told(rows)}`,
+  });
   const means = el('canvas', { height, style: { height: `${height}px` }, 'aria-hidden': 'true' });
-  replace(host,
+  replace(
+    host,
     el('div', { class: 'controls' }, el('span', { class: 'muted' }, variant.label), shadeLegend(bounds)),
-    el('div', { class: 'heat' },
-      el('div', { class: 'names' }, nameMarks(rows)), canvas,
-      el('div', { class: 'mean' }, means, el('span', { style: { top: `${height - ROW_PX / 2}px` } }, `${three(last.mean)} \u00b7 all wait for it`)),
-      el('span'), el('div', { class: 'where step-axis' }, stepAxis(rows)),
-      el('div', { class: 'where mean-axis' }, el('div', { class: 'axis' }, scale.ticks(step).map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, step < 1 ? 2 : 0)))))));
+    el(
+      'div',
+      { class: 'heat' },
+      el('div', { class: 'names' }, nameMarks(rows)),
+      canvas,
+      el(
+        'div',
+        { class: 'mean' },
+        means,
+        el(
+          'span',
+          { style: { top: `${height - ROW_PX / 2}px` } },
+          `${three(last.mean)} \u00b7 all wait for it`,
+        ),
+      ),
+      el('span'),
+      el('div', { class: 'where step-axis' }, stepAxis(rows)),
+      el(
+        'div',
+        { class: 'where mean-axis' },
+        el(
+          'div',
+          { class: 'axis' },
+          scale
+            .ticks(step)
+            .map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, step < 1 ? 2 : 0))),
+        ),
+      ),
+    ),
+  );
   onWidth(canvas, () => paintCells(canvas, rows, bounds));
   onWidth(means, () => paintMeans(means, rows, scale));
   listen(canvas, app, variant, rows);
@@ -62,8 +105,21 @@ export function told(rows) {
 }
 
 function shadeLegend(bounds) {
-  const texts = [`under ${number(bounds[0], digits(bounds))}`, ...bounds.slice(1).map((bound, index) => `${number(bounds[index], digits(bounds))} to ${number(bound, digits(bounds))}`), `over ${number(bounds.at(-1), digits(bounds))}`];
-  return el('ul', { class: 'legend' }, el('li', {}, 'wait, ms'), texts.map((text, index) => el('li', {}, el('span', { class: 'swatch', style: { background: `var(--heat-${index})` } }), text)));
+  const texts = [
+    `under ${number(bounds[0], digits(bounds))}`,
+    ...bounds
+      .slice(1)
+      .map((bound, index) => `${number(bounds[index], digits(bounds))} to ${number(bound, digits(bounds))}`),
+    `over ${number(bounds.at(-1), digits(bounds))}`,
+  ];
+  return el(
+    'ul',
+    { class: 'legend' },
+    el('li', {}, 'wait, ms'),
+    texts.map((text, index) =>
+      el('li', {}, el('span', { class: 'swatch', style: { background: `var(--heat-${index})` } }), text),
+    ),
+  );
 }
 
 function digits(bounds) {
@@ -75,7 +131,11 @@ function nameMarks(rows) {
   return rows.map((row, index) => {
     const isLast = index === rows.length - 1;
     if (!isLast && (index % every || rows.length - 1 - index < 3)) return null;
-    return el('span', { class: isLast ? 'last' : '', style: { top: `${(index + 0.5) * ROW_PX}px` } }, `rank ${row.rank}`);
+    return el(
+      'span',
+      { class: isLast ? 'last' : '', style: { top: `${(index + 0.5) * ROW_PX}px` } },
+      `rank ${row.rank}`,
+    );
   });
 }
 
@@ -84,7 +144,13 @@ function stepAxis(rows) {
   const first = rows[0].steps[0] ?? 0;
   const every = roundStep(steps / 8) < 1 ? 1 : roundStep(steps / 8);
   const ticks = Array.from({ length: Math.ceil(steps / every) }, (_, index) => index * every);
-  return el('div', { class: 'axis' }, ticks.map((tick) => el('span', { style: { left: `${(100 * (tick + 0.5)) / steps}%` } }, `step ${number(first + tick)}`)));
+  return el(
+    'div',
+    { class: 'axis' },
+    ticks.map((tick) =>
+      el('span', { style: { left: `${(100 * (tick + 0.5)) / steps}%` } }, `step ${number(first + tick)}`),
+    ),
+  );
 }
 
 function paintCells(canvas, rows, bounds) {
@@ -108,7 +174,9 @@ function paintMeans(canvas, rows, scale) {
   const context = prepare(canvas);
   const { width } = canvas.getBoundingClientRect();
   context.fillStyle = palette().wait;
-  rows.forEach((row, index) => context.fillRect(0, index * ROW_PX, scale.share(row.mean) * width, ROW_PX - GAP_PX));
+  rows.forEach((row, index) =>
+    context.fillRect(0, index * ROW_PX, scale.share(row.mean) * width, ROW_PX - GAP_PX),
+  );
 }
 
 function prepare(canvas) {
@@ -129,11 +197,21 @@ function listen(canvas, app, variant, rows) {
   };
   canvas.addEventListener('pointermove', (event) => {
     const { row, step } = at(event);
-    showTip(`rank ${row.rank} (${row.device}), step ${row.steps[step]}: waits ${three(row.waits[step])} ms`, event.clientX, event.clientY);
+    showTip(
+      `rank ${row.rank} (${row.device}), step ${row.steps[step]}: waits ${three(row.waits[step])} ms`,
+      event.clientX,
+      event.clientY,
+    );
   });
   canvas.addEventListener('pointerleave', hideTip);
   canvas.addEventListener('click', (event) => {
     const last = rows.at(-1).rank;
-    app.state.go({ tab: 'timeline', variant: variant.id, rank: [...new Set([at(event).row.rank, last])].join('~'), from: null, to: null });
+    app.state.go({
+      tab: 'timeline',
+      variant: variant.id,
+      rank: [...new Set([at(event).row.rank, last])].join('~'),
+      from: null,
+      to: null,
+    });
   });
 }

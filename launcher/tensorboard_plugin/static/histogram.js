@@ -27,11 +27,20 @@ export function histogram(percents, brush, numSelected, onbrush) {
   const data = bins(percents);
   const high = data.low + data.width * data.counts.length;
   const root = svg('svg', {
-    class: 'histogram', tabindex: 0, role: 'slider', 'aria-label': 'range of differences from the baseline, in percent',
-    'aria-valuemin': data.low, 'aria-valuemax': high, 'aria-valuenow': brush?.[1] ?? high, 'data-key': 'histogram',
-    'aria-valuetext': brush ? `${number(brush[0], 1, true)} to ${number(brush[1], 1, true)} %: ${numSelected} selected` : 'all',
+    class: 'histogram',
+    tabindex: 0,
+    role: 'slider',
+    'aria-label': 'range of differences from the baseline, in percent',
+    'aria-valuemin': data.low,
+    'aria-valuemax': high,
+    'aria-valuenow': brush?.[1] ?? high,
+    'data-key': 'histogram',
+    'aria-valuetext': brush
+      ? `${number(brush[0], 1, true)} to ${number(brush[1], 1, true)} %: ${numSelected} selected`
+      : 'all',
   });
-  const draw = (width) => root.replaceChildren(...parts(data, high, brush, numSelected, width).filter(Boolean));
+  const draw = (width) =>
+    root.replaceChildren(...parts(data, high, brush, numSelected, width).filter(Boolean));
   onWidth(root, draw);
   listen(root, data, high, brush, onbrush);
   return root;
@@ -43,13 +52,37 @@ function parts(data, high, brush, numSelected, width) {
   const bars = data.counts.map((count, index) => {
     const from = data.low + index * data.width;
     const height = (count / tallest) * (HEIGHT - 14);
-    return count ? svg('rect', { class: `bin ${shade(from, data.width)}`, x: x(from), width: Math.max(1, x(from + data.width) - x(from) - 1), y: HEIGHT - height, height }) : null;
+    return count
+      ? svg('rect', {
+          class: `bin ${shade(from, data.width)}`,
+          x: x(from),
+          width: Math.max(1, x(from + data.width) - x(from) - 1),
+          y: HEIGHT - height,
+          height,
+        })
+      : null;
   });
   const last = high - data.width;
   const step = roundStep((high - data.low) / 9);
-  const labels = ticks(data.low, last - step / 2, step).map((tick) => svg('text', { x: x(tick), y: HEIGHT + 16, 'text-anchor': tick === data.low ? 'start' : 'middle' }, number(tick, 0, true)));
-  const end = svg('text', { x: width, y: HEIGHT + 16, 'text-anchor': 'end' }, `\u2265 ${number(last, 0, true)}`);
-  return [...bars, svg('line', { class: 'axis', x1: 0, x2: width, y1: HEIGHT, y2: HEIGHT }), ...labels, end, ...brushParts(brush, numSelected, x)];
+  const labels = ticks(data.low, last - step / 2, step).map((tick) =>
+    svg(
+      'text',
+      { x: x(tick), y: HEIGHT + 16, 'text-anchor': tick === data.low ? 'start' : 'middle' },
+      number(tick, 0, true),
+    ),
+  );
+  const end = svg(
+    'text',
+    { x: width, y: HEIGHT + 16, 'text-anchor': 'end' },
+    `\u2265 ${number(last, 0, true)}`,
+  );
+  return [
+    ...bars,
+    svg('line', { class: 'axis', x1: 0, x2: width, y1: HEIGHT, y2: HEIGHT }),
+    ...labels,
+    end,
+    ...brushParts(brush, numSelected, x),
+  ];
 }
 
 function shade(from, width) {
@@ -70,7 +103,7 @@ function brushParts(brush, numSelected, x) {
 function listen(root, data, high, brush, onbrush) {
   const value = (event) => {
     const box = root.getBoundingClientRect();
-    return data.low + (Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1)) * (high - data.low);
+    return data.low + Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1) * (high - data.low);
   };
   const snap = (at) => Math.round(at / data.width) * data.width;
   root.addEventListener('pointerdown', (event) => {
@@ -78,10 +111,14 @@ function listen(root, data, high, brush, onbrush) {
     // Near the handle the range is stretched; elsewhere a new one begins.
     const near = brush && Math.abs(value(event) - brush[1]) < data.width * 1.5;
     const from = near ? brush[0] : snap(value(event));
-    root.addEventListener('pointerup', (end) => {
-      const ends = [from, snap(value(end))].sort((a, b) => a - b);
-      onbrush(ends[1] - ends[0] < data.width / 2 ? null : ends);
-    }, { once: true });
+    root.addEventListener(
+      'pointerup',
+      (end) => {
+        const ends = [from, snap(value(end))].sort((a, b) => a - b);
+        onbrush(ends[1] - ends[0] < data.width / 2 ? null : ends);
+      },
+      { once: true },
+    );
   });
   root.addEventListener('keydown', (event) => {
     const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];

@@ -13,15 +13,23 @@ export class Run {
     this.fastest = this.byId.get(this.comparison?.fastest) ?? null;
   }
 
-  get name() { return this.answer.name; }
+  get name() {
+    return this.answer.name;
+  }
 
-  get isTraces() { return this.answer.kind === 'traces'; }
+  get isTraces() {
+    return this.answer.kind === 'traces';
+  }
 
-  get isRunning() { return this.answer.status === 'running'; }
+  get isRunning() {
+    return this.answer.status === 'running';
+  }
 
   /** Those with figures, fastest first. */
   get ranked() {
-    return this.variants.filter((variant) => variant.isRanked).sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
+    return this.variants
+      .filter((variant) => variant.isRanked)
+      .sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
   }
 
   /** Those that ended otherwise, in the plan's order. */
@@ -48,33 +56,55 @@ export class Variant {
     this.result = result ?? null;
   }
 
-  get id() { return this.planned.id; }
+  get id() {
+    return this.planned.id;
+  }
 
-  get label() { return this.planned.label; }
+  get label() {
+    return this.planned.label;
+  }
 
-  get strategy() { return this.planned.strategy; }
+  get strategy() {
+    return this.planned.strategy;
+  }
 
-  get numDevices() { return this.planned.devices.length; }
+  get numDevices() {
+    return this.planned.devices.length;
+  }
 
-  get precision() { return this.planned.precision; }
+  get precision() {
+    return this.planned.precision;
+  }
 
-  get status() { return this.result?.status ?? this.planned.status; }
+  get status() {
+    return this.result?.status ?? this.planned.status;
+  }
 
-  get reason() { return this.result?.reason ?? this.planned.reason; }
+  get reason() {
+    return this.result?.reason ?? this.planned.reason;
+  }
 
-  get hasTraces() { return this.planned.traces.length > 0; }
+  get hasTraces() {
+    return this.planned.traces.length > 0;
+  }
 
-  get stepMs() { return this.result?.step_ms?.median ?? null; }
+  get stepMs() {
+    return this.result?.step_ms?.median ?? null;
+  }
 
   /** Against the baseline; of the baseline itself 0 %. */
   get difference() {
     const found = this.result?.vs_baseline;
-    return found?.verdict === 'baseline' ? { ...found, percent: 0 } : found ?? null;
+    return found?.verdict === 'baseline' ? { ...found, percent: 0 } : (found ?? null);
   }
 
-  get ranks() { return this.result?.ranks ?? []; }
+  get ranks() {
+    return this.result?.ranks ?? [];
+  }
 
-  get isRanked() { return this.status === 'ok' && this.stepMs != null; }
+  get isRanked() {
+    return this.status === 'ok' && this.stepMs != null;
+  }
 
   /** By difference, as far as there is one: it compares what was measured side by side. */
   get sortKey() {

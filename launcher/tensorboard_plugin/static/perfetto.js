@@ -25,7 +25,16 @@ function answered(other) {
       if (event.source === other && event.origin === ORIGIN && event.data === 'PONG') end(resolve);
     };
     addEventListener('message', onmessage);
-    const pinging = setInterval(() => (other.closed ? end(reject, new Error('The Perfetto window was closed.')) : other.postMessage('PING', ORIGIN)), PING_MS);
-    const waiting = setTimeout(() => end(reject, new Error('Perfetto does not answer; download the trace and open it there.')), PATIENCE_MS);
+    const pinging = setInterval(
+      () =>
+        other.closed
+          ? end(reject, new Error('The Perfetto window was closed.'))
+          : other.postMessage('PING', ORIGIN),
+      PING_MS,
+    );
+    const waiting = setTimeout(
+      () => end(reject, new Error('Perfetto does not answer; download the trace and open it there.')),
+      PATIENCE_MS,
+    );
   });
 }

@@ -19,8 +19,14 @@ export const MEANING = {
 export function tracedParts(rank) {
   if (!rank?.span_ms) return null;
   const input = rank.input_ms ?? 0;
-  const ms = [rank.compute_ms, rank.exposed_transfer_ms, rank.exposed_wait_ms, rank.exposed_memcpy_ms, input,
-    (rank.idle_ms ?? 0) - input];
+  const ms = [
+    rank.compute_ms,
+    rank.exposed_transfer_ms,
+    rank.exposed_wait_ms,
+    rank.exposed_memcpy_ms,
+    input,
+    (rank.idle_ms ?? 0) - input,
+  ];
   return PHASES.map((name, index) => ({ name, ms: Math.max(0, ms[index] ?? 0) }));
 }
 
@@ -43,7 +49,10 @@ export function timedParts(rank, stepMs) {
   const exposed = Math.max(0, rank.exposed_comm_ms?.ablation ?? 0);
   const busy = (phases.forward ?? 0) + (phases.backward ?? 0) + (phases.optimizer ?? 0);
   const parts = {
-    compute: Math.max(0, busy - exposed), transfer: Math.min(exposed, busy), copy: phases.h2d ?? 0, input: phases.data ?? 0,
+    compute: Math.max(0, busy - exposed),
+    transfer: Math.min(exposed, busy),
+    copy: phases.h2d ?? 0,
+    input: phases.data ?? 0,
     idle: Math.max(0, (stepMs ?? total) - total),
   };
   return PHASES.map((name) => ({ name, ms: (parts[name] ?? 0) * (name === 'idle' ? 1 : scale) }));
@@ -51,11 +60,17 @@ export function timedParts(rank, stepMs) {
 
 /** The legend of the phases. */
 export function legend(names = PHASES) {
-  return el('ul', { class: 'legend', 'aria-label': 'colours' },
-    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), name.replace('_', ' '))));
+  return el(
+    'ul',
+    { class: 'legend', 'aria-label': 'colours' },
+    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), name.replace('_', ' '))),
+  );
 }
 
 /** `compute 40.8 ms, transfer 5.5 ms`, for screen readers. */
 export function spoken(parts, decimals) {
-  return parts.filter((part) => part.ms > 0).map((part) => `${part.name} ${number(part.ms, decimals)} ms`).join(', ');
+  return parts
+    .filter((part) => part.ms > 0)
+    .map((part) => `${part.name} ${number(part.ms, decimals)} ms`)
+    .join(', ');
 }

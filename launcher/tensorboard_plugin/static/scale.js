@@ -44,7 +44,10 @@ export function fromZero(most, count = 10) {
 
 /** Around all values, at ticks; `least` is the narrowest range. */
 export function around(values, count = 5, least = 1e-9) {
-  let [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  let [low, high] = values.reduce(
+    ([a, b], value) => [Math.min(a, value), Math.max(b, value)],
+    [Infinity, -Infinity],
+  );
   if (!Number.isFinite(low)) [low, high] = [0, 1];
   const range = Math.max(high - low, least, Math.abs(high) * 1e-3);
   const step = roundStep(range / count);
@@ -56,5 +59,5 @@ export function around(values, count = 5, least = 1e-9) {
 /** In [−0.5, 0.5), the same for the same number every time: where a dot stands across its strip. */
 export function jitter(index) {
   const mixed = Math.imul(index + 1, 0x9e3779b1) >>> 0;
-  return ((mixed ^ (mixed >>> 15)) >>> 0) % 1000 / 1000 - 0.5;
+  return (((mixed ^ (mixed >>> 15)) >>> 0) % 1000) / 1000 - 0.5;
 }

@@ -2,11 +2,12 @@
 
 import { filters, headline, searchField } from './controls.js';
 import { el, hidden, replace } from './dom.js';
-import { columnDecimals, halfWidth, interval, lowerFirst, number, percent, plural, roundUp } from './format.js';
+import { columnDecimals, halfWidth, number, percent, plural, roundUp } from './format.js';
 import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
 import { legend, scaledParts, spoken, timedParts } from './phases.js';
+import { subSentence, whyUnranked } from './splits_words.js';
 import { oneVariant } from './states.js';
 import { tipped } from './tip.js';
 import { rowKeys, virtualRows } from './virtual.js';
@@ -22,9 +23,18 @@ const COLUMNS = [
   { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true },
   { key: 'unit', name: '' },
   { key: 'samples', name: 'samples/s', sort: (row) => row.result?.samples_per_s, right: true },
-  { key: 'efficiency', name: 'scaling efficiency, %', sort: (row) => row.result?.scaling_efficiency, right: true },
+  {
+    key: 'efficiency',
+    name: 'scaling efficiency, %',
+    sort: (row) => row.result?.scaling_efficiency,
+    right: true,
+  },
   { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true },
-  { key: 'bar', name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)], pad: true },
+  {
+    key: 'bar',
+    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
+    pad: true,
+  },
 ];
 
 /** Draws the view into `host`. */
@@ -32,7 +42,12 @@ export function showSplits(host, app) {
   const { run, state } = app;
   if (run.variants.length === 1) return oneVariant(host, app);
   const view = new View(app);
-  replace(host, headline(run.answer.headline ?? run.answer.summary, subSentence(run)), view.controls(), ...view.parts());
+  replace(
+    host,
+    headline(run.answer.headline ?? run.answer.summary, subSentence(run)),
+    view.controls(),
+    ...view.parts(),
+  );
   return { state };
 }
 
@@ -47,7 +62,10 @@ class View {
     this.rows = this.sorted(this.searched(this.withNoise()));
     this.axis = forestAxis(this.rows.map((row) => row.difference));
     this.fullMs = Math.ceil(Math.max(0, ...this.passing.map((variant) => variant.stepMs)));
-    this.decimals = columnDecimals(this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)), this.rows.map((row) => row.stepMs));
+    this.decimals = columnDecimals(
+      this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
+      this.rows.map((row) => row.stepMs),
+    );
     this.baselineLabel = this.run.baseline?.label ?? 'the baseline';
     this.height = this.isMany ? 22 : 36;
   }
@@ -56,7 +74,11 @@ class View {
   withNoise() {
     const noise = this.run.comparison?.noise;
     if (noise?.aa_percent == null || !this.passing.includes(this.run.baseline)) return this.passing;
-    const again = { isNoise: true, label: this.run.baseline.label, difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' } };
+    const again = {
+      isNoise: true,
+      label: this.run.baseline.label,
+      difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' },
+    };
     const place = this.passing.indexOf(this.run.baseline) + 1;
     return this.passing.toSpliced(place, 0, again);
   }
@@ -64,7 +86,8 @@ class View {
   searched(rows) {
     const text = this.app.state.get('q', '').toLowerCase();
     const brush = this.isMany ? this.brush() : null;
-    const inBrush = (row) => !brush || (row.difference?.percent >= brush[0] && row.difference?.percent <= brush[1]);
+    const inBrush = (row) =>
+      !brush || (row.difference?.percent >= brush[0] && row.difference?.percent <= brush[1]);
     return rows.filter((row) => row.label.toLowerCase().includes(text) && inBrush(row));
   }
 
@@ -83,33 +106,72 @@ class View {
 
   controls() {
     const { state } = this.app;
-    const search = this.isMany && searchField('variant', state.get('q', ''), { oninput: (q) => state.go({ q }), onleave: () => state.go({ q: null }) });
+    const search =
+      this.isMany &&
+      searchField('variant', state.get('q', ''), {
+        oninput: (q) => state.go({ q }),
+        onleave: () => state.go({ q: null }),
+      });
     this.position = el('span', { class: 'muted', role: 'status' });
-    return el('div', { class: 'controls' }, search || null, filters(this.run, state), this.isMany ? this.position : null, legend());
+    return el(
+      'div',
+      { class: 'controls' },
+      search || null,
+      filters(this.run, state),
+      this.isMany ? this.position : null,
+      legend(),
+    );
   }
 
   parts() {
     const table = this.table();
     if (!this.isMany) return [table, this.below()];
-    const percents = this.passing.map((variant) => variant.difference?.percent).filter((value) => value != null);
-    const onbrush = (ends) => this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
+    const percents = this.passing
+      .map((variant) => variant.difference?.percent)
+      .filter((value) => value != null);
+    const onbrush = (ends) =>
+      this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
     return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
   }
 
   table() {
     const body = el('tbody');
-    const table = el('table', { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time' },
-      el('colgroup', {}, COLUMNS.map((column) => el('col', { class: `c-${column.key}` }))),
-      el('thead', {}, el('tr', {}, COLUMNS.map((column) => this.header(column)))),
-      body);
-    virtualRows(body, this.rows.length, this.height, COLUMNS.length, (index) => this.row(this.rows[index], index), (first, end) => this.tell(first, end));
+    const table = el(
+      'table',
+      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time' },
+      el(
+        'colgroup',
+        {},
+        COLUMNS.map((column) => el('col', { class: `c-${column.key}` })),
+      ),
+      el(
+        'thead',
+        {},
+        el(
+          'tr',
+          {},
+          COLUMNS.map((column) => this.header(column)),
+        ),
+      ),
+      body,
+    );
+    virtualRows(
+      body,
+      this.rows.length,
+      this.height,
+      COLUMNS.length,
+      (index) => this.row(this.rows[index], index),
+      (first, end) => this.tell(first, end),
+    );
     this.tell(0, this.rows.length);
     return table;
   }
 
   tell(first, end) {
     const total = this.rows.length;
-    this.position.textContent = total ? `rows ${number(first + 1)} to ${number(end)} of ${number(total)} selected` : 'none selected';
+    this.position.textContent = total
+      ? `rows ${number(first + 1)} to ${number(end)} of ${number(total)} selected`
+      : 'none selected';
   }
 
   header(column) {
@@ -120,8 +182,17 @@ class View {
     const next = sorted === 'ascending' ? `${column.key}~down` : sorted ? null : `${column.key}~up`;
     const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
     const content = column.sort
-      ? el('button', { type: 'button', 'data-key': `sort:${column.key}`, onclick: () => state.go({ sort: next }) }, name + arrow) : name;
-    return el('th', { scope: 'col', class: classes(column), 'aria-sort': column.sort ? sorted ?? 'none' : null }, content);
+      ? el(
+          'button',
+          { type: 'button', 'data-key': `sort:${column.key}`, onclick: () => state.go({ sort: next }) },
+          name + arrow,
+        )
+      : name;
+    return el(
+      'th',
+      { scope: 'col', class: classes(column), 'aria-sort': column.sort ? (sorted ?? 'none') : null },
+      content,
+    );
   }
 
   row(row, index) {
@@ -129,20 +200,43 @@ class View {
     const verdict = row.difference?.verdict;
     const open = () => row.id && app.state.go({ tab: 'where', variant: row.id });
     const cells = this.cells(row);
-    return el('tr', {
-      class: row === run.fastest && verdict === 'faster' ? 'best' : null, tabindex: row.id ? (index ? -1 : 0) : null, 'data-key': row.id,
-      'data-variant': row.id, onclick: open, onkeydown: (event) => rowKeys(event, open), ...tipped(this.exact(row)),
-    }, COLUMNS.map((column) => el('td', { class: `${classes(column)} ${column.key === 'diff' || column.key === 'verdict' ? toneOf(verdict) : ''}` }, cells[column.key])));
+    return el(
+      'tr',
+      {
+        class: row === run.fastest && verdict === 'faster' ? 'best' : null,
+        tabindex: row.id ? (index ? -1 : 0) : null,
+        'data-key': row.id,
+        'data-variant': row.id,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+        ...tipped(this.exact(row)),
+      },
+      COLUMNS.map((column) =>
+        el(
+          'td',
+          {
+            class: `${classes(column)} ${column.key === 'diff' || column.key === 'verdict' ? toneOf(verdict) : ''}`,
+          },
+          cells[column.key],
+        ),
+      ),
+    );
   }
 
   cells(row) {
     const { result } = row;
     return {
       variant: row.isNoise ? [row.label, ' again ', el('span', { class: 'muted' }, '(noise)')] : row.label,
-      forest: [forestRow(row.difference, this.axis, this.height), hidden(spokenDifference(row.difference, this.run.comparison?.ci_level))],
-      diff: percent(row.difference?.percent ?? NaN), verdict: row.difference?.verdict ?? '',
-      ms: number(row.stepMs, this.decimals), unit: this.uncertainty(row),
-      samples: number(result?.samples_per_s), memory: number(row.peakGib, row.peakGib < 1 ? 2 : 1),
+      forest: [
+        forestRow(row.difference, this.axis, this.height),
+        hidden(spokenDifference(row.difference, this.run.comparison?.ci_level)),
+      ],
+      diff: percent(row.difference?.percent ?? NaN),
+      verdict: row.difference?.verdict ?? '',
+      ms: number(row.stepMs, this.decimals),
+      unit: this.uncertainty(row),
+      samples: number(result?.samples_per_s),
+      memory: number(row.peakGib, row.peakGib < 1 ? 2 : 1),
       efficiency: result?.scaling_efficiency == null ? '' : number(100 * result.scaling_efficiency, 1),
       bar: row.isNoise ? '' : this.bar(row),
     };
@@ -150,47 +244,89 @@ class View {
 
   uncertainty(row) {
     const half = halfWidth(row.stepMs, row.result?.step_ms?.ci);
-    return half == null ? '' : el('span', { class: 'muted' }, `\u00b1 ${number(roundUp(half, this.decimals), this.decimals)}`);
+    return half == null
+      ? ''
+      : el('span', { class: 'muted' }, `\u00b1 ${number(roundUp(half, this.decimals), this.decimals)}`);
   }
 
   bar(row) {
     const rank = slowestRank(row.ranks);
     const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
     if (!parts) return '';
-    return [el('div', { class: 'bar', 'aria-hidden': 'true' }, parts.filter((part) => part.ms > 0).map((part) => el('span', { class: part.name, style: { width: `${(100 * part.ms) / this.fullMs}%` } }))),
-      hidden(spoken(parts, 1))];
+    return [
+      el(
+        'div',
+        { class: 'bar', 'aria-hidden': 'true' },
+        parts
+          .filter((part) => part.ms > 0)
+          .map((part) =>
+            el('span', { class: part.name, style: { width: `${(100 * part.ms) / this.fullMs}%` } }),
+          ),
+      ),
+      hidden(spoken(parts, 1)),
+    ];
   }
 
   /** What a hover shows: the interval, the rounds, the parts. */
   exact(row) {
-    if (row.isNoise) return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
+    if (row.isNoise)
+      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
     const ci = row.result?.step_ms?.ci;
     const rank = slowestRank(row.ranks);
     const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
     return [
-      row.label, `${number(row.stepMs, this.decimals)} ms a step${ci ? `, 95 % interval ${number(ci[0], this.decimals)} to ${number(ci[1], this.decimals)}` : ''}`,
+      row.label,
+      `${number(row.stepMs, this.decimals)} ms a step${ci ? `, 95 % interval ${number(ci[0], this.decimals)} to ${number(ci[1], this.decimals)}` : ''}`,
       spokenDifference(row.difference, this.run.comparison?.ci_level),
       `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
       parts ? `rank ${rank.rank}: ${spoken(parts, this.decimals)}` : '',
-    ].filter(Boolean).join('\n');
+    ]
+      .filter(Boolean)
+      .join('\n');
   }
 
   /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
   below() {
-    return el('table', { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked' },
+    return el(
+      'table',
+      { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked' },
       el('colgroup', {}, el('col', { class: 'c-variant' }), el('col', { class: 'c-forest' }), el('col')),
-      el('tbody', {}, this.axisRow(this.run.comparison?.ci_level), this.others.map((variant) => this.unrankedRow(variant))));
+      el(
+        'tbody',
+        {},
+        this.axisRow(this.run.comparison?.ci_level),
+        this.others.map((variant) => this.unrankedRow(variant)),
+      ),
+    );
   }
 
   axisRow(level) {
     const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale.`;
-    return el('tr', { class: 'axis-row plain' }, el('td', {}), el('td', {}, forestScale(this.axis)), el('td', { class: 'note' }, note));
+    return el(
+      'tr',
+      { class: 'axis-row plain' },
+      el('td', {}),
+      el('td', {}, forestScale(this.axis)),
+      el('td', { class: 'note' }, note),
+    );
   }
 
   unrankedRow(variant) {
-    const open = () => this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
-    return el('tr', { class: 'unranked', tabindex: -1, 'data-variant': variant.id, 'data-status': variant.status, onclick: open, onkeydown: (event) => rowKeys(event, open) },
-      el('td', {}, variant.label), el('td', { colspan: 2 }, whyUnranked(variant)));
+    const open = () =>
+      this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
+    return el(
+      'tr',
+      {
+        class: 'unranked',
+        tabindex: -1,
+        'data-variant': variant.id,
+        'data-status': variant.status,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+      },
+      el('td', {}, variant.label),
+      el('td', { colspan: 2 }, whyUnranked(variant)),
+    );
   }
 }
 
@@ -205,36 +341,4 @@ function toneOf(verdict) {
 function compare(a, b) {
   if (a == null || b == null) return (a == null) - (b == null);
   return typeof a === 'string' ? a.localeCompare(b, 'en', { numeric: true }) : a - b;
-}
-
-const STATUS_WORDS = {
-  oom: 'out of memory', unsteady: 'unsteady', failed: 'failed', timeout: 'ran out of time', skipped: 'left out', planned: 'not measured yet', running: 'running',
-};
-
-/** Why a variant stands below the axis. */
-export function whyUnranked(variant) {
-  const word = STATUS_WORDS[variant.status] ?? variant.status;
-  const reason = variant.reason ? `: ${variant.reason}` : '';
-  return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '');
-}
-
-/** Interval, noise, rounds and cause, behind the headline. */
-export function subSentence(run) {
-  const { fastest, baseline, comparison } = run;
-  if (!comparison) return 'The first variant is being measured; rows appear as rounds finish.';
-  const sentences = [];
-  if (fastest && baseline && fastest !== baseline && fastest.stepMs && baseline.stepMs) {
-    const ci = interval(fastest.difference?.ci);
-    sentences.push(`${oneDecimal(fastest.stepMs)} ms a step against ${oneDecimal(baseline.stepMs)}${ci ? ` (${ci} %)` : ''}.`);
-  }
-  const { noise } = comparison;
-  if (noise?.aa_percent != null) sentences.push(`The same split measured twice differs by ${number(Math.abs(noise.aa_percent), 1)} %${noise.ci ? ` (${interval(noise.ci)})` : ''}.`);
-  const best = fastest?.result;
-  if (best) sentences.push(best.launches > 1 ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.` : `${plural(best.rounds, 'interleaved round')}.`);
-  if (baseline?.planned.explanation) sentences.push(`${baseline.label}: ${lowerFirst(baseline.planned.explanation)}`);
-  return sentences.join(' ');
-}
-
-function oneDecimal(ms) {
-  return number(ms, ms >= 100 ? 0 : ms >= 10 ? 1 : 2);
 }

@@ -29,7 +29,9 @@ export class State {
   /** Writes down what a view has already drawn by itself: nobody is told. */
   note(changes) {
     const merged = { ...this.values, ...changes };
-    this.values = Object.fromEntries(Object.entries(merged).filter(([, value]) => value != null && value !== ''));
+    this.values = Object.fromEntries(
+      Object.entries(merged).filter(([, value]) => value != null && value !== ''),
+    );
     this.address.write(this.values);
   }
 
@@ -65,7 +67,10 @@ export class Address {
 
   replace(text) {
     const { location, history } = this.window;
-    const others = location.hash.slice(1).split('&').filter((item) => item && !item.startsWith(`${KEY}=`));
+    const others = location.hash
+      .slice(1)
+      .split('&')
+      .filter((item) => item && !item.startsWith(`${KEY}=`));
     // Another tab of TensorBoard may be in front by now: its name stays where it is.
     const hash = this.inFrame ? [...others, `${KEY}=${encodeURIComponent(text)}`].join('&') : text;
     history.replaceState(history.state, '', `${location.href.split('#')[0]}#${hash}`);

@@ -21,25 +21,37 @@ export function stripScale(all) {
 }
 
 export function stripAxis(scale, step) {
-  return scale.ticks(step).map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, tickDecimals(step))));
+  return scale
+    .ticks(step)
+    .map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, tickDecimals(step))));
 }
 
 /** Draws the dots of one variant into `strip`. */
 export function drawStrip(strip, block, steps, scale, step, open) {
-  const lines = scale.ticks(step).map((tick) => el('span', { class: 'gridline', style: { left: scale.at(tick) } }));
+  const lines = scale
+    .ticks(step)
+    .map((tick) => el('span', { class: 'gridline', style: { left: scale.at(tick) } }));
   const middle = block.stepMs ?? medianOf(steps.step_ms);
   const canvas = el('canvas', {
-    role: 'img', 'aria-label': `${block.label}: ${steps.step_ms.length} steps, median ${three(middle)} ms, slowest ${three(Math.max(...steps.step_ms))} ms`, onclick: open,
+    role: 'img',
+    'aria-label': `${block.label}: ${steps.step_ms.length} steps, median ${three(middle)} ms, slowest ${three(Math.max(...steps.step_ms))} ms`,
+    onclick: open,
   });
   strip.replaceChildren(...lines, canvas);
   let places = [];
-  onWidth(canvas, () => { places = paint(canvas, steps, scale, middle); });
+  onWidth(canvas, () => {
+    places = paint(canvas, steps, scale, middle);
+  });
   canvas.addEventListener('pointermove', (event) => {
     const box = canvas.getBoundingClientRect();
     const index = nearest(places, event.clientX - box.left, event.clientY - box.top);
     if (index < 0) return hideTip();
     const round = steps.round[index] ? `, round ${number(steps.round[index])}` : '';
-    return showTip(`step ${number(steps.number[index])}${round}: ${three(steps.step_ms[index])} ms`, event.clientX, event.clientY);
+    return showTip(
+      `step ${number(steps.number[index])}${round}: ${three(steps.step_ms[index])} ms`,
+      event.clientX,
+      event.clientY,
+    );
   });
   canvas.addEventListener('pointerleave', hideTip);
 }
@@ -53,7 +65,9 @@ function paint(canvas, steps, scale, middle) {
   context.scale(ratio, ratio);
   const colours = palette();
   const places = steps.step_ms.map((ms, index) => ({
-    x: Math.min(1, Math.max(0, scale.share(ms))) * width, y: height / 2 + jitter(steps.number[index]) * (height - 8), beyond: ms > scale.high,
+    x: Math.min(1, Math.max(0, scale.share(ms))) * width,
+    y: height / 2 + jitter(steps.number[index]) * (height - 8),
+    beyond: ms > scale.high,
   }));
   context.fillStyle = colours.text;
   context.globalAlpha = 0.5;

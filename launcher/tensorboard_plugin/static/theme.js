@@ -30,7 +30,30 @@ function outerBody() {
 /** The palette as CSS has it now, for what is drawn on a canvas. */
 export function palette() {
   const style = getComputedStyle(document.documentElement);
-  const names = ['compute', 'transfer', 'wait', 'copy', 'input', 'idle', 'cpu', 'cpu-wait', 'on-compute', 'on-phase', 'hatch',
-    'bg', 'text', 'muted', 'line', 'grid', 'axis', 'hover', 'heat-0', 'heat-1', 'heat-2', 'heat-3', 'heat-4'];
+  const names = [
+    'compute',
+    'transfer',
+    'wait',
+    'copy',
+    'input',
+    'idle',
+    'cpu',
+    'cpu-wait',
+    'on-compute',
+    'on-phase',
+    'hatch',
+    'bg',
+    'text',
+    'muted',
+    'line',
+    'grid',
+    'axis',
+    'hover',
+    'heat-0',
+    'heat-1',
+    'heat-2',
+    'heat-3',
+    'heat-4',
+  ];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }

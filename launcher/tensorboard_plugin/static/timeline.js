@@ -4,16 +4,17 @@
 import { headline, picker, searchField } from './controls.js';
 import { el, hiddenTable, replace } from './dom.js';
 import { duration, lowerFirst, number, plural, three } from './format.js';
-import { openInPerfetto } from './perfetto.js';
-import { legend } from './phases.js';
 import { Latest } from './source.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { palette } from './theme.js';
 import { hideTip, showTip } from './tip.js';
 import { drawLanes, drawOverview, drawRuler } from './tl_draw.js';
+import { exits } from './tl_exits.js';
 import { listenToKeys, listenToLanes, listenToOverview, listenToRuler } from './tl_input.js';
 import { blockAt, indexed, LABEL_PX, lanesBetween, layout, mergedSteps } from './tl_layout.js';
+import { keyHints, legendHere } from './tl_legend.js';
 import { eventPanel, hintPanel, mergedPanel, sumsPanel } from './tl_panel.js';
+import { Search } from './tl_search.js';
 import { aroundStretch, askedFor, clamped, covers, firstWindow, panned, zoomed } from './tl_window.js';
 
 const ASK_AFTER_MS = 40;
@@ -32,25 +33,38 @@ export async function showTimeline(host, app) {
   if (asked && !asked.hasTraces) return untracedState(host, asked.label);
   if (!variant) return untracedState(host, null);
   const label = run.isTraces ? run.answer.title : variant.label;
-  const meta = await app.traced('timeline/meta', { variant: variant.id }, (answer) => indexingState(host, label, answer));
+  const meta = await app.traced('timeline/meta', { variant: variant.id }, (answer) =>
+    indexingState(host, label, answer),
+  );
   if (!meta) return undefined;
-  if (meta.state !== 'ready') return meta.state === 'broken' ? brokenState(host, label, meta.problems, app.retry()) : untracedState(host, label);
+  if (meta.state !== 'ready')
+    return meta.state === 'broken'
+      ? brokenState(host, label, meta.problems, app.retry())
+      : untracedState(host, label);
   return new Timeline(host, app, variant, meta);
 }
 
 class Timeline {
   constructor(host, app, variant, meta) {
-    Object.assign(this, { app, variant, meta, keeps: true, endNs: Math.max(1, meta.end_ns), classes: meta.classes });
+    Object.assign(this, {
+      app,
+      variant,
+      meta,
+      keeps: true,
+      endNs: Math.max(1, meta.end_ns),
+      classes: meta.classes,
+    });
     this.steps = mergedSteps(meta.steps);
     this.expanded = new Set();
     this.scrollTop = 0;
     this.asking = new Latest();
     this.selecting = new Latest();
-    this.searching = new Latest();
     this.selected = null;
     this.range = null;
     this.window = this.storedWindow() ?? firstWindow(this.steps, this.endNs);
-    this.overviewLanes = meta.ranks.map((rank) => ({ ...rank.lanes.find((lane) => lane.kind === 'overview'), label: rank.label })).filter((lane) => lane.lane != null);
+    this.overviewLanes = meta.ranks
+      .map((rank) => ({ ...rank.lanes.find((lane) => lane.kind === 'overview'), label: rank.label }))
+      .filter((lane) => lane.lane != null);
     this.place();
     this.build(host);
     this.listen();
@@ -81,20 +95,44 @@ class Timeline {
 
   titleOf(title) {
     const rank = this.variant.ranks.find((one) => one.rank === title.rank);
-    return [title.label, rank?.device ?? title.device, rank ? number(rank.local_batch) : null].filter((part) => part != null && part !== '').join(' \u00b7 ');
+    return [title.label, rank?.device ?? title.device, rank ? number(rank.local_batch) : null]
+      .filter((part) => part != null && part !== '')
+      .join(' \u00b7 ');
   }
 
   build(host) {
-    const canvas = (name, label) => el('canvas', { class: name, tabindex: 0, 'aria-label': label, 'data-canvas': name });
-    this.overviewCanvas = canvas('overview', 'the whole trace; arrow keys move the window, with Shift they resize it');
+    const canvas = (name, label) =>
+      el('canvas', { class: name, tabindex: 0, 'aria-label': label, 'data-canvas': name });
+    this.overviewCanvas = canvas(
+      'overview',
+      'the whole trace; arrow keys move the window, with Shift they resize it',
+    );
     this.ruler = el('canvas', { 'data-canvas': 'ruler', 'aria-hidden': 'true' });
-    this.lanesCanvas = canvas('lanes', `${this.sentence()} W and S zoom, A and D pan, F fits, N and P go to the next and previous collective.`);
+    this.lanesCanvas = canvas(
+      'lanes',
+      `${this.sentence()} W and S zoom, A and D pan, F fits, N and P go to the next and previous collective.`,
+    );
     this.spacer = el('div');
     this.body = el('div', { class: 'body' }, this.lanesCanvas, this.spacer);
     this.panel = el('section', { class: 'panel', 'aria-label': 'selection', 'aria-live': 'polite' });
-    const table = hiddenTable('steps, ms', ['step', 'start', 'duration'], this.steps.map((step) => [step.step, three(step.start_ns / 1e6), three((step.end_ns - step.start_ns) / 1e6)]));
-    replace(host, headline(this.sentence(), this.subSentence()), problemNotes(this.meta.problems, this.meta.warnings), this.controls(),
-      el('div', { class: 'timeline' }, this.overviewCanvas, this.ruler, this.body), this.panel, table);
+    const table = hiddenTable(
+      'steps, ms',
+      ['step', 'start', 'duration'],
+      this.steps.map((step) => [
+        step.step,
+        three(step.start_ns / 1e6),
+        three((step.end_ns - step.start_ns) / 1e6),
+      ]),
+    );
+    replace(
+      host,
+      headline(this.sentence(), this.subSentence()),
+      problemNotes(this.meta.problems, this.meta.warnings),
+      this.controls(),
+      el('div', { class: 'timeline' }, this.overviewCanvas, this.ruler, this.body),
+      this.panel,
+      table,
+    );
     hintPanel(this.panel);
   }
 
@@ -106,62 +144,78 @@ class Timeline {
   }
 
   subSentence() {
-    const took = this.app.run.isTraces ? '' : ' Recorded after the measurement, with the profiler on: steps are a little slower here.';
+    const took = this.app.run.isTraces
+      ? ''
+      : ' Recorded after the measurement, with the profiler on: steps are a little slower here.';
     return `${number(this.meta.num_events)} events in ${duration(this.endNs)}; ranks on one clock.${took}`;
   }
 
   controls() {
     const { run, state } = this.app;
-    const go = (id) => state.go({ tab: 'timeline', variant: id, sel: null, from: null, to: null, rank: null });
-    const choice = run.isTraces || !run.traced.length ? null : picker('variant', run.traced.map((one) => [one.id, one.label]), this.variant.id, go);
+    const go = (id) =>
+      state.go({ tab: 'timeline', variant: id, sel: null, from: null, to: null, rank: null });
+    const choice =
+      run.isTraces || !run.traced.length
+        ? null
+        : picker(
+            'variant',
+            run.traced.map((one) => [one.id, one.label]),
+            this.variant.id,
+            go,
+          );
     this.found = el('span', { class: 'matches', role: 'status' });
-    const search = searchField('kernel, operator or stream', state.get('q', ''), { oninput: (q) => this.search(q), onenter: (back) => this.nextMatch(back ? -1 : 1), onleave: () => this.lanesCanvas.focus() });
-    const allRanks = this.ranks.length < this.meta.ranks.length
-      ? el('button', { class: 'button', type: 'button', onclick: () => state.go({ tab: 'timeline', rank: null }) }, `All ${number(this.meta.ranks.length)} ranks`) : null;
-    return el('div', { class: 'controls' }, el('div', { class: 'group' }, choice, search, this.found, allRanks), this.app.source.live ? this.exits() : null,
-      legendHere(), keyHints());
-  }
-
-  exits() {
-    const parameters = { run: this.app.run.name, variant: this.variant.id };
-    const said = el('span', { class: 'matches', role: 'status' });
-    const prepared = () => this.app.source.ready('trace/merged', { ...parameters, prepare: 1 }, { progress: () => { said.textContent = 'merging the ranks\u2026'; } });
-    const tell = async (work) => {
-      try {
-        await work();
-        said.textContent = '';
-      } catch (error) {
-        said.textContent = error.message;
-      }
-    };
-    const download = () => tell(async () => {
-      const { file } = await prepared();
-      el('a', { href: this.app.source.url('trace/merged', parameters).href, download: file ?? '' }).click();
+    this.search = new Search(this, this.found);
+    const search = searchField('kernel, operator or stream', state.get('q', ''), {
+      oninput: (q) => this.search.find(q),
+      onenter: (back) => this.search.next(back ? -1 : 1),
+      onleave: () => this.lanesCanvas.focus(),
     });
-    const perfetto = () => tell(() => openInPerfetto(this.variant.label, `${this.variant.id}.pt.trace.json.gz`, async () => {
-      await prepared();
-      return this.app.source.bytes('trace/merged', parameters);
-    }));
-    return el('div', { class: 'group' },
-      el('button', { class: 'button', type: 'button', 'data-action': 'perfetto', title: 'opens ui.perfetto.dev in a new window and hands it the trace', onclick: perfetto }, 'Perfetto \u2197'),
-      el('button', { class: 'button', type: 'button', 'data-action': 'download', title: 'all ranks in one trace', onclick: download }, 'Download'), said);
+    const allRanks =
+      this.ranks.length < this.meta.ranks.length
+        ? el(
+            'button',
+            { class: 'button', type: 'button', onclick: () => state.go({ tab: 'timeline', rank: null }) },
+            `All ${number(this.meta.ranks.length)} ranks`,
+          )
+        : null;
+    return el(
+      'div',
+      { class: 'controls' },
+      el('div', { class: 'group' }, choice, search, this.found, allRanks),
+      this.app.source.live ? exits(this.app, this.variant) : null,
+      legendHere(),
+      keyHints(),
+    );
   }
 
   listen() {
     const verbs = {
-      zoom: (factor, at) => this.show(zoomed(this.window, factor, at, this.endNs)), pan: (share) => this.show(panned(this.window, share, this.endNs)),
-      drag: (dx, dy) => this.dragged(dx, dy), hover: (event) => this.hover(event), leave: hideTip, click: (event) => this.click(event), open: (event) => this.zoomTo(event),
-      choose: (a, b, isDone) => this.choose(a, b, isDone), fit: () => this.fit(), clear: () => this.clear(), neighbour: (way) => this.neighbour(way), grip: (grip, ns) => this.gripped(grip, ns),
+      zoom: (factor, at) => this.show(zoomed(this.window, factor, at, this.endNs)),
+      pan: (share) => this.show(panned(this.window, share, this.endNs)),
+      drag: (dx, dy) => this.dragged(dx, dy),
+      hover: (event) => this.hover(event),
+      leave: hideTip,
+      click: (event) => this.click(event),
+      open: (event) => this.zoomTo(event),
+      choose: (a, b, isDone) => this.choose(a, b, isDone),
+      fit: () => this.fit(),
+      clear: () => this.clear(),
+      neighbour: (way) => this.neighbour(way),
+      grip: (grip, ns) => this.gripped(grip, ns),
     };
     listenToLanes(this.lanesCanvas, verbs);
     listenToRuler(this.ruler, verbs);
     listenToOverview(this.overviewCanvas, this, verbs);
     const stopKeys = listenToKeys(verbs);
-    this.body.addEventListener('scroll', () => {
-      this.scrollTop = this.body.scrollTop;
-      this.redraw();
-      this.ask();
-    }, { passive: true });
+    this.body.addEventListener(
+      'scroll',
+      () => {
+        this.scrollTop = this.body.scrollTop;
+        this.redraw();
+        this.ask();
+      },
+      { passive: true },
+    );
     const observer = new ResizeObserver(() => this.resized());
     observer.observe(this.ruler);
     const onresize = () => this.resized();
@@ -170,7 +224,8 @@ class Timeline {
       stopKeys();
       observer.disconnect();
       removeEventListener('resize', onresize);
-      for (const one of [this.asking, this.selecting, this.searching]) one.cancel();
+      for (const one of [this.asking, this.selecting]) one.cancel();
+      this.search.stop();
     };
   }
 
@@ -191,7 +246,7 @@ class Timeline {
   restore() {
     const { state } = this.app;
     if (state.get('sel')) this.select({ id: state.get('sel') }, false);
-    if (state.get('q')) this.search(state.get('q'));
+    if (state.get('q')) this.search.find(state.get('q'));
   }
 
   // Drawing
@@ -205,6 +260,7 @@ class Timeline {
       drawOverview(this.overviewCanvas, this, colours);
       drawRuler(this.ruler, this, colours);
       drawLanes(this.lanesCanvas, this, colours);
+      this.lanesCanvas.dataset.drawn = String(this.data != null && this.overview != null);
     });
   }
 
@@ -224,32 +280,55 @@ class Timeline {
   }
 
   ask() {
-    const lanes = lanesBetween(this.placed, this.scrollTop, this.scrollTop + this.viewHeight).map((lane) => lane.lane).slice(0, MOST_LANES);
+    const lanes = lanesBetween(this.placed, this.scrollTop, this.scrollTop + this.viewHeight)
+      .map((lane) => lane.lane)
+      .slice(0, MOST_LANES);
     if (!lanes.length || covers(this.asked, this.window, lanes)) return;
-    this.asking.run(async (signal) => {
-      const { from, to, widthPx } = askedFor(this.window, this.plotPx, this.endNs);
-      const answer = await this.get('timeline/window', { from_ns: from, to_ns: to, width_px: widthPx, lanes: lanes.join(',') }, signal);
-      if (signal.aborted || answer.state !== 'ready') return;
-      this.data = indexed(answer);
-      this.asked = { from, to, lanes: new Set(lanes) };
-      this.redraw();
-      this.ask();
-    }, this.data ? ASK_AFTER_MS : 0).catch((error) => this.failed(error));
+    this.asking
+      .run(
+        async (signal) => {
+          const { from, to, widthPx } = askedFor(this.window, this.plotPx, this.endNs);
+          const answer = await this.get(
+            'timeline/window',
+            { from_ns: from, to_ns: to, width_px: widthPx, lanes: lanes.join(',') },
+            signal,
+          );
+          if (signal.aborted || answer.state !== 'ready') return;
+          this.data = indexed(answer);
+          this.asked = { from, to, lanes: new Set(lanes) };
+          this.redraw();
+          this.ask();
+        },
+        this.data ? ASK_AFTER_MS : 0,
+      )
+      .catch((error) => this.failed(error));
   }
 
   askOverview() {
     if (!this.overviewLanes.length) return;
-    const lanes = this.overviewLanes.slice(0, MOST_LANES).map((lane) => lane.lane).join(',');
-    this.get('timeline/window', { from_ns: 0, to_ns: this.endNs, width_px: Math.min(8192, Math.max(600, this.plotPx || 1000)), lanes }, this.app.signal)
+    const lanes = this.overviewLanes
+      .slice(0, MOST_LANES)
+      .map((lane) => lane.lane)
+      .join(',');
+    this.get(
+      'timeline/window',
+      { from_ns: 0, to_ns: this.endNs, width_px: Math.min(8192, Math.max(600, this.plotPx || 1000)), lanes },
+      this.app.signal,
+    )
       .then((answer) => {
         if (answer.state !== 'ready') return;
         this.overview = indexed(answer);
         this.redraw();
-      }).catch((error) => this.failed(error));
+      })
+      .catch((error) => this.failed(error));
   }
 
   get(route, parameters, signal) {
-    return this.app.source.get(route, { run: this.app.run.name, variant: this.variant.id, ...parameters }, signal);
+    return this.app.source.get(
+      route,
+      { run: this.app.run.name, variant: this.variant.id, ...parameters },
+      signal,
+    );
   }
 
   failed(error) {
@@ -272,7 +351,8 @@ class Timeline {
 
   fit() {
     if (this.range) this.show(clamped(this.range, this.endNs));
-    else if (this.selected) this.show(aroundStretch(this.selected.start_ns, this.selected.end_ns, this.endNs));
+    else if (this.selected)
+      this.show(aroundStretch(this.selected.start_ns, this.selected.end_ns, this.endNs));
     else this.show({ from: 0, to: this.endNs });
   }
 
@@ -305,7 +385,8 @@ class Timeline {
   hover(event) {
     const found = this.under(event);
     const onBlock = found?.index >= 0;
-    this.lanesCanvas.style.cursor = onBlock || (found?.isLabel && found.lane.hasMore) ? 'pointer' : found?.isLabel ? 'default' : 'grab';
+    this.lanesCanvas.style.cursor =
+      onBlock || (found?.isLabel && found.lane.hasMore) ? 'pointer' : found?.isLabel ? 'default' : 'grab';
     if (found?.isLabel) return showTip(found.lane.label, event.clientX, event.clientY);
     return onBlock ? showTip(this.told(found), event.clientX, event.clientY) : hideTip();
   }
@@ -313,7 +394,8 @@ class Timeline {
   told({ lane, data, index }) {
     const long = data.end_ns[index] - data.start_ns[index];
     const kind = this.classes[data.class[index]].replace('_', ' ');
-    if (data.name[index] < 0) return `${plural(data.count[index], 'block')} of ${kind}, ${duration(data.busy_ns[index])} in ${duration(long)}`;
+    if (data.name[index] < 0)
+      return `${plural(data.count[index], 'block')} of ${kind}, ${duration(data.busy_ns[index])} in ${duration(long)}`;
     return `${this.data.names[data.name[index]]}\n${kind}, ${duration(long)} \u00b7 rank ${lane.rank} \u00b7 ${lane.label}`;
   }
 
@@ -336,23 +418,28 @@ class Timeline {
 
   zoomTo(event) {
     const found = this.under(event);
-    if (found?.index >= 0) this.show(aroundStretch(found.data.start_ns[found.index], found.data.end_ns[found.index], this.endNs, 0.3));
+    if (found?.index >= 0)
+      this.show(
+        aroundStretch(found.data.start_ns[found.index], found.data.end_ns[found.index], this.endNs, 0.3),
+      );
   }
 
   // Selecting
 
   /** Selects an event (or a collective on a rank); `bring` moves the window where it isn't in view. */
   select(what, bring = true) {
-    this.selecting.run(async (signal) => {
-      const event = await this.get('timeline/event', what, signal);
-      if (event.state !== 'ready') return;
-      this.selected = event;
-      this.range = null;
-      this.app.state.note({ sel: String(event.id) });
-      eventPanel(this.panel, event, (other) => this.select(other));
-      if (bring) this.bring(event);
-      this.redraw();
-    }).catch((error) => this.failed(error));
+    this.selecting
+      .run(async (signal) => {
+        const event = await this.get('timeline/event', what, signal);
+        if (event.state !== 'ready') return;
+        this.selected = event;
+        this.range = null;
+        this.app.state.note({ sel: String(event.id) });
+        eventPanel(this.panel, event, (other) => this.select(other));
+        if (bring) this.bring(event);
+        this.redraw();
+      })
+      .catch((error) => this.failed(error));
   }
 
   bring(event) {
@@ -366,7 +453,8 @@ class Timeline {
     if (!lane) return;
     if (event.row >= lane.shownRows) this.toggle(lane);
     const y = this.placed.byLane.get(event.lane).y;
-    if (y < this.scrollTop || y + lane.rowPx > this.scrollTop + this.viewHeight) this.body.scrollTop = y - this.viewHeight / 2;
+    if (y < this.scrollTop || y + lane.rowPx > this.scrollTop + this.viewHeight)
+      this.body.scrollTop = y - this.viewHeight / 2;
     this.uncover(y + lane.height);
   }
 
@@ -379,7 +467,8 @@ class Timeline {
 
   neighbour(way) {
     const collective = this.selected?.collective;
-    if (collective && collective[way] != null) this.select({ collective: collective[way], rank: this.selected.rank });
+    if (collective && collective[way] != null)
+      this.select({ collective: collective[way], rank: this.selected.rank });
     else if (!collective && this.data?.links.length) {
       const link = this.data.links.find((one) => one.parts[0][4] >= this.window.from) ?? this.data.links[0];
       this.select({ id: link.parts[0][3] });
@@ -387,71 +476,23 @@ class Timeline {
   }
 
   choose(a, b, isDone) {
-    const ns = (share) => this.window.from + Math.min(Math.max(share, 0), 1) * (this.window.to - this.window.from);
+    const ns = (share) =>
+      this.window.from + Math.min(Math.max(share, 0), 1) * (this.window.to - this.window.from);
     const [from, to] = [ns(a), ns(b)].sort((x, y) => x - y).map(Math.round);
     this.range = to > from ? { from, to } : null;
     this.redraw();
     if (!isDone || !this.range) return;
     this.selected = null;
     this.app.state.note({ sel: null });
-    const lanes = this.placed.lanes.slice(0, MOST_LANES).map((lane) => lane.lane).join(',');
-    this.selecting.run(async (signal) => {
-      const sums = await this.get('timeline/selection', { from_ns: from, to_ns: to, lanes }, signal);
-      if (sums.state === 'ready') sumsPanel(this.panel, sums, (name) => name);
-    }).catch((error) => this.failed(error));
+    const lanes = this.placed.lanes
+      .slice(0, MOST_LANES)
+      .map((lane) => lane.lane)
+      .join(',');
+    this.selecting
+      .run(async (signal) => {
+        const sums = await this.get('timeline/selection', { from_ns: from, to_ns: to, lanes }, signal);
+        if (sums.state === 'ready') sumsPanel(this.panel, sums, (name) => name);
+      })
+      .catch((error) => this.failed(error));
   }
-
-  // Searching
-
-  search(text) {
-    const q = text.trim();
-    this.app.state.note({ q: q || null });
-    this.hits = null;
-    this.matches = null;
-    this.found.textContent = '';
-    this.redraw();
-    if (!q) return this.searching.cancel();
-    const lower = q.toLowerCase();
-    this.matches = (name) => name.toLowerCase().includes(lower);
-    return this.searching.run(async (signal) => {
-      const answer = await this.get('timeline/search', { q, after_ns: this.window.from }, signal);
-      if (answer.state !== 'ready') return;
-      this.hits = { q, events: answer.events, total: answer.total, at: -1 };
-      const sum = answer.names.reduce((total, one) => total + one.total_ns, 0);
-      this.found.textContent = answer.total ? `${number(answer.total)} found, ${duration(sum)}; Enter: next` : 'nothing found';
-    }).catch((error) => this.failed(error));
-  }
-
-  async nextMatch(sign) {
-    if (!this.hits?.events.length) return;
-    const { hits } = this;
-    hits.at += sign;
-    if (hits.at < 0) hits.at = hits.events.length - 1;
-    if (hits.at >= hits.events.length) await this.moreMatches();
-    const event = hits.events[hits.at];
-    if (!event) return;
-    this.select({ id: event.id });
-    this.found.textContent = `${number(hits.at + 1)} of ${number(hits.total)}`;
-  }
-
-  // The server gives the first few hundred from a time on; after the last of them come those behind it.
-  async moreMatches() {
-    const { hits } = this;
-    const last = hits.events.at(-1);
-    const isAll = hits.events.length >= hits.total;
-    const answer = isAll ? null : await this.get('timeline/search', { q: hits.q, after_ns: last.start_ns + 1 }, this.app.signal);
-    if (answer?.events?.length) hits.events.push(...answer.events);
-    else hits.at = 0;
-  }
-}
-
-function legendHere() {
-  const list = legend(['compute', 'transfer', 'wait', 'copy', 'input']);
-  list.style.marginLeft = '0';
-  return list;
-}
-
-function keyHints() {
-  const key = (name) => el('kbd', {}, name);
-  return el('div', { class: 'keys', 'aria-hidden': 'true' }, key('W'), key('S'), 'zoom \u00b7', key('A'), key('D'), 'pan \u00b7', key('F'), 'fit \u00b7', key('/'), 'search');
 }

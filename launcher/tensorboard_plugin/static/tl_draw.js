@@ -4,7 +4,8 @@ import { duration, number, three, tickDecimals } from './format.js';
 import { roundStep, ticks } from './scale.js';
 import { LABEL_PX, rowBox } from './tl_layout.js';
 
-export const FONT = (size, weight = 400) => `${weight} ${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
+export const FONT = (size, weight = 400) =>
+  `${weight} ${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
 const CSS_NAMES = { cpu_wait: 'cpu-wait' };
 const MIN_LABEL_PX = 18;
 
@@ -42,7 +43,8 @@ export function fills(context, colours) {
   }
   const hatch = context.createPattern(tile, 'repeat');
   hatch?.setTransform(new DOMMatrix().scale(7 / tile.width));
-  return (name) => (name === 'wait' ? hatch ?? colours.wait : colours[CSS_NAMES[name] ?? name] ?? colours.idle);
+  return (name) =>
+    name === 'wait' ? (hatch ?? colours.wait) : (colours[CSS_NAMES[name] ?? name] ?? colours.idle);
 }
 
 /** ns → px in the plot. */
@@ -75,7 +77,9 @@ function drawStepName(context, step, x, width, colours) {
   context.strokeStyle = colours.axis;
   line(context, Math.round(x(step.start_ns)) + 0.5, 0, Math.round(x(step.start_ns)) + 0.5, 40);
   context.font = FONT(12, 600);
-  const name = [`step ${number(step.step)}`, number(step.step)].find((text) => context.measureText(text).width < room);
+  const name = [`step ${number(step.step)}`, number(step.step)].find(
+    (text) => context.measureText(text).width < room,
+  );
   if (!name) return;
   context.fillStyle = colours.text;
   context.fillText(name, from + 8, 10);
@@ -155,9 +159,19 @@ function drawLane(context, lane, view, x, fill, colours, width) {
       const from = Math.max(x(data.start_ns[index]), LABEL_PX - 1);
       const to = Math.min(x(data.end_ns[index]), width + 1);
       if (to < LABEL_PX || from > width) continue;
-      const block = { from, to, box, kind: view.classes[data.class[index]], isMerged: data.name[index] < 0, name: names[data.name[index]] ?? '', data, index };
+      const block = {
+        from,
+        to,
+        box,
+        kind: view.classes[data.class[index]],
+        isMerged: data.name[index] < 0,
+        name: names[data.name[index]] ?? '',
+        data,
+        index,
+      };
       drawBlock(context, block, view, fill);
-      if (to - from >= MIN_LABEL_PX && !block.isMerged) drawLabel(context, block, partOf.get(data.id[index]), colours);
+      if (to - from >= MIN_LABEL_PX && !block.isMerged)
+        drawLabel(context, block, partOf.get(data.id[index]), colours);
     }
   }
 }
@@ -166,7 +180,12 @@ function drawBlock(context, block, view, fill) {
   const { from, to, box, data, index } = block;
   const wide = to - from;
   const isDimmed = view.matches && !(!block.isMerged && view.matches(block.name));
-  context.globalAlpha = isDimmed ? 0.22 : block.isMerged ? 0.35 + 0.65 * Math.min(1, data.busy_ns[index] / Math.max(1, data.end_ns[index] - data.start_ns[index])) : 1;
+  context.globalAlpha = isDimmed
+    ? 0.22
+    : block.isMerged
+      ? 0.35 +
+        0.65 * Math.min(1, data.busy_ns[index] / Math.max(1, data.end_ns[index] - data.start_ns[index]))
+      : 1;
   context.fillStyle = fill(block.kind);
   // A hair of background between neighbours, once there is room for one.
   context.fillRect(from, box.y, Math.max(0.5, wide > 2.4 ? wide - 0.7 : wide), box.height);
@@ -175,7 +194,12 @@ function drawBlock(context, block, view, fill) {
 
 function drawLabel(context, block, link, colours) {
   const { from, to, box, kind, data, index } = block;
-  const text = link && kind === 'transfer' ? link.label : kind === 'wait' ? `wait ${three((data.end_ns[index] - data.start_ns[index]) / 1e6)}` : shortName(block.name);
+  const text =
+    link && kind === 'transfer'
+      ? link.label
+      : kind === 'wait'
+        ? `wait ${three((data.end_ns[index] - data.start_ns[index]) / 1e6)}`
+        : shortName(block.name);
   context.font = FONT(11);
   const { width } = context.measureText(text);
   if (width + 9 > to - from) return;
@@ -183,13 +207,22 @@ function drawLabel(context, block, link, colours) {
     context.fillStyle = colours.wait;
     context.fillRect(from + 2, box.y + box.height / 2 - 8, width + 7, 16);
   }
-  context.fillStyle = kind.startsWith('cpu') || kind === 'idle' ? colours.text : kind === 'compute' ? colours['on-compute'] : colours['on-phase'];
+  context.fillStyle =
+    kind.startsWith('cpu') || kind === 'idle'
+      ? colours.text
+      : kind === 'compute'
+        ? colours['on-compute']
+        : colours['on-phase'];
   context.fillText(text, from + 5, box.y + box.height / 2 + 0.5);
 }
 
 /** A name without template arguments and parameters: `at::native::add`, `ncclDevKernel_AllReduce`. */
 export function shortName(name) {
-  const bare = name.replace(/^void /, '').split(/[<(]/)[0].trim() || name;
+  const bare =
+    name
+      .replace(/^void /, '')
+      .split(/[<(]/)[0]
+      .trim() || name;
   const parts = bare.split('::');
   return parts.length > 2 ? parts.slice(-2).join('::') : bare;
 }
@@ -198,8 +231,11 @@ export function shortName(name) {
 function drawLinks(context, view, x, colours) {
   for (const link of view.data?.links ?? []) {
     const isSelected = link.collective === view.selected?.collective?.collective;
-    const boxes = link.parts.map((part) => ({ part, lane: view.placed.byLane.get(part[1]) })).filter(({ lane }) => lane)
-      .map(({ part, lane }) => ({ part, ...rowBox(lane, part[2]) })).sort((a, b) => a.y - b.y);
+    const boxes = link.parts
+      .map((part) => ({ part, lane: view.placed.byLane.get(part[1]) }))
+      .filter(({ lane }) => lane)
+      .map(({ part, lane }) => ({ part, ...rowBox(lane, part[2]) }))
+      .sort((a, b) => a.y - b.y);
     if (!isSelected && x(link.parts[0][6]) - x(link.parts[0][5]) < 6) continue;
     context.strokeStyle = isSelected ? colours.text : colours.muted;
     context.lineWidth = isSelected ? 1.5 : 1;
@@ -211,7 +247,9 @@ function drawLinks(context, view, x, colours) {
     }
     context.setLineDash([]);
     context.lineWidth = 1;
-    if (isSelected) for (const box of boxes) outline(context, box, x(box.part[4]), x(box.part[6]), colours, box.part[3] !== view.selected.id);
+    if (isSelected)
+      for (const box of boxes)
+        outline(context, box, x(box.part[4]), x(box.part[6]), colours, box.part[3] !== view.selected.id);
   }
 }
 
@@ -227,7 +265,12 @@ function outline(context, box, from, to, colours, isDashed) {
 function drawSelected(context, view, x, colours) {
   const { selected } = view;
   const lane = selected && view.placed.byLane.get(selected.lane);
-  if (!lane || selected.row >= lane.shownRows || view.data?.links.some((link) => link.collective === selected.collective?.collective)) return;
+  if (
+    !lane ||
+    selected.row >= lane.shownRows ||
+    view.data?.links.some((link) => link.collective === selected.collective?.collective)
+  )
+    return;
   outline(context, rowBox(lane, selected.row), x(selected.start_ns), x(selected.end_ns), colours, false);
 }
 
@@ -251,7 +294,11 @@ function drawLabels(context, view, width, colours) {
     context.fillRect(0, lane.y, LABEL_PX - 1, lane.height);
     context.fillStyle = colours.muted;
     const more = lane.hasMore ? (lane.isExpanded ? ' \u25b4' : ` \u25be ${lane.rows}`) : '';
-    context.fillText(fitted(context, lane.label, LABEL_PX - 14 - context.measureText(more).width) + more, 0, lane.y + Math.min(lane.height / 2, 17) + 0.5);
+    context.fillText(
+      fitted(context, lane.label, LABEL_PX - 14 - context.measureText(more).width) + more,
+      0,
+      lane.y + Math.min(lane.height / 2, 17) + 0.5,
+    );
   }
 }
 
@@ -277,7 +324,12 @@ export function drawOverview(canvas, view, colours) {
       if (kind === 'idle') continue;
       const from = x(data.start_ns[block]);
       context.fillStyle = fill(kind);
-      context.fillRect(from, index * rowPx + 1, Math.max(0.5, x(data.end_ns[block]) - from), Math.max(1, rowPx - 2));
+      context.fillRect(
+        from,
+        index * rowPx + 1,
+        Math.max(0.5, x(data.end_ns[block]) - from),
+        Math.max(1, rowPx - 2),
+      );
     }
   });
   const [from, to] = [x(view.window.from), x(view.window.to)];
@@ -297,7 +349,10 @@ export function overviewRowPx(count) {
 function drawOverviewNames(context, view, rows, rowPx, x, width, colours) {
   context.font = FONT(11);
   context.fillStyle = colours.muted;
-  if (rowPx >= 11) rows.forEach((lane, index) => context.fillText(fitted(context, lane.label, LABEL_PX - 10), 0, (index + 0.5) * rowPx));
+  if (rowPx >= 11)
+    rows.forEach((lane, index) =>
+      context.fillText(fitted(context, lane.label, LABEL_PX - 10), 0, (index + 0.5) * rowPx),
+    );
   else context.fillText(`${number(rows.length)} ranks`, 0, (rows.length * rowPx) / 2);
   const y = rows.length * rowPx + 10;
   context.fillText('step', 0, y);

@@ -78,7 +78,10 @@ export function listenToRuler(canvas, verbs) {
     canvas.setPointerCapture(event.pointerId);
     start = share(event);
   });
-  canvas.addEventListener('pointermove', (event) => start != null && verbs.choose(start, share(event), false));
+  canvas.addEventListener(
+    'pointermove',
+    (event) => start != null && verbs.choose(start, share(event), false),
+  );
   canvas.addEventListener('pointerup', (event) => {
     if (start != null) verbs.choose(start, share(event), true);
     start = null;
@@ -105,13 +108,19 @@ export function listenToOverview(canvas, view, verbs) {
     verbs.grip(grip, ns);
   });
   canvas.addEventListener('pointermove', (event) => grip && verbs.grip(grip, at(event)));
-  const end = () => { grip = null; };
+  const end = () => {
+    grip = null;
+  };
   canvas.addEventListener('pointerup', end);
   canvas.addEventListener('pointercancel', end);
-  canvas.addEventListener('wheel', (event) => {
-    event.preventDefault();
-    verbs.zoom(Math.exp(event.deltaY * ZOOM_PER_PX), 0.5);
-  }, { passive: false });
+  canvas.addEventListener(
+    'wheel',
+    (event) => {
+      event.preventDefault();
+      verbs.zoom(Math.exp(event.deltaY * ZOOM_PER_PX), 0.5);
+    },
+    { passive: false },
+  );
   canvas.addEventListener('keydown', (event) => {
     const sign = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!sign) return;
@@ -124,8 +133,14 @@ export function listenToOverview(canvas, view, verbs) {
 /** Keys for the whole tab; gives a function that stops listening. */
 export function listenToKeys(verbs) {
   const commands = {
-    w: () => verbs.zoom(0.7, 0.5), s: () => verbs.zoom(1 / 0.7, 0.5), a: () => verbs.pan(-0.2), d: () => verbs.pan(0.2),
-    f: verbs.fit, n: () => verbs.neighbour('next'), p: () => verbs.neighbour('previous'), escape: verbs.clear,
+    w: () => verbs.zoom(0.7, 0.5),
+    s: () => verbs.zoom(1 / 0.7, 0.5),
+    a: () => verbs.pan(-0.2),
+    d: () => verbs.pan(0.2),
+    f: verbs.fit,
+    n: () => verbs.neighbour('next'),
+    p: () => verbs.neighbour('previous'),
+    escape: verbs.clear,
   };
   const onkey = (event) => {
     const command = isTyping(event) ? null : commands[event.key.toLowerCase()];

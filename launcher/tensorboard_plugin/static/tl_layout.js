@@ -30,7 +30,17 @@ function place(lane, rank, y, isExpanded) {
   const isThread = lane.kind === 'thread';
   const rows = isThread && !isExpanded ? Math.min(lane.rows, FIRST_ROWS) : Math.max(1, lane.rows);
   const rowPx = isThread ? THREAD_ROW_PX : lane.rows > 1 ? THREAD_ROW_PX + 3 : STREAM_ROW_PX;
-  return { ...lane, rank, y, rowPx, shownRows: rows, height: rows * rowPx, isThread, hasMore: lane.rows > FIRST_ROWS && isThread, isExpanded };
+  return {
+    ...lane,
+    rank,
+    y,
+    rowPx,
+    shownRows: rows,
+    height: rows * rowPx,
+    isThread,
+    hasMore: lane.rows > FIRST_ROWS && isThread,
+    isExpanded,
+  };
 }
 
 /** Lanes that lie at least partly between two heights. */
@@ -56,7 +66,10 @@ export function mergedSteps(steps) {
   }
   const sorted = [...merged.values()].sort((a, b) => a.start_ns - b.start_ns);
   // A rank may begin a step before another has ended the one before: each shows up to the next one's start.
-  return sorted.map((step, index) => ({ ...step, shown_end_ns: Math.min(step.end_ns, sorted[index + 1]?.start_ns ?? Infinity) }));
+  return sorted.map((step, index) => ({
+    ...step,
+    shown_end_ns: Math.min(step.end_ns, sorted[index + 1]?.start_ns ?? Infinity),
+  }));
 }
 
 /** The answer to `timeline/window`, with blocks found by lane and row. */
@@ -89,5 +102,8 @@ export function blockAt(lane, row, ns, slackNs) {
     else high = middle;
   }
   const candidates = [low - 1, low].filter((index) => index >= range[0] && index < range[1]);
-  return candidates.find((index) => lane.start_ns[index] - slackNs <= ns && ns <= lane.end_ns[index] + slackNs) ?? -1;
+  return (
+    candidates.find((index) => lane.start_ns[index] - slackNs <= ns && ns <= lane.end_ns[index] + slackNs) ??
+    -1
+  );
 }

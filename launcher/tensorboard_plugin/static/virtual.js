@@ -30,7 +30,11 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
     if (drawn === `${first}-${end}`) return undefined;
     drawn = `${first}-${end}`;
     const rows = Array.from({ length: end - first }, (_, index) => rowOf(first + index));
-    body.replaceChildren(spacer(first * rowHeight, columns), ...rows, spacer((count - end) * rowHeight, columns));
+    body.replaceChildren(
+      spacer(first * rowHeight, columns),
+      ...rows,
+      spacer((count - end) * rowHeight, columns),
+    );
     return undefined;
   };
   const stop = () => {
@@ -44,8 +48,11 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
 }
 
 function spacer(height, columns) {
-  return el('tr', { class: 'spacer', 'aria-hidden': 'true', style: { height: `${height}px` } },
-    height ? el('td', { colspan: columns }) : null);
+  return el(
+    'tr',
+    { class: 'spacer', 'aria-hidden': 'true', style: { height: `${height}px` } },
+    height ? el('td', { colspan: columns }) : null,
+  );
 }
 
 /** Arrow keys move between rows, Enter opens. */
