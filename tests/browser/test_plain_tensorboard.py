@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser
 
 from launcher.compare.model import Comparison
 from launcher.report.tensorboard import write_tensorboard
@@ -35,5 +35,6 @@ def test_own_pages_show_the_run(browser: Browser, plain_board: str) -> None:
         for page, shown in PAGES.items():
             watched.page.goto("about:blank")
             watched.page.goto(f"{plain_board}#{page}")
-            expect(watched.page.get_by_text(shown).first).to_be_visible()
+            # The pages that aren't in front stay in the document, hidden.
+            watched.page.get_by_text(shown).locator("visible=true").first.wait_for()
             watched.shoot(f"plain-{page}")
