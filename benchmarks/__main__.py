@@ -15,6 +15,7 @@ NAMES = (
     "trace",
     "profiler",
     "balanced",
+    "timeline",
 )
 
 if __name__ == "__main__":

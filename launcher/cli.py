@@ -147,21 +147,23 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     "formats",
     default="table",
     metavar="LIST",
-    help="Of table, json, tensorboard, shi2016; by commas.",
+    help="Of table, json, tensorboard, html, shi2016; by commas.",
 )
 def report(run: Path, formats: str) -> None:
     """Render a run again, from its directory alone; for an uneven split also the lines to train with it.
 
     shi2016 sets a run of the classics beside the times that Shi et al. published in 2016.
 
-    Example: gpurun report runs/gpt-splits/latest --format table,tensorboard
+    html is one file that opens anywhere, offline, and can be sent by mail: RUN/report.html.
+
+    Example: gpurun report runs/gpt-splits/latest --format table,html
     """
     from launcher.compare.build import compare_run
     from launcher.run.open import find_run
 
     names = [name.strip() for name in formats.split(",")]
-    if unknown := set(names) - {"table", "json", "tensorboard", "shi2016"}:
-        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard and shi2016")
+    if unknown := set(names) - {"table", "json", "tensorboard", "html", "shi2016"}:
+        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard, html and shi2016")
     found = find_run(run)
     comparison = compare_run(found)
     for name in names:
@@ -174,6 +176,10 @@ def report(run: Path, formats: str) -> None:
             from launcher.workloads_command import print_beside_published
 
             print_beside_published(comparison)
+        elif name == "html":
+            from launcher.report.html import write_html
+
+            click.echo(f"wrote {write_html(comparison, found)}; open it in a browser", err=True)
         else:
             print_comparison(comparison, found.path, as_json=name == "json")
             if name == "table":
@@ -184,7 +190,7 @@ def report(run: Path, formats: str) -> None:
 @run_argument
 @click.option("--port", default=0, help="Port on 127.0.0.1; default: a free one.")
 def view(run: Path, port: int) -> None:
-    """Open TensorBoard for a run, or for a folder of runs, on 127.0.0.1 until Ctrl-C.
+    """Open TensorBoard for a run, or a folder of runs or Kineto traces, on 127.0.0.1 until Ctrl-C.
 
     Example: gpurun view runs/gpt-splits/latest
     """

@@ -57,8 +57,17 @@ def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceRep
 def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
     """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
     found = find_traces(paths)
-    digests, problems = _split(read_all(found.files, steps))
-    warnings = [*found.warnings, *problems]
+    return combine(read_all(found.files, steps), found.warnings)
+
+
+def combine(reads: Iterable[Read], notes: Sequence[str] = ()) -> Analysis:
+    """Like `analyse`, from files that have been read, each by `digest_file`.
+
+    Raises:
+        TraceError: none could be read; the message says why, file by file.
+    """
+    digests, problems = _split(reads)
+    warnings = [*notes, *problems]
     if not digests:
         raise TraceError("\n".join(["no trace that can be read:", *warnings]))
     ranked = assign_ranks(digests)

@@ -52,10 +52,9 @@ class GpuWork(Spans):
 
 
 @dataclass(frozen=True, eq=False)
-class Launches(Timed):
+class Launches(Spans):
     """Calls of the CUDA or HIP API."""
 
-    thread: Int32
     correlation: Int64
 
 
@@ -96,6 +95,7 @@ class Trace:
     comm_facts: dict[int, CommFacts]
     """By position in `gpu`."""
     launches: Launches
+    launch_names: tuple[str, ...]
     ops: Spans
     op_names: tuple[str, ...]
     op_kinds: NDArray[np.int8]
@@ -106,6 +106,13 @@ class Trace:
     num_devices: int
     skipped: str | None
     """What was left out of the file, as a sentence."""
+    annotations: Spans
+    """Ranges that somebody has named: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
+    annotation_names: tuple[str, ...]
+    threads: tuple[tuple[str, str], ...]
+    """Process and thread, as the file spells them, by the numbers in `thread` of what ran on the CPU."""
+    streams: tuple[tuple[str, str], ...]
+    """Device and stream, by the numbers in `gpu.thread`."""
 
     def of_kind(self, kind: HostKind) -> list[HostRange]:
         return [each for each in self.ranges if each.kind is kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
@@ -79,9 +79,12 @@ _ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
 """Translation tables that leave 1 where a role stands."""
 _CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
+_TEXT = attrgetter("name")
 _PLACE = attrgetter("pid", "tid")
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
-"""Operators, the calls that issue collectives, and what old traces list as operators: all that nests."""
+"""Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
+ANNOTATION = "user_annotation"
+"""The category of newer traces' annotations."""
 
 
 @dataclass
@@ -93,11 +96,14 @@ class Reader:
     launches: Columns = field(default_factory=Columns)
     ops: Columns = field(default_factory=Columns)
     modules: Columns = field(default_factory=Columns)
+    annotations: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
     gpu_names: Names = field(default_factory=lambda: Names(gpu_kind))
+    launch_names: Numbering = field(default_factory=Numbering)
     op_names: Names = field(default_factory=lambda: Names(host_kind))
     module_names: Numbering = field(default_factory=Numbering)
+    annotation_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
     streams: Threads = field(default_factory=Threads)
     num_gpu: int = 0
@@ -169,6 +175,7 @@ class Reader:
         self.launches.add(
             start=start,
             duration=duration,
+            name=_numbers(self.launch_names, map(_TEXT, events), len(events)),
             thread=self._threads(events),
             correlation=_correlations([event.args or NO_ARGUMENTS for event in events]),
         )
@@ -182,8 +189,24 @@ class Reader:
             end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
             size = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else None
             self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), size))
+        named = np.flatnonzero(kinds == HostKind.OTHER).tolist()
+        annotated = np.array([i for i in named if events[i].cat == ANNOTATION], dtype=np.intp)
+        self._add_annotations(events, (start, duration, threads), annotated)
         ops = np.isin(kinds, _OPERATORS)
+        ops[annotated] = False
         self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
+
+    def _add_annotations(
+        self, events: list[Event], spans: tuple[Int64, Int64, Int32], chosen: NDArray[np.intp]
+    ) -> None:
+        start, duration, threads = spans
+        texts = (events[i].name for i in chosen.tolist())
+        self.annotations.add(
+            start=start[chosen],
+            duration=duration[chosen],
+            name=_numbers(self.annotation_names, texts, len(chosen)),
+            thread=threads[chosen],
+        )
 
     def _add_modules(self, events: list[Event], start: Int64, duration: Int64) -> None:
         modules = ((event.name or "").removeprefix(MODULE_PREFIX) for event in events)
@@ -209,11 +232,9 @@ class Reader:
             gpu_names=self.gpu_names.names(),
             comm_facts=self.comm_facts,
             launches=Launches(
-                start=self.launches.done("start", np.int64),
-                duration=self.launches.done("duration", np.int64),
-                thread=self.launches.done("thread", np.int32),
-                correlation=self.launches.done("correlation", np.int64),
+                *_spans(self.launches), correlation=self.launches.done("correlation", np.int64)
             ),
+            launch_names=tuple(self.launch_names),
             ops=Spans(*_spans(self.ops)),
             op_names=self.op_names.names(),
             op_kinds=self.op_names.kinds,
@@ -222,6 +243,10 @@ class Reader:
             ranges=tuple(self.ranges),
             num_devices=len({device for device, _ in self.streams.spelled}),
             skipped=self._skipped(skipped),
+            annotations=Spans(*_spans(self.annotations)),
+            annotation_names=tuple(self.annotation_names),
+            threads=tuple(self.threads.spelled),
+            streams=tuple(self.streams.spelled),
         )
 
     def _skipped(self, skipped: Skipped) -> str | None:
@@ -236,8 +261,12 @@ class Reader:
         return " and ".join(parts) + " left out" if parts else None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Trace:
     """The trace in `path`, plain or gzip.
+
+    Args:
+        path: where it lies.
+        progress: is told the position in the file, in bytes, after every block.
 
     Raises:
         TraceError: it can't be read, is none, or is damaged; with the byte.
@@ -247,6 +276,8 @@ def read_trace(path: Path) -> Trace:
         file = TraceFile(source, Event)
         for events, block in file.blocks():
             reader.add(events, block)
+            if progress is not None:
+                progress(source.file_position())
     return reader.done(file.header, file.skipped)
 
 

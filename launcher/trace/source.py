@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import zlib
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class Source:
 
     def _read_some(self, num_bytes: int) -> bytes:
         return cast(gzip.GzipFile, self.file).read1(num_bytes)
+
+    def file_position(self) -> int:
+        """Bytes of the file itself, packed or not, that were read so far."""
+        return os.lseek(self.file.fileno(), 0, os.SEEK_CUR)
 
     def _refuse_bomb(self) -> None:
         if self.packed_bytes is None:
