@@ -97,6 +97,7 @@ def limited_rank() -> str:
     """A small GPT on two CPU ranks, one of which may use a part of a core only."""
     body = MODEL.format(group=Path(GROUP), quota=QUOTA)
     found = run(GPT_JOB, rounds=28, files={"model.py": body})
+    Path(GROUP).rmdir()
     even, balanced = found["variants"]
     vs_even, split = balanced["vs_baseline"], "/".join(map(str, balanced["split"]))
     text = (
