@@ -1,11 +1,5 @@
 """The largest batch that devices hold, from attempts that may fail."""
 
-from collections.abc import Iterator, Sequence
-
-from launcher.plan.combination import combinations
-from launcher.spec.model import JobSpec
-from launcher.splits import BALANCED
-
 MARGIN = 0.05
 """Of the batch that fitted, to be left free: memory fragments, and communication needs buffers too."""
 RESOLUTION = 32
@@ -29,23 +23,3 @@ def next_attempt(fits: int, fails: int | None) -> int | None:
 def with_margin(fits: int) -> int:
     """The samples to use of a device that held `fits`."""
     return max(1, int(fits * (1 - MARGIN))) if fits else 0
-
-
-def largest_batch(spec: JobSpec, caps: Sequence[int]) -> int:
-    """The largest global batch that every split of the job can hold on devices with these caps."""
-    return max(1, min(_batches(spec, caps)))
-
-
-def _batches(spec: JobSpec, caps: Sequence[int]) -> Iterator[int]:
-    for wanted in combinations(spec, len(caps)):
-        held = caps[: wanted.device_count]
-        if wanted.strategy == "single":
-            yield caps[0]
-        elif wanted.split == BALANCED:
-            yield sum(held)
-        elif isinstance(wanted.split, str) and ":" in wanted.split:
-            weights = [int(part) for part in wanted.split.split(":")]
-            pairs = zip(held, weights, strict=False)
-            yield min(cap * sum(weights) // weight for cap, weight in pairs)
-        else:
-            yield len(held) * min(held)

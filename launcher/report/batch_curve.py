@@ -7,7 +7,7 @@ from launcher.report.grid import grid
 from launcher.units import format_count
 
 BAR_CELLS = 40
-MARK = "knee: a larger batch gains less than 10 %"
+MARK = "knee: the first within 10 % of the best"
 
 
 def batch_curve_lines(curves: Sequence[BatchCurve]) -> list[str]:
@@ -29,5 +29,5 @@ def _picture(curve: BatchCurve) -> list[str]:
     lines = [f"Throughput of {curve.label} over its global batch:"]
     lines += [f"  {line}" for line in grid(("batch", "samples/s", "", ""), rows, right=(0, 1))]
     if curve.knee is None:
-        lines.append("  No knee: throughput still grows by more than 10 % to the largest batch.")
+        lines.append("  No knee: only the largest batch is within 10 % of the best.")
     return lines

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.balance.largest import largest_batch, with_margin
+from launcher.balance.largest import with_margin
 from launcher.errors import MachineError, VariantError
 from launcher.host import Machine
 from launcher.plan.build import device_env
 from launcher.plan.devices import is_cuda, resolve_devices
+from launcher.plan.largest import largest_batch
 from launcher.records import Attempt, Fit, FitOrder
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
 from launcher.rundir import read_lines, write_json

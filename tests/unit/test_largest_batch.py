@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.balance.largest import MAX_SAMPLES, RESOLUTION, largest_batch, next_attempt, with_margin
+from launcher.balance.largest import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from launcher.compare.batch_curve import knee
 from launcher.compare.model import BatchCurve, BatchPoint
 from launcher.errors import SpecError
+from launcher.plan.largest import largest_batch
 from launcher.records import Attempt
 from launcher.report.batch_curve import batch_curve_lines
 from launcher.run.fit import bounds
