@@ -85,6 +85,18 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, round(quota))
 
 
+def has_own_quota(root: Path = Path("/")) -> bool:
+    """Whether this process is alone in a cgroup that limits its CPU: it is a slower device by intent.
+
+    Waiting for such a quota looks like waiting for a core, but nobody competes for it.
+    """
+    folder = next(iter(_cgroups(root, "cpu")), None)
+    if folder is None or len((_read(folder / "cgroup.procs") or "").split()) != 1:
+        return False
+    limits = ((_read(folder / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
+    return any(limit.isdecimal() for limit in limits)
+
+
 def _quotas(root: Path) -> list[float]:
     """Cores allowed by this process's cgroup and every one above it, in either version of cgroups."""
     quotas = []

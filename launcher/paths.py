@@ -31,6 +31,11 @@ class RunPaths:
         return self.path / "invocation.json"
 
     @property
+    def fit(self) -> Path:
+        """What `global_batch: max` came to."""
+        return self.path / "fit.json"
+
+    @property
     def comparison(self) -> Path:
         return self.path / "comparison.json"
 

@@ -247,3 +247,46 @@ class VariantStatus:
     rank: int | None = None
     log: str | None = None
     """Path of the log that tells more, relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class FitOrder:
+    """What one device needs to find the largest batch that it holds."""
+
+    workload: str
+    job_dir: str
+    params: Mapping[str, Any]
+    device: str
+    """As its process sees it."""
+    index: int
+    """Its position among the job's devices."""
+    num_devices: int
+    precision: str
+    seed: int
+    threads: int
+    limit_bytes: int | None
+    """Host memory that it may use beyond what it begins with; `None` on a GPU, which has its own limit."""
+    attempts: str
+    """Path of the file that takes its attempts, a line each."""
+    fits: int
+    """Found by processes before it: the largest batch that fitted, 0 for none,"""
+    fails: int | None
+    """and the smallest that did not."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A line of a search: a batch begins, fits or fails; the search is done, or it failed."""
+
+    outcome: str
+    batch: int
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `global_batch: max` came to; `fit.json`."""
+
+    global_batch: int
+    caps: tuple[int, ...]
+    """The most samples of each device of the job, with a margin."""

@@ -16,6 +16,7 @@ from launcher.records import (
     Balance,
     Event,
     FailureRecord,
+    Fit,
     LaunchOrder,
     PointRecord,
     StepRecord,
@@ -44,6 +45,9 @@ class RunDir(RunPaths):
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)
         return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+
+    def read_fit(self) -> Fit | None:
+        return read_json(self.fit, Fit) if self.fit.exists() else None
 
     def read_balance(self, variant_id: str) -> Balance | None:
         """`None` where no devices have been measured for it, or not yet."""

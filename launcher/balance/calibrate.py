@@ -28,13 +28,13 @@ SHARES = (0.6, 0.8, 1.0, 1.2)
 """Of the split that is looked for: values of b for each device."""
 SMALL_SHARES = (0.4, 0.6, 0.8, 1.0)
 """Where there are no more samples than the batch."""
-ROUNDS = 7
+ROUNDS = 6
 """Enough for the 95 % interval of a median."""
 MAX_SEARCHES = 3
 MOVED = 0.15
 """If the split moves by a larger share of a device's samples, it is measured around the new one as well."""
-WARM_UP_STEPS = 2
-BLOCK_MS = 60.0
+WARM_UP_STEPS = 1
+BLOCK_MS = 50.0
 MAX_BLOCK_STEPS = 20
 
 

@@ -51,28 +51,6 @@ def slowest(costs: Sequence[Cost], samples: Sequence[int]) -> float:
     return max(cost(count) for cost, count in zip(costs, samples, strict=True))
 
 
-def water_level(alphas: Sequence[float], betas: Sequence[float], batch: float) -> float:
-    """The time at which devices of α + β·b finish together, samples being divisible as you like.
-
-    T = (B + Σα/β) / Σ(1/β) over the devices with α < T: those that it pays to use at all. No split of whole
-    samples is faster.
-
-    Raises:
-        ValueError: a β is not positive: such a device takes any batch.
-    """
-    if min(betas) <= 0:
-        raise ValueError(f"no water level for a device that takes no time per sample: {min(betas)}")
-    used = sorted(zip(alphas, betas, strict=True))
-    level = used[0][0] + used[0][1] * batch
-    for count in range(2, len(used) + 1):
-        if used[count - 1][0] >= level:
-            break
-        rates = [1 / beta for _, beta in used[:count]]
-        started = sum(alpha / beta for alpha, beta in used[:count])
-        level = (batch + started) / sum(rates)
-    return level
-
-
 def _check_room(batch: int, minima: Sequence[int], caps: Sequence[int]) -> None:
     if sum(minima) > batch:
         raise SpecError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.compare.balanced import balanced
+from launcher.compare.batch_curve import batch_curves
 from launcher.compare.difference import Differences, planned_looks
 from launcher.compare.disturbed import disturbances, disturbed_variants, unranked
 from launcher.compare.figures import (
@@ -63,6 +64,7 @@ def compare_run(run: RunDir) -> Comparison:
         summary=closing_sentence(plan, results, ranking, disturbed),
         notes=notes(plan, measured),
         complete=all(is_complete(one, plan) for one in measured.values()),
+        batch_curves=batch_curves(results),
         disturbed=disturbed,
     )
 

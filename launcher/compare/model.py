@@ -224,6 +224,27 @@ class VariantResult:
 
 
 @dataclass(frozen=True)
+class BatchPoint:
+    """One global batch of a curve."""
+
+    variant: str
+    global_batch: int
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class BatchCurve:
+    """Throughput over batch size, all else being equal."""
+
+    label: str
+    """What the variants have in common: `ddp even`."""
+    points: tuple[BatchPoint, ...]
+    """By rising batch."""
+    knee: int | None
+    """The smallest batch within 10 % of the highest throughput; `None` if it still grows at the end."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All that a run found out; renders without a GPU and without rerunning anything."""
 
@@ -241,5 +262,7 @@ class Comparison:
     notes: tuple[str, ...]
     complete: bool
     """Whether all that was planned has been run."""
+    batch_curves: tuple[BatchCurve, ...] = ()
+    """Where at least three global batches were compared."""
     disturbed: tuple[str, ...] = ()
     """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""

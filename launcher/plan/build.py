@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
-from launcher.plan.devices import MachineLike, gpu_index, is_cuda
+from launcher.plan.devices import MachineLike, gpu_index, is_cuda, resolve_devices
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
@@ -20,6 +20,9 @@ __all__ = ["Group", "build_plan", "estimate_s"]
 
 LAUNCHES_TO_COMPARE = 6
 """With fewer pairs of launches a comparison across launches stays inconclusive."""
+
+ASSUMED_SAMPLES = 64
+"""On each device, in a plan that is made before the largest batch is known."""
 
 MAX_PROCESSES = 20_000
 """A run that starts more would take days; keeps a slip in the job file from filling the memory."""
@@ -43,7 +46,8 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
         SpecError: the job makes no sense on these devices, or its plan would be too large.
         MachineError: the machine lacks what the job asks for.
     """
-    expansion = expand(spec, machine)
+    assumed, notes = assume_batch(spec, machine)
+    expansion = expand(assumed, machine)
     groups = _groups(expansion.variants)
     is_compared = len(groups) > 1 and not is_probe(spec.workload)
     repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_compared else 1)
@@ -56,8 +60,17 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
         variants=expansion.variants,
         left_out=expansion.left_out,
         launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine),
-        notes=expansion.notes,
+        notes=(*notes, *expansion.notes),
     )
+
+
+def assume_batch(spec: JobSpec, machine: MachineLike) -> tuple[JobSpec, tuple[str, ...]]:
+    """The job with a batch to plan with where nobody has looked yet what `max` comes to, and a note of it."""
+    if spec.global_batch != "max" or spec.compare.global_batch:
+        return spec, ()
+    batch = ASSUMED_SAMPLES * len(resolve_devices(spec.devices, machine))
+    note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
+    return spec.model_copy(update={"global_batch": batch}), (note,)
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
@@ -116,6 +129,11 @@ def _process(
         devices=devices,
         log=_HERE.log(launch_id, rank).as_posix(),
     )
+
+
+def device_env(device: str, rank: int, machine: MachineLike) -> Mapping[str, str]:
+    """The environment of a process that has one device to itself, and no peers."""
+    return {**_rank_env(rank, 1, "single"), **_visible_gpus((device,), machine)}
 
 
 def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:

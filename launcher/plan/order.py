@@ -24,6 +24,7 @@ def order_for(
     looks: tuple[tuple[int, float], ...],
     prior: Mapping[str, tuple[RoundTime, ...]],
     found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    caps: tuple[int, ...] = (),
 ) -> LaunchOrder:
     """Everything that the workers of `launch` need.
 
@@ -34,6 +35,7 @@ def order_for(
         looks: (rounds so far, α of one comparison): when to look, at which level.
         prior: rounds of earlier launches that the looks count as well, by variant.
         found: samples of balanced splits that an earlier launch has found, by variant.
+        caps: the most samples of each device of the job, where they are known.
     """
     variants = [plan.variant(variant_id) for variant_id in launch.variants]
     first, is_first = variants[0], launch.repetition == 0
@@ -51,7 +53,7 @@ def order_for(
         compile=first.compile,
         channels_last=first.channels_last,
         threads=first.threads or max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
-        variants=tuple(variant_order(item, found.get(item.id), spec) for item in variants),
+        variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
         baseline=plan.baseline if plan.baseline in launch.variants else None,
         warmup=spec.steps.warmup,
         rounds=launch.rounds,
@@ -63,15 +65,17 @@ def order_for(
     )
 
 
-def variant_order(variant: Variant, found: tuple[int, ...] | None, spec: JobSpec) -> VariantOrder:
+def variant_order(
+    variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
+) -> VariantOrder:
     """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
     if variant.split or found:
         return VariantOrder(variant.id, variant.split or found or (), variant.accumulate)
     num_devices = len(variant.devices)
     start = split_near_even(variant.global_batch, num_devices)
     minimum = max(spec.min_local_batch, variant.accumulate if variant.accumulate > 1 else 0)
-    caps = (MAX_COUNT,) * num_devices
-    return VariantOrder(variant.id, start, variant.accumulate, BalanceOrder(minimum, caps))
+    balance = BalanceOrder(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
+    return VariantOrder(variant.id, start, variant.accumulate, balance)
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:

@@ -15,13 +15,14 @@ from launcher.plan.build import build_plan, estimate_s
 from launcher.plan.model import Launch, Plan
 from launcher.records import Event
 from launcher.report.plan import headlines
+from launcher.run.fit import find_fit, wants_max, with_batch
 from launcher.run.guard import Guard
-from launcher.run.open import Invocation, open_run, read_invocation, resume_run
+from launcher.run.open import Invocation, find_run, open_run, read_invocation, resume_run
 from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.progress import Progress, Status
 from launcher.run.session import Session, outcome_error
 from launcher.run.signals import interruptible
-from launcher.rundir import RunDir
+from launcher.rundir import RunDir, write_json
 from launcher.spec.load import load_job
 from launcher.spec.model import JobSpec
 
@@ -69,7 +70,7 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
     """
     gc.enable()
     with interruptible(guard.kill_workers), WorkerPool(guard, preload=(*TRAINING, WORKER)) as pool:
-        ready = prepare(invocation, out, resume)
+        ready = prepare(invocation, out, resume, pool)
         plan = ready.plan
         tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
         with Progress(sys.stderr) as progress:
@@ -87,23 +88,38 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
             return finish(session)
 
 
-def prepare(invocation: Invocation | None, out: Path | None, resume: Path | None) -> Prepared:
+def prepare(
+    invocation: Invocation | None, out: Path | None, resume: Path | None, pool: WorkerPool
+) -> Prepared:
     """Reads the job, plans it for this machine, and opens the run directory.
 
     Raises:
         SpecError: the job file or the command line is wrong.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+        VariantError: `global_batch: max` could not be found.
     """
     given = invocation or read_invocation(resume or Path())
     spec = load_job(given.job_file, given.overrides)
     machine = inspect_machine()
-    plan = build_plan(spec, machine)
-    if resume is None:
-        run = open_run(given, spec, plan, machine, out)
-    else:
+    if resume is not None:
         newest = resume == LATEST and not resume.exists()
-        run = resume_run((out or Path("runs") / plan.name) if newest else resume, plan)
+        resume = (out or Path("runs") / spec.name) if newest else resume
+    fit = None
+    if wants_max(spec):
+        job_dir = given.job_file.absolute().parent
+        fit = find_run(resume).read_fit() if resume else None
+        fit = fit or find_fit(spec, machine, pool, job_dir, say_on_stderr)
+        spec = with_batch(spec, fit)
+    plan = build_plan(spec, machine)
+    run = open_run(given, spec, plan, machine, out) if resume is None else resume_run(resume, plan)
+    if fit is not None:
+        write_json(run.fit, fit)
     return Prepared(spec, machine, plan, run, given.job_file.absolute().parent)
+
+
+def say_on_stderr(text: str) -> None:
+    """Tells of what happens before there is a plan, and with it a progress line."""
+    sys.stderr.write(f"{text}\n")
 
 
 def finish(session: Session) -> Finished:

@@ -152,6 +152,7 @@ class Session:
             looks=planned_looks(self.plan, self.spec.steps.early_stop),
             prior=self.prior(variants) if one_group else {},
             found=self.found(launch),
+            caps=fit.caps if (fit := self.run.read_fit()) else (),
         )
         chosen = tuple(variant for variant in order.variants if variant.id in variants)
         baseline = order.baseline if order.baseline in variants else None

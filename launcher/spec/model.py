@@ -1,8 +1,8 @@
 """`JobSpec`: a checked job file. Its docstrings are the text of the schema and of the reference."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, WrapValidator
 
 from launcher.errors import Problem
 from launcher.spec import values
@@ -67,6 +67,17 @@ GlobalBatch = Annotated[
     BeforeValidator(values.parse_global_batch),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": values.MAX_COUNT}),
 ]
+if TYPE_CHECKING:
+    GlobalBatchOrMax = int | Literal["max"]
+else:  # as a union, a mistake would be told twice: what is wrong with the number, and that it isn't `max`
+    GlobalBatchOrMax = Annotated[
+        int,
+        Field(ge=1, le=values.MAX_COUNT),
+        WrapValidator(values.parse_global_batch_or_max),
+        WithJsonSchema(
+            {"anyOf": [{"const": "max"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_COUNT}]}
+        ),
+    ]
 DeviceCount = Annotated[int, Field(ge=1, le=values.MAX_DEVICES)]
 Accumulate = Annotated[int, Field(ge=1, le=4096)]
 Threads = Annotated[
@@ -199,9 +210,10 @@ class JobSpec(_Section):
     """Devices to use. `auto`: all GPUs, or two CPU devices where there is none. `cpu:4`: four devices that
     share this machine's cores. `cuda`: all GPUs. A list names them; a GPU that stands in it twice is
     shared by two ranks."""
-    global_batch: GlobalBatch | None = None
-    """Samples per optimizer step, over all devices. Only a few built-ins have one of their own, which then
-    is the default; `gpurun workloads` lists them."""
+    global_batch: GlobalBatchOrMax | None = None
+    """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
+    each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have
+    a batch of their own, which then is the default; `gpurun workloads` lists them."""
     precision: Precision = "fp32"
     """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
     compile: bool = False

@@ -22,6 +22,7 @@ compare:                   # every combination of these is measured
     - even                 # as torch.chunk cuts the batch
     # - [48, 16]           # these; for two devices, must add up to global_batch
     # - "3:1"              # in this ratio
+    # - balanced           # measured: what is best for these devices
   # device_count: [1, 2]   # the first ones of `devices`
   # params: [{}, {}]       # laid over the params above
 

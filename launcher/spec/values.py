@@ -5,6 +5,7 @@ person reads. `wrong(…, at=…)` points to an item inside of the value.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -184,8 +185,13 @@ def parse_global_batch(value: Any) -> Any:
     """The value as it stands, for pydantic to judge.
 
     Raises:
-        PydanticCustomError: `max`, which has no place here yet.
+        PydanticCustomError: `max`, which is no number to compare others with.
     """
     if value == "max":
-        raise wrong("`max` is not part of this version yet", "give the number of samples")
+        raise wrong("`max` can't be one of several batches", "set `global_batch: max` at the top instead")
     return value
+
+
+def parse_global_batch_or_max(value: Any, parse_number: Callable[[Any], int]) -> Any:
+    """`max`, or a number of samples."""
+    return value if value == "max" else parse_number(value)

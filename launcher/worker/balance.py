@@ -17,7 +17,7 @@ from launcher.worker.journal import Journal
 from launcher.worker.peers import Peers
 from launcher.worker.trainer import Trainer
 
-OVERHEAD_ROUNDS = 5
+OVERHEAD_ROUNDS = 4
 UNBOUNDED = 1 << 60
 
 
@@ -81,8 +81,8 @@ def resolve(
 
 def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> float:
     """What a step takes beyond its slowest device, in neighbouring blocks of both."""
-    num_steps = min(MAX_BLOCK_STEPS, max(2, math.ceil(BLOCK_MS / max(expected_ms, 1e-3))))
-    devices.whole_ms(split, 2)
+    num_steps = min(MAX_BLOCK_STEPS, max(1, math.ceil(BLOCK_MS / max(expected_ms, 1e-3))))
+    devices.whole_ms(split, 1)
     rounds = [
         devices.whole_ms(split, num_steps) - max(devices.own_ms(split, num_steps))
         for _ in range(OVERHEAD_ROUNDS)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from launcher.gpus import load_nvml
+from launcher.host import has_own_quota
 from launcher.worker.runqueue import waited_ns
 
 THROTTLING = {
@@ -41,6 +42,8 @@ class NoiseMeter:
 
     why_throttled: Callable[[], str | None]
     read_ns: Callable[[], Mapping[str, int] | None] = waited_ns
+    is_limited: Callable[[], bool] = has_own_quota
+    """Whether the rank waits for its own quota: nobody can tell that from waiting for a core."""
     queue_ns: Counter[str] = field(default_factory=Counter)
     """By thread."""
     known: bool = True
@@ -64,7 +67,8 @@ class NoiseMeter:
     def per_step(self, num_steps: int) -> BlockNoise:
         """What the block suffered, now that its steps are done; of the thread that waited longest."""
         longest_ns = max(self.queue_ns.values(), default=0)
-        return BlockNoise(longest_ns // num_steps if self.known else None, self.why_throttled())
+        known = self.known and not self.is_limited()
+        return BlockNoise(longest_ns // num_steps if known else None, self.why_throttled())
 
 
 def noise_meter(device: torch.device) -> NoiseMeter:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from launcher.gpus import GIB, load_nvml
-from launcher.host import Machine, host_record, inspect_machine, usable_cores
+from launcher.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from launcher.report.devices import render_devices
 
 UUIDS = ("GPU-aaaa-0", "GPU-abbb-1", "GPU-cccc-2")
@@ -226,3 +226,24 @@ def test_devices_report_drops_columns_where_the_terminal_is_narrow() -> None:
     lines = [line for line in render_devices(machine(), 60).splitlines() if "NVIDIA H200" in line]
     assert lines
     assert all(len(line) <= 60 and "GiB" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [
+        ({"cpu.cfs_quota_us": "40000", "cgroup.procs": "12"}, True),
+        ({"cpu.cfs_quota_us": "40000", "cgroup.procs": "12\n13"}, False),
+        ({"cpu.cfs_quota_us": "-1", "cgroup.procs": "12"}, False),
+        ({"cgroup.procs": "12"}, False),
+    ],
+)
+def test_a_quota_is_a_ranks_own_where_nobody_shares_it(
+    tmp_path: Path, files: dict[str, str], own: bool
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu:/slow\n")
+    folder = tmp_path / "sys/fs/cgroup/cpu/slow"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert has_own_quota(tmp_path) is own

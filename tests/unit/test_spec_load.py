@@ -114,7 +114,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("global_batch: 0", "1 or more"),
         ("global_batch: 9999999999", "2147483647 or less"),
         ("global_batch:", "the key `global_batch` is missing"),
-        ("global_batch: max", "`max` is not part of this version yet"),
+        ("compare: {global_batch: [8, max]}", "`max` can't be one of several batches"),
         ("global_batch: .nan", "`.nan` is not a number that a job can use"),
         ("seed: -1", "0 or more"),
         ("seed: .inf", "`.inf` is not a number"),
