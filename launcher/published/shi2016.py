@@ -60,9 +60,14 @@ class Cell:
         return OTHER_WORK.get((self.framework, self.network))
 
     @property
+    def is_readable(self) -> bool:
+        """Whether there is a time, and it is no misprint."""
+        return self.seconds is not None and UNUSABLE not in self.note
+
+    @property
     def is_usable(self) -> bool:
         """Whether it may be ranked."""
-        return self.seconds is not None and self.other_work is None and UNUSABLE not in self.note
+        return self.is_readable and self.other_work is None
 
 
 @dataclass(frozen=True)

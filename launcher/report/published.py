@@ -87,7 +87,7 @@ def _row(framework: str, cells: Sequence[Cell]) -> tuple[str, ...]:
     columns: list[str] = []
     for device in CPUS:
         there = [cell for cell in own if cell.device == device]
-        best = min((c for c in there if c.seconds and "do not use" not in c.note), key=_seconds, default=None)
+        best = min((cell for cell in there if cell.is_readable), key=_seconds, default=None)
         columns += [_text([c for c in there if c.threads == 1]), _text([best], with_threads=True)]
     return (framework, *columns, *(_text([c for c in own if c.device == device]) for device in GPUS))
 

@@ -77,7 +77,7 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
         Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
-        Column("GFLOP/s", tuple(number_text(_giga(v.flop_per_s), 0) for v in ranked), right=True, drop=5),
+        Column("GFLOP/s", tuple(_giga_text(v.flop_per_s, plain) for v in ranked), right=True, drop=5),
         Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
         Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
         Column("eff.", tuple(number_text(v.scaling_efficiency, 2) for v in ranked), right=True, drop=3),
@@ -152,8 +152,12 @@ def _samples_text(samples_per_s: float | None, plain: bool) -> Text:
     return Text(text.plain.replace(THOUSANDS, "")) if plain else text
 
 
-def _giga(rate: float | None) -> float | None:
-    return None if rate is None else rate / 1e9
+def _giga_text(rate: float | None, plain: bool) -> Text:
+    """A rate in 10⁹ per second; small ones with decimals."""
+    if rate is None:
+        return Text("")
+    text = number_text(rate / 1e9, 0 if rate >= 1e11 else 2)
+    return Text(text.plain.replace(THOUSANDS, "")) if plain else text
 
 
 def _percent_text(share: float | None) -> Text:

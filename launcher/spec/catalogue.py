@@ -85,7 +85,8 @@ def render_catalogue(width: int) -> str:
             f"{kind}:",
             *(line for entry in catalogue() if entry.kind == kind for line in _lines(entry, width)),
         ]
-    return "\n".join([*lines, "", "In a job: `workload: NAME` and `params: {…}`; more: docs/workloads.md"])
+    last = "In a job: `workload: NAME` and `params: {…}`; more: docs/workloads.md"
+    return "\n".join([*lines, "", *textwrap.wrap(last, width)])
 
 
 def _lines(entry: Entry, width: int) -> list[str]:

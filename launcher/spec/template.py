@@ -10,7 +10,7 @@ _TEMPLATE = """\
 # A job for gpurun. `gpurun check FILE` prints what it would do, `gpurun FILE` does it.
 # All keys: docs/job-file.md, or `gpurun schema` for your editor.
 
-workload: gpt              # or mlp, sleep; your own: train.py:build or package.module:build
+workload: gpt              # `gpurun workloads` lists more; your own: train.py:build or package.module:build
 params: {}                 # arguments of the workload's function, by name
 devices: auto              # all GPUs, or two CPU devices; cpu:4 | cuda | [cuda:0, cuda:1]
 global_batch: 64           # samples per optimizer step, over all devices

@@ -27,6 +27,11 @@ from tests.unit.test_plan_expand import FakeGpu, FakeMachine
 from workloads import Workload
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 def spec_of(text: str) -> JobSpec:
     return check_source(parse_source(text.encode(), "job.yaml"), Path())
 
@@ -162,7 +167,7 @@ def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
 def test_a_model_with_batch_norm_is_told_apart() -> None:
     workload = load_workload("resnet56", {}, Path())
     assert isinstance(workload, Workload)
-    trainer = Trainer(workload, order((2, 1), channels_last=True), 0)
+    trainer = Trainer(workload, order((2, 1), channels_last=True, precision="fp32"), 0)
     (warning,) = model_warnings(trainer)
     assert warning.startswith("the model has BatchNorm")
     step = trainer.prepare(VariantOrder("v", (2, 1), 1), 0).load()
