@@ -12,7 +12,15 @@ import msgspec
 
 from launcher.errors import MachineError
 from launcher.paths import RunPaths
-from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from launcher.records import (
+    Event,
+    FailureRecord,
+    LaunchOrder,
+    Restart,
+    StepRecord,
+    VariantFacts,
+    VariantStatus,
+)
 
 T = TypeVar("T")
 
@@ -40,6 +48,9 @@ class RunDir(RunPaths):
     def read_failures(self, launch_id: str) -> list[FailureRecord]:
         files = sorted((self.launch(launch_id) / "failures").glob("rank*.json"))
         return [read_json(file, FailureRecord) for file in files]
+
+    def read_restarts(self) -> list[Restart]:
+        return list(read_lines(self.restarts, Restart))
 
     def read_events(self, launch_id: str) -> list[Event]:
         return list(read_lines(self.events(launch_id), Event))

@@ -22,6 +22,7 @@ from launcher.compare.summary import summary
 from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
 from launcher.rundir import RunDir, read_json
+from launcher.units import plural
 
 SCHEMA = 1
 
@@ -50,7 +51,8 @@ def compare_run(run: RunDir) -> Comparison:
         variants=results,
         fastest=ranking.leader.id if ranking else None,
         summary=summary(ranking, plan.baseline),
-        notes=notes(plan, measured),
+        notes=(*notes(plan, measured), *restart_notes(run)),
+        restarts=len(run.read_restarts()),
         complete=all(is_complete(one, plan) for one in measured.values()),
     )
 
@@ -88,6 +90,14 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
     )
+
+
+def restart_notes(run: RunDir) -> tuple[str, ...]:
+    """That launches were started again, and after what."""
+    reasons = [restart.reason for restart in run.read_restarts()]
+    if not reasons:
+        return ()
+    return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

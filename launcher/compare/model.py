@@ -136,3 +136,5 @@ class Comparison:
     notes: tuple[str, ...]
     complete: bool
     """Whether all that was planned has been run."""
+    restarts: int = 0
+    """How often launches were started again after a failure."""

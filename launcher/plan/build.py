@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
+from launcher.plan.binding import bind_ranks
 from launcher.plan.devices import MachineLike, gpu_index, is_cuda
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand
@@ -53,7 +54,10 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine),
+        launches=tuple(
+            _bound(launch, spec.bind, machine)
+            for launch in _launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine)
+        ),
         notes=expansion.notes,
     )
 
@@ -115,6 +119,17 @@ def _process(
         devices=devices,
         log=_HERE.log(launch_id, rank).as_posix(),
     )
+
+
+def _bound(launch: Launch, bind: str, machine: MachineLike) -> Launch:
+    """The launch with the cores of its ranks."""
+    if bind == "none":
+        return launch
+    firsts = [process.devices[0] for process in launch.processes]
+    nodes = [machine.gpus[gpu_index(name)].numa_node if is_cuda([name]) else None for name in firsts]
+    cpus = bind_ranks(bind, nodes, machine.topology)
+    processes = zip(launch.processes, cpus, strict=True)
+    return replace(launch, processes=tuple(replace(process, cpus=its) for process, its in processes))
 
 
 def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:

@@ -67,6 +67,7 @@ def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
         nvmlDeviceGetEnforcedPowerLimit=unsupported,
         nvmlDeviceGetTemperature=lambda handle, sensor: 41,
         nvmlDeviceGetPciInfo=bus,
+        nvmlDeviceGetMigMode=unsupported,
         nvmlDeviceGetNvLinkState=lambda handle, number: int(link(handle, number) is not None),
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),

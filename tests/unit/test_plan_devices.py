@@ -12,6 +12,8 @@ from launcher.plan.devices import device_notes, resolve_devices
 class FakeGpu:
     uuid: str
     name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)
