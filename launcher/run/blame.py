@@ -13,6 +13,7 @@ from typing import Literal
 from launcher.frames import is_users
 from launcher.records import FailureRecord
 from launcher.run.limits import remedy
+from launcher.run.lines import NOISE
 from launcher.run.stacks import Fatal, fatal_error
 
 _ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -24,8 +25,6 @@ none of them: NCCL's watchdog aborts a rank whose peer is gone.
 """
 
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
-_NOISE = "USDT:"
-"""Begins lines that torch's profiler prints at its every start and stop."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
 def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:
     """The end of a log as far as it says more than the failure; empty where it doesn't."""
     said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
-    said = [line for line in said if not line.startswith(_NOISE)][-num_lines:]
+    said = [line for line in said if not line.startswith(NOISE)][-num_lines:]
     return said if any(line.strip() for line in said) else []
 
 

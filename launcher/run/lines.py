@@ -9,6 +9,9 @@ import re
 MAX_LINE_BYTES = 1 << 14
 """A longer line is cut into several, so that output without an end needs no memory without an end."""
 
+NOISE = "USDT:"
+"""Begins lines that torch's profiler prints at its every start and stop."""
+
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import SpecError
-from launcher.run.lines import LineReader, prefixed
+from launcher.run.lines import NOISE, LineReader, prefixed
 from launcher.run.relay import Relay
 from launcher.run.running import read
 from launcher.rundir import RunDir
@@ -26,7 +26,8 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
         raise SpecError(_no_log(run, launch, rank))
     for number, path in logs.items():
         for line in log_lines(path):
-            yield prefixed(number, line, colour)
+            if not line.startswith(NOISE):
+                yield prefixed(number, line, colour)
 
 
 def log_lines(path: Path) -> Iterator[str]:

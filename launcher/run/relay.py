@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.run.lines import LineReader, prefixed
+from launcher.run.lines import NOISE, LineReader, prefixed
 from launcher.units import format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
@@ -17,8 +17,6 @@ MOST_AT_ONCE_BYTES = 1 << 18
 SHOWN_BYTES = 1 << 16
 BAR_EVERY_S = 5.0
 """How often a progress bar that moves is shown."""
-_NOISE = ("USDT:",)
-"""Begins lines that torch's profiler prints at its every start and stop."""
 
 
 @dataclass
@@ -42,7 +40,7 @@ class LogTail:
         except OSError:
             return []
         self.offset += left_out + len(portion)
-        lines = [line for line in self.reader.feed(portion) if not line.startswith(_NOISE)]
+        lines = [line for line in self.reader.feed(portion) if not line.startswith(NOISE)]
         if left_out:
             told = f"… {format_number(left_out / 1e6, 1)} MB are left out here; they are in {self.path}"
             lines = [told, *lines[1:]]

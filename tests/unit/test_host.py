@@ -227,3 +227,46 @@ def test_devices_report_drops_columns_where_the_terminal_is_narrow() -> None:
     lines = [line for line in render_devices(machine(), 60).splitlines() if "NVIDIA H200" in line]
     assert lines
     assert all(len(line) <= 60 and "GiB" in line for line in lines)
+
+
+def test_a_gpu_in_mig_mode_stands_for_its_instances() -> None:
+    """Instances are handles beyond those of the GPUs, as NVML gives them; the driver has room for three."""
+    instances = {10: "MIG-1111", 11: "MIG-2222"}
+
+    def instance(gpu: int, number: int) -> int:
+        if number > 1:
+            raise NVMLError("Not Found")
+        return 10 + number
+
+    changes = {
+        "nvmlDeviceGetMigMode": lambda gpu: [int(gpu == 1), 0],
+        "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 3,
+        "nvmlDeviceGetMigDeviceHandleByIndex": instance,
+        "nvmlDeviceGetUUID": lambda gpu: instances.get(gpu) or UUIDS[gpu],
+        "nvmlDeviceGetHandleByUUID": lambda uuid: next(h for h, name in instances.items() if name == uuid),
+        "nvmlDeviceGetNvLinkState": unsupported,
+        "nvmlDeviceGetPciInfo": lambda gpu: unsupported() if gpu >= 10 else SimpleNamespace(busId="0:1:0.0"),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda gpu: 1,
+    }
+    found = [gpu.uuid for gpu in machine(None, **changes).gpus]
+    assert found == [UUIDS[0], "MIG-1111", "MIG-2222", UUIDS[2]]
+    assert [gpu.uuid for gpu in machine("1", **changes).gpus] == ["MIG-1111", "MIG-2222"]
+    chosen = machine("MIG-2222", **changes).gpus
+    assert ([gpu.uuid for gpu in chosen], chosen[0].bus) == (["MIG-2222"], "0:1:0.0")
+
+
+def test_a_gpu_that_somebody_uses_is_busy() -> None:
+    idle, used, utilised = machine().gpus
+    assert idle.busy_with is None
+    assert used.busy_with is not None
+    assert f"({os.getpid()}) uses 6.0 GiB" in used.busy_with
+    assert utilised.busy_with == "it is 90 % utilised"
+    hidden = replace(idle, used_gib=20.0)  # in a container whose driver names no processes
+    assert hidden.busy_with == "20.0 of 140.0 GiB are in use"
+
+
+def test_a_gpus_numa_node_is_looked_up(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:02:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1")
+    assert [gpu.numa_node for gpu in inspect_machine(fake(), {}, tmp_path).gpus] == [None, None, 1]
