@@ -42,7 +42,7 @@ class Pace:
             return False
         self._looked_s = now_s
         steps = tuple(state.steps for state in read_states(self.folder).values())
-        if steps != self._seen:
+        if steps != self._seen or not steps:  # before the ranks exist, torch is being imported
             self._seen, self._since_s, self._told = steps, now_s, False
         if self._told or now_s - self._since_s < self.timeout_s:
             return False

@@ -118,6 +118,13 @@ def test_no_step_and_no_event_is_a_hang_told_once(tmp_path: Path) -> None:
     block.close()
 
 
+def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
+    now = 0.0
+    pace = Pace(tmp_path, 10.0, clock=lambda: now)
+    for now in range(0, 100, 5):  # noqa: B007  # read by the clock
+        assert not pace.hangs(heard=False)
+
+
 def test_without_a_limit_nothing_hangs(tmp_path: Path) -> None:
     assert not Pace(tmp_path, None, clock=iter([0.0, 1e9]).__next__).hangs(heard=False)
 
