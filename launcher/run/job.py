@@ -18,6 +18,7 @@ from launcher.records import Event
 from launcher.report.plan import headlines
 from launcher.run.account import Account
 from launcher.run.guard import Guard
+from launcher.run.limits import check_open_files
 from launcher.run.open import Invocation, open_run, read_invocation, resume_run
 from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.progress import Progress, Status
@@ -125,6 +126,7 @@ def prepare(invocation: Invocation | None, out: Path | None, resume: Path | None
     spec = load_job(given.job_file, given.overrides)
     machine = inspect_machine()
     plan = build_plan(spec, machine)
+    check_open_files(max(variant.world_size for variant in plan.variants))
     if resume is None:
         run = open_run(given, spec, plan, machine, out)
     else:

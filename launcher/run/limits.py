@@ -7,11 +7,17 @@ import errno
 import re
 import resource
 
+from launcher.errors import MachineError
+from launcher.units import plural
+
 _PROCESSES = re.compile(
     r"can't start new thread|resource temporarily unavailable|thread creation failed|pthread_create failed"
     r"|libgomp: thread creation",
     re.IGNORECASE,
 )
+_FILES_AT_LEAST = 64
+_FILES_PER_RANK = 8
+"""Open at a time in one process: gloo has a connection or two to each of the other ranks."""
 _FILES = re.compile(r"too many open files", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(
     r"insufficient shared memory|unable to (open|allocate|write to|resize).{0,60}shared memory"
@@ -31,6 +37,19 @@ def start_problem(number: int) -> str:
     if number == errno.ENOMEM:
         return "there is no memory left for a process; end others, or use fewer ranks"
     return errno_text(number)
+
+
+def check_open_files(num_ranks: int) -> None:
+    """Refuses a limit under which torch's store aborts without a word.
+
+    Raises:
+        MachineError: the limit is too low for this many ranks.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_AT_LEAST + _FILES_PER_RANK * num_ranks
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        ranks = plural(num_ranks, "rank")
+        raise MachineError(f"`ulimit -n` is {soft}: {ranks} may need {needed}; raise it (ulimit -n 65536)")
 
 
 def remedy(text: str) -> str | None:

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from launcher.control import ControlBlock, block_path, leave, make_folder, read_states, start_ticks
-from launcher.errors import SpecError
+from launcher.errors import MachineError, SpecError
 from launcher.run.blame import Failure
-from launcher.run.limits import remedy, start_problem
+from launcher.run.limits import check_open_files, remedy, start_problem
 from launcher.run.pace import Pace
 from launcher.run.relay import MOST_AT_ONCE_BYTES, Relay
 from launcher.run.restart import can_pass, pause_s
@@ -72,6 +72,13 @@ def test_other_words_have_none() -> None:
     assert "ulimit -u" in start_problem(errno.EAGAIN)
     assert "ulimit -n" in start_problem(errno.EMFILE)
     assert start_problem(errno.EIO) == "EIO"
+
+
+def test_a_limit_that_is_too_low_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (90, 90))
+    check_open_files(2)
+    with pytest.raises(MachineError, match="`ulimit -n` is 90: 16 ranks may need 192; raise it"):
+        check_open_files(16)
 
 
 def test_a_block_counts_and_rings(tmp_path: Path) -> None:
