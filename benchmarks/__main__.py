@@ -11,6 +11,7 @@ NAMES = (
     "accuracy",
     "statistics",
     "reliability",
+    "supervision",
     "truth",
     "trace",
     "profiler",

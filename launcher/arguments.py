@@ -49,6 +49,22 @@ def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None)
     return percent
 
 
+def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """`0,2-3` as 0, 2, 3."""
+    if value is None:
+        return None
+    ranks: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            ranks += range(int(first), int(last if dash else first) + 1)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no list of ranks; write 0,2-3") from None
+    if not ranks or min(ranks) < 0:
+        raise click.BadParameter(f"{value!r} names no rank; write 0,2-3")
+    return tuple(dict.fromkeys(ranks))
+
+
 def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:
     """`A:B`, where either may be left out, as a slice of step numbers; `A` alone is that one step."""
     if value is None:

@@ -10,6 +10,7 @@ import click
 
 from launcher import __version__
 from launcher.arguments import JobGroup, parse_percent, parse_steps
+from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 from launcher.workloads_command import workloads_command
 
@@ -69,10 +70,18 @@ def cli() -> None:
     metavar="[RUN]",
     help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
+@click.option("--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only.")
+@click.option("--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it.")
 @json_option
 @set_option
 def job_command(
-    job: Path | None, out: Path | None, resume: Path | None, as_json: bool, overrides: tuple[str, ...]
+    job: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    only_rank: int | None,
+    quiet: bool,
+    as_json: bool,
+    overrides: tuple[str, ...],
 ) -> None:
     """Run every variant of JOB.yaml, measure and compare them.
 
@@ -91,9 +100,9 @@ def job_command(
     if job is None and resume is None:
         raise SpecError("which job? gpurun JOB.yaml; `gpurun init` writes one to start from")
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from launcher.run.job import invocation_of, run_job
+        from launcher.run.job import Output, invocation_of, run_job
 
-        finished = run_job(guard, invocation_of(job, overrides), out, resume)
+        finished = run_job(guard, invocation_of(job, overrides), out, resume, Output(quiet, only_rank))
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error
@@ -372,6 +381,7 @@ def schema() -> None:
 
 
 cli.add_command(workloads_command)
+register_running(cli)
 
 
 def main() -> None:

@@ -3,11 +3,12 @@
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.gpus import GIB, Gpu, GpuProcess, inspect_gpus, load_nvml
+from launcher.topology import Topology, gpu_node, inspect_topology
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
 
@@ -32,6 +33,7 @@ class Machine:
     driver: str | None
     cuda_driver_version: str | None
     nvml_error: str | None
+    topology: Topology
 
 
 def inspect_machine(
@@ -53,10 +55,11 @@ def inspect_machine(
         cpu_cores=usable_cores(root),
         memory_gib=total / GIB,
         memory_available_gib=available / GIB,
-        gpus=found.gpus,
+        gpus=tuple(replace(gpu, numa_node=gpu_node(gpu.bus, root)) for gpu in found.gpus),
         driver=found.driver,
         cuda_driver_version=found.cuda_driver_version,
         nvml_error=found.nvml_error,
+        topology=inspect_topology(root=root),
     )
 
 

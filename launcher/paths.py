@@ -39,6 +39,15 @@ class RunPaths:
     def comparison(self) -> Path:
         return self.path / "comparison.json"
 
+    @property
+    def running(self) -> Path:
+        """Who works on this run now; gone when nobody does."""
+        return self.path / "running.json"
+
+    @property
+    def restarts(self) -> Path:
+        return self.path / "restarts.jsonl"
+
     def launch(self, launch_id: str) -> Path:
         return self.path / "launches" / launch_id
 
@@ -50,6 +59,23 @@ class RunPaths:
 
     def launch_facts(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "facts.json"
+
+    def control(self, launch_id: str) -> Path:
+        """Folder of what its ranks and the command share while they run; nobody else may look into it."""
+        return self.launch(launch_id) / "control"
+
+    def capture_request(self, launch_id: str, number: int) -> Path:
+        return self.control(launch_id) / f"capture{number}.json"
+
+    def capture(self, launch_id: str, number: int) -> Path:
+        """Folder of the traces that `gpurun capture` has taken."""
+        return self.launch(launch_id) / "captures" / str(number)
+
+    def root_cause(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "failure.json"
+
+    def hang(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "hang.json"
 
     def rendezvous(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "rendezvous"

@@ -290,3 +290,57 @@ class Fit:
     global_batch: int
     caps: tuple[int, ...]
     """The most samples of each device of the job, with a margin."""
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """Why an attempt of a launch failed; `launches/ID/failure.json`, written by the command."""
+
+    time_ns: int
+    host: str
+    rank: int
+    status: str
+    """`was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
+    kind: str
+    code: int | None
+    """Exit code, or minus the signal's number; `None`: the command had to stop it."""
+    message: str
+    traceback: str
+    variant: str | None
+    stage: str | None
+    log: str
+    """Relative to the run directory."""
+    last_lines: tuple[str, ...]
+    """Of the log, as far as they say more than the traceback."""
+    victims: tuple[int, ...]
+    """Ranks that ended only because of it."""
+    also: tuple[int, ...]
+    """Ranks that failed by themselves a little later."""
+    secondary: bool
+    """No cause was found: even this rank only lost its peers."""
+    hint: str | None
+    """What to do about it, where an exhausted limit is known to be behind it."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A line of `restarts.jsonl`."""
+
+    time_ns: int
+    launch: str
+    """The attempt that failed."""
+    restart: int
+    """Counts from 1 within the launch."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What `gpurun capture` asks of the ranks that run; `launches/ID/control/captureN.json`."""
+
+    number: int
+    steps: int
+    ranks: tuple[int, ...] | None
+    """Ranks to record; `None`: all."""
+    first_step: int
+    """By the count of the control block: the trace begins there, where ranks don't agree on it themselves."""

@@ -19,6 +19,7 @@ from launcher.records import (
     Fit,
     LaunchOrder,
     PointRecord,
+    Restart,
     StepRecord,
     VariantFacts,
     VariantStatus,
@@ -61,6 +62,9 @@ class RunDir(RunPaths):
     def read_failures(self, launch_id: str) -> list[FailureRecord]:
         files = sorted((self.launch(launch_id) / "failures").glob("rank*.json"))
         return [read_json(file, FailureRecord) for file in files]
+
+    def read_restarts(self) -> list[Restart]:
+        return list(read_lines(self.restarts, Restart))
 
     def read_events(self, launch_id: str) -> list[Event]:
         return list(read_lines(self.events(launch_id), Event))

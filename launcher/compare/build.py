@@ -29,6 +29,7 @@ from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
 from launcher.rundir import RunDir, read_json
 from launcher.spec.builtins import is_probe
+from launcher.units import plural
 
 SCHEMA = 1
 
@@ -62,7 +63,8 @@ def compare_run(run: RunDir) -> Comparison:
         variants=results,
         fastest=ranking.leader.id if ranking and not disturbed else None,
         summary=closing_sentence(plan, results, ranking, disturbed),
-        notes=notes(plan, measured),
+        notes=(*notes(plan, measured), *restart_notes(run)),
+        restarts=len(run.read_restarts()),
         complete=all(is_complete(one, plan) for one in measured.values()),
         batch_curves=batch_curves(results),
         disturbed=disturbed,
@@ -139,6 +141,14 @@ def apart_summary(plan: Plan, results: Sequence[VariantResult]) -> str:
         return probe_summary(plan.workload, {result.id: result.probe for result in results})
     workloads = list(dict.fromkeys(variant.workload for variant in plan.variants))
     return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
+
+
+def restart_notes(run: RunDir) -> tuple[str, ...]:
+    """That launches were started again, and after what."""
+    reasons = [restart.reason for restart in run.read_restarts()]
+    if not reasons:
+        return ()
+    return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

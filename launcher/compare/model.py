@@ -266,3 +266,5 @@ class Comparison:
     """Where at least three global batches were compared."""
     disturbed: tuple[str, ...] = ()
     """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""
+    restarts: int = 0
+    """How often launches were started again after a failure."""

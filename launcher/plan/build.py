@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
+from launcher.plan.binding import bind_ranks
 from launcher.plan.devices import MachineLike, gpu_index, is_cuda, resolve_devices
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand, processes_of
@@ -59,7 +60,10 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine),
+        launches=tuple(
+            _bound(launch, spec.bind, machine)
+            for launch in _launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine)
+        ),
         notes=(*notes, *expansion.notes),
     )
 
@@ -134,6 +138,17 @@ def _process(
 def device_env(device: str, rank: int, machine: MachineLike) -> Mapping[str, str]:
     """The environment of a process that has one device to itself, and no peers."""
     return {**_rank_env(rank, 1, "single"), **_visible_gpus((device,), machine)}
+
+
+def _bound(launch: Launch, bind: str, machine: MachineLike) -> Launch:
+    """The launch with the cores of its ranks."""
+    if bind == "none":
+        return launch
+    firsts = [process.devices[0] for process in launch.processes]
+    nodes = [machine.gpus[gpu_index(name)].numa_node if is_cuda([name]) else None for name in firsts]
+    cpus = bind_ranks(bind, nodes, machine.topology)
+    processes = zip(launch.processes, cpus, strict=True)
+    return replace(launch, processes=tuple(replace(process, cpus=its) for process, its in processes))
 
 
 def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
+from launcher.plan.devices import MachineLike, busy_notes, device_notes, is_cuda, resolve_devices
 from launcher.plan.ids import make_unique, variant_id
 from launcher.plan.model import LeftOut, Variant
 from launcher.spec.builtins import is_probe
@@ -50,6 +50,7 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
         baseline=choose_baseline(spec, candidates),
         notes=(
             *device_notes(devices, machine),
+            *busy_notes(spec.devices, devices, machine),
             *_unused_splits(built),
             *_chunk_notes(candidates),
             *_merge_notes(built, candidates),

@@ -61,6 +61,8 @@ class Process:
     """Global names of the devices that it owns: one for `single` and `ddp`, all for `dp`."""
     log: str
     """Path of its stdout and stderr, relative to the run directory."""
+    cpus: tuple[int, ...] = ()
+    """Hardware threads that it may run on; empty: all that the command may."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
 import gc
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,17 @@ from launcher.plan.build import build_plan, estimate_s
 from launcher.plan.model import Launch, Plan
 from launcher.records import Event
 from launcher.report.plan import headlines
+from launcher.run.account import Account
 from launcher.run.fit import find_fit, wants_max, with_batch
 from launcher.run.guard import Guard
+from launcher.run.limits import check_open_files
 from launcher.run.open import Invocation, find_run, open_run, read_invocation, resume_run
 from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.progress import Progress, Status
+from launcher.run.relay import Relay
+from launcher.run.running import claimed
 from launcher.run.session import Session, outcome_error
-from launcher.run.signals import interruptible
+from launcher.run.signals import forwarded, interruptible
 from launcher.rundir import RunDir, write_json
 from launcher.spec.load import load_job
 from launcher.spec.model import JobSpec
@@ -55,7 +60,27 @@ class Prepared:
     job_dir: Path
 
 
-def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resume: Path | None) -> Finished:
+@dataclass(frozen=True)
+class Output:
+    """What a person wants to see of what the ranks write."""
+
+    quiet: bool = False
+    only_rank: int | None = None
+
+    def relay(self, say: Callable[[str], None]) -> Relay | None:
+        if self.quiet:
+            return None
+        only = None if self.only_rank is None else (self.only_rank,)
+        return Relay(say, only, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+
+
+def run_job(
+    guard: Guard,
+    invocation: Invocation | None,
+    out: Path | None,
+    resume: Path | None,
+    output: Output = Output(),  # frozen
+) -> Finished:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
 
     Args:
@@ -63,9 +88,10 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
         invocation: the job file and its overrides; `None` takes those of the run that is resumed.
         out: the run directory, where it isn't to be under `runs/`.
         resume: a run to go on with; `LATEST` is the newest of this job.
+        output: what to show of what the ranks write.
 
     Raises:
-        SpecError: the job file or the command line is wrong.
+        SpecError: the job file or the command line is wrong, or another command works on this run.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
     gc.enable()
@@ -83,9 +109,11 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
                 machine=ready.machine,
                 pool=pool,
                 on_event=lambda *what: progress.update(tracker.status(*what)),
-                on_failure=progress.say,
+                account=Account(ready.run, progress.say),
+                relay=output.relay(progress.say),
             )
-            return finish(session)
+            with claimed(ready.run), forwarded(pool.forward):
+                return finish(session)
 
 
 def prepare(
@@ -111,6 +139,7 @@ def prepare(
         fit = fit or find_fit(spec, machine, pool, job_dir, say_on_stderr)
         spec = with_batch(spec, fit)
     plan = build_plan(spec, machine)
+    check_open_files(max(variant.world_size for variant in plan.variants))
     run = open_run(given, spec, plan, machine, out) if resume is None else resume_run(resume, plan)
     if fit is not None:
         write_json(run.fit, fit)

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.errors import MachineError, SpecError
 from launcher.host import Machine, host_record
 from launcher.plan.model import Plan
+from launcher.run.running import refuse_if_alive
 from launcher.rundir import RunDir, read_json, unwritable, write_bytes, write_json
 from launcher.spec.model import JobSpec
 
@@ -51,6 +52,7 @@ def check_free(path: Path) -> None:
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    refuse_if_alive(RunDir(path))
     if (path / "plan.json").is_file():
         raise SpecError(f"{path} holds a run already; name another --out, or go on with it: --resume {path}")
     what = "is a folder with other files" if path.is_dir() else "is a file"
@@ -61,9 +63,17 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     """Writes what the run begins with. The plan comes last: a folder that has one can be gone on with."""
     write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
     write_json(run.spec, spec.resolved())
-    write_json(run.host, host_record(machine))
+    write_json(run.host, {**host_record(machine), "binding": binding_record(spec.bind, plan)})
     copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
+
+
+def binding_record(bind: str, plan: Plan) -> dict[str, object]:
+    """On which hardware threads the ranks run, by group of launches; empty where they aren't bound."""
+    ranks = {
+        launch.group: {str(p.rank): p.cpus for p in launch.processes if p.cpus} for launch in plan.launches
+    }
+    return {"bind": bind, "cpus": {group: cpus for group, cpus in ranks.items() if cpus}}
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -185,9 +195,10 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
     """A run to go on with; what failed or timed out is tried again, what was measured is kept.
 
     Raises:
-        SpecError: no run is there, or it was made from another job.
+        SpecError: no run is there, it was made from another job, or another command works on it.
     """
     run = find_run(path)
+    refuse_if_alive(run)
     if read_json(run.plan, Plan) != plan:
         raise SpecError(
             f"{run.path} was made from another job, or on another machine: its plan differs\n"

@@ -3,19 +3,21 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
+from launcher.control import leave
 from launcher.errors import GpurunError, MachineError, VariantError
 from launcher.host import Machine
 from launcher.plan.model import Launch, Plan
 from launcher.plan.order import order_for
-from launcher.records import Event, RoundTime, VariantStatus
+from launcher.records import Event, Restart, RoundTime, VariantStatus
 from launcher.report.tensorboard import write_tensorboard
+from launcher.run.account import Account
 from launcher.run.attempts import (
     attempt_id,
     attempts,
@@ -26,22 +28,23 @@ from launcher.run.attempts import (
     status_of,
     variant_rounds,
 )
-from launcher.run.blame import Exit, Failure, explain, root_cause, with_crash
-from launcher.run.hang import Hang, observe
+from launcher.run.blame import Exit, Failure, root_cause
+from launcher.run.hang import Hang, diagnose
+from launcher.run.observe import observe
+from launcher.run.pace import Pace
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
+from launcher.run.relay import Relay
+from launcher.run.restart import can_pass, pause_s
+from launcher.run.running import entered
 from launcher.run.tail import EventTail
-from launcher.rundir import RunDir, write_json
+from launcher.rundir import RunDir, append_lines, write_json
 from launcher.spec.model import JobSpec
 
-GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL: our own workers have nothing to save, users' exit handlers may."""
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""
 LEFT_BEHIND_S = 8.0
 """How long a rank may outlive another one that ended well; they all end within milliseconds."""
 POLL_S = 0.1
-LOG_TAIL_BYTES = 1 << 16
-"""What is read of a rank's log: more than the longest traceback, of a recursion without end."""
 
 OnEvent = Callable[[Launch, int, Event | None], None]
 """Called with a launch, its position in the plan and what it does now."""
@@ -52,9 +55,10 @@ class Ended:
     """How one attempt of a launch ended."""
 
     failure: Failure | None = None
-    timeout_s: float | None = None
+    late: str | None = None
+    """Why the ranks were stopped: `took longer than 5 s`, `made no step for 30 s`."""
     hang: Hang | None = None
-    """What the ranks were doing when the time was up."""
+    """What they were doing then."""
     variant: str | None = None
     """The variant that was running when it failed; `None`: none had begun."""
 
@@ -70,9 +74,9 @@ class Session:
     machine: Machine
     pool: WorkerPool
     on_event: OnEvent
-    on_failure: Callable[[str], None]
-    """Called with the explanation of a failure as soon as it is known."""
-    failures: list[str] = field(default_factory=list)
+    account: Account
+    relay: Relay | None = None
+    """Shows what the ranks write; `None`: nobody wants to see it."""
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -102,6 +106,8 @@ class Session:
             variants = self.with_baseline(launch, missing)
             rounds = launch.rounds - rounds_done(self.run, self.plan, launch, missing)
             ended = self.attempt(position, launch, variants, max(1, rounds))
+            if self.goes_again(launch, ended):
+                continue
             self.settle(launch, missing, ended)
 
     def with_baseline(self, launch: Launch, missing: Sequence[str]) -> list[str]:
@@ -116,25 +122,29 @@ class Session:
         self.write_order(launch, name, variants, rounds)
         tail = EventTail(self.run.events(name))
         self.on_event(launch, position, None)
+        entered(self.run, name)
+        if self.relay is not None:
+            self.relay.follow(self.logs(launch, name))
         self.pool.start(self.requests(launch, name))
         if position == 0 and len(self.plan.launches) > 1:
             self.pool.preload(OPTIMIZING)
         try:
-            exits, timeout_s = self.watch(position, launch, tail)
-            hang = observe(self.pool, self.logs(launch, name)) if timeout_s is not None else None
+            exits, ended = self.watch(position, launch, tail, name)
         finally:
             stopped_ns = time.time_ns()
-            self.pool.stop(GRACE_S)
+            self.pool.stop(self.spec.grace_s)
+            leave(self.run.control(name))
+            entered(self.run, None)
         exits += self.pool.poll(0)
         variant = tail.last.variant if tail.last else None
-        if hang is not None:
-            ended = Ended(timeout_s=timeout_s, hang=hang, variant=variant)
-            self.report_hang(ended, launch, name)
-            return ended
+        if ended is not None:
+            return replace(ended, variant=variant)
         if finished_variants(self.run, launch) >= set(variants):
+            if self.relay is not None:
+                self.relay.finish()
             return Ended()
         self.check_disk(exits, name)
-        failure = self.report(root_cause(exits, self.run.read_failures(name), stopped_ns), name)
+        failure = self.account.failure(root_cause(exits, self.run.read_failures(name), stopped_ns), name)
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
@@ -178,29 +188,72 @@ class Session:
                 env=dict(process.env),
                 log=str(self.run.log(name, process.rank).resolve()),
                 cwd=str(self.job_dir),
+                control=str(self.run.control(name).resolve()),
+                cpus=process.cpus,
             )
             for process in launch.processes
         ]
 
-    def watch(self, position: int, launch: Launch, tail: EventTail) -> tuple[list[Exit], float | None]:
-        """Exits until all ranks have ended, one has failed, or a variant takes longer than its timeout."""
+    def watch(
+        self, position: int, launch: Launch, tail: EventTail, name: str
+    ) -> tuple[list[Exit], Ended | None]:
+        """Exits until all ranks have ended, or one has failed; or how the launch ended that was too late."""
         exits: list[Exit] = []
+        pace = Pace(self.run.control(name), self.spec.hang_timeout_s)
         started = time.monotonic()
         deadline: float | None = None
         while len(exits) < len(launch.processes):
             exits += self.pool.poll(POLL_S)
-            for event in tail.read():
+            events = tail.read()
+            for event in events:
                 self.on_event(launch, position, event)
             spent_s = tail.spent_s(time.time_ns()) if tail.last else time.monotonic() - started
-            if spent_s > self.spec.timeout_s:
-                return exits, self.spec.timeout_s
+            if ended := self.too_late(launch, name, tail, spent_s, pace.hangs(bool(events))):
+                return exits, ended
+            failed = any(exit_.returncode != 0 for exit_ in exits)
+            if self.relay is not None and not failed:
+                self.relay.look()
             if deadline is None and exits:
-                failed = any(exit_.returncode != 0 for exit_ in exits)
                 deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
             if deadline is not None and time.monotonic() > deadline:
                 break
         tail.read()
         return exits, None
+
+    def too_late(
+        self, launch: Launch, name: str, tail: EventTail, spent_s: float, hangs: bool
+    ) -> Ended | None:
+        """How a launch ends whose variant takes longer than its timeout, or that makes no step any more."""
+        if spent_s > self.spec.timeout_s:
+            late, stops = f"took longer than {self.spec.timeout_s:g} s", True
+        elif hangs:
+            late, stops = f"made no step for {self.spec.hang_timeout_s:g} s", self.spec.on_hang == "stop"
+        else:
+            return None
+        hang = diagnose(observe(self.run.control(name)))
+        variant = tail.last.variant if tail.last else None
+        self.account.hang(hang, name, f"{variant or launch.id} {late}")
+        return Ended(late=late, hang=hang) if stops else None
+
+    def goes_again(self, launch: Launch, ended: Ended) -> bool:
+        """Whether the launch starts again as it was, after a pause; says so, and counts it."""
+        if ended.failure is None and ended.late is None:
+            return False
+        if ended.failure is not None and not can_pass(ended.failure):
+            return False
+        before = [r for r in self.run.read_restarts() if r.launch.partition("~")[0] == launch.id]
+        number = len(before) + 1
+        if number > self.spec.restarts:
+            return False
+        reason = ended.failure.reason if ended.failure else str(ended.late)
+        append_lines(
+            self.run.restarts,
+            [Restart(time.time_ns(), attempts(self.run, launch)[-1], number, reason)],
+        )
+        wait_s = pause_s(number)
+        self.account.tell(f"restart {number} of {self.spec.restarts} of {launch.id} in {wait_s:g} s")
+        time.sleep(wait_s)
+        return True
 
     def check_disk(self, exits: Sequence[Exit], name: str) -> None:
         """A worker that can't write its results ends the whole run, not only its variant."""
@@ -210,25 +263,6 @@ class Session:
                 f"    free some space, then go on: gpurun --resume {self.run.path}\n"
                 f"    log: {self.run.log(name, 0)}"
             )
-
-    def report(self, failure: Failure, name: str) -> Failure:
-        """Tells of a failure, and returns it with what the rank's log adds to it."""
-        path = self.run.log(name, failure.rank)
-        log = log_tail(path)
-        failure = with_crash(failure, log)
-        self.tell(explain(failure, log, str(path)))
-        return failure
-
-    def report_hang(self, ended: Ended, launch: Launch, name: str) -> None:
-        """Tells which rank the others waited for, as far as their stacks show it."""
-        assert ended.hang is not None
-        lines = [f"{ended.variant or launch.id} took longer than {ended.timeout_s:g} s", *ended.hang.details]
-        log = self.run.log(name, ended.hang.rank or 0)
-        self.tell("\n    ".join(lines) + f"\nlog (with the stacks): {log}")
-
-    def tell(self, text: str) -> None:
-        self.failures.append(text)
-        self.on_failure(text)
 
     def logs(self, launch: Launch, name: str) -> dict[int, Path]:
         """Where each rank of an attempt writes."""
@@ -240,7 +274,7 @@ class Session:
             facts = merged_facts(self.run, self.plan, variant)
             write_json(self.run.facts(variant), facts)
             write_json(self.run.status(variant), status_of(facts))
-        if ended.failure is None and ended.timeout_s is None:
+        if ended.failure is None and ended.late is None:
             return
         lost = [ended.variant] if ended.variant else missing
         for variant in lost:
@@ -261,19 +295,8 @@ class Session:
         rank = ended.hang.rank if ended.hang else None
         where = f": {ended.hang.headline}" if ended.hang and ended.hang.headline else ""
         log = self.run.log(name, rank or 0).relative_to(self.run.path)
-        reason = f"took longer than {ended.timeout_s:g} s{where}"
+        reason = f"{ended.late}{where}"
         return VariantStatus("timeout", reason, name, rank, str(log))
-
-
-def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
-    """The last part of a log, whatever bytes a program wrote into it."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - num_bytes))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def outcome_error(comparison: Comparison) -> GpurunError | None:

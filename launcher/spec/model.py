@@ -28,7 +28,7 @@ Devices = Annotated[
                 {"type": "string", "pattern": "^cpu:[0-9]+$"},
                 {
                     "type": "array",
-                    "items": {"type": "string", "pattern": "^(cpu|(cpu|cuda):[0-9]+)$"},
+                    "items": {"type": "string", "pattern": values.DEVICE_PATTERN},
                     "minItems": 1,
                 },
             ]
@@ -207,9 +207,10 @@ class JobSpec(_Section):
     params: Params = Field(default_factory=dict)
     """Arguments of the workload's function, by name."""
     devices: Devices = "auto"
-    """Devices to use. `auto`: all GPUs, or two CPU devices where there is none. `cpu:4`: four devices that
-    share this machine's cores. `cuda`: all GPUs. A list names them; a GPU that stands in it twice is
-    shared by two ranks."""
+    """Devices to use. `auto`: all GPUs that nobody else uses, or two CPU devices where there is none.
+    `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
+    the UUID of a GPU or of a MIG instance; a GPU that stands in it twice is shared by two ranks. Numbers
+    count what CUDA_VISIBLE_DEVICES leaves."""
     global_batch: GlobalBatchOrMax | None = None
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have
@@ -248,6 +249,22 @@ class JobSpec(_Section):
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     timeout_s: Duration = Field(default=600.0, alias="timeout", json_schema_extra={"default": "10m"})
     """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds."""
+    hang_timeout_s: Duration | None = Field(default=None, alias="hang_timeout")
+    """How long no step may end before the job counts as hanging: then it is said which rank the others wait
+    for. By default only `timeout` counts."""
+    on_hang: Literal["stop", "continue"] = "stop"
+    """What then: `stop` gives the variant up, `continue` only tells of it."""
+    grace_s: Duration = Field(default=5.0, alias="grace", json_schema_extra={"default": "5s"})
+    """How long ranks may take to end after SIGTERM, before SIGKILL: what handlers of the program need to
+    save. A second Ctrl-C doesn't wait."""
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How often each launch may start again after a failure that can pass: a signal, the kernel's OOM
+    killer, a lost connection, a hang, most exceptions and exit codes; not after a `SyntaxError`,
+    `ImportError`, `NameError`, `TypeError`, `AttributeError` or exit code 2. The pause before is 1 s, and
+    doubles each time."""
+    bind: Literal["none", "numa", "cores"] = "none"
+    """On which cores each rank runs. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
+    over the nodes. `cores`: its own share of those, by whole cores."""
     gradient_check: bool = True
     """Whether to compare, before the timing, each variant's gradient with that of the whole batch on one
     device."""

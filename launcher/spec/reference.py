@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.spec.schema import job_schema
 from launcher.spec.template import job_template
-from launcher.spec.values import RATIO_PATTERN
+from launcher.spec.values import DEVICE_PATTERN, RATIO_PATTERN
 
 _HEAD = """\
 # The job file
@@ -88,7 +88,7 @@ _WORDS = {"number": "seconds", "boolean": "`true`, `false`", "object": "mapping"
 
 _EXAMPLES = {
     "^cpu:[0-9]+$": "`cpu:N`",
-    "^(cpu|(cpu|cuda):[0-9]+)$": "`cuda:i`, `cpu:i`, `cpu`",
+    DEVICE_PATTERN: "`cuda:i`, `GPU-…`, `MIG-…`, `cpu:i`, `cpu`",
     RATIO_PATTERN: 'a ratio (`"3:1"`)',
     r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$": "`90s`, `10m`, `1h`",
 }

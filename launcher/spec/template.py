@@ -34,4 +34,6 @@ steps:
   early_stop: true         # as soon as every comparison is decided
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
+# hang_timeout: 2m         # no step for that long: say which rank the others wait for, then stop
+# restarts: 2              # after failures that can pass: signals, lost connections, hangs
 """

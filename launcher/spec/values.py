@@ -30,9 +30,14 @@ MAX_TIMEOUT_S = 30 * 24 * 3600.0
 RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
 """A ratio for the schema; a device whose part is zero is none."""
 
+DEVICE_PATTERN = "^(cpu|(cpu|cuda):[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)$"
+"""A device of a list, for the schema."""
+
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
+"""As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -68,7 +73,7 @@ def parse_workload(value: Any) -> str:
 
 
 def parse_devices(value: Any) -> Devices:
-    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i` and `cuda:i` of one kind."""
+    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind."""
     if isinstance(value, list):
         return _device_list(value)
     if value in ("auto", "cuda"):
@@ -97,14 +102,16 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
         if not isinstance(item, str) or not (item == "cpu" or _is_device(item)):
             hint = "cpu:0 or cuda:0, for example"
             raise wrong(f"expected the name of a device, got {describe(item)}", hint, position)
-    kinds = {item.partition(":")[0] for item in items}
+    kinds = {"cuda" if _UUID.fullmatch(item) else item.partition(":")[0] for item in items}
     if len(kinds) > 1:
         raise wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
-    return tuple(re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
+    return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
 
 
 def _is_device(text: str) -> bool:
-    return any(_device_number(kind, text) is not None for kind in ("cpu", "cuda"))
+    return bool(_UUID.fullmatch(text)) or any(
+        _device_number(kind, text) is not None for kind in ("cpu", "cuda")
+    )
 
 
 def _device_number(kind: str, text: str) -> int | None:

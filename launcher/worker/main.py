@@ -17,12 +17,12 @@ from launcher.worker.failure import record_failure
 from launcher.worker.gradient import check_gradients, model_warnings
 from launcher.worker.group import close_group, finish, init_group
 from launcher.worker.journal import Journal
+from launcher.worker.live import Live, open_block
 from launcher.worker.load import load_workload
 from launcher.worker.measure import Bench
 from launcher.worker.peers import Alone, Group, Peers
 from launcher.worker.probe import ProbeBench, site_of
-from launcher.worker.profile import capture, run_unrecorded
-from launcher.worker.step import NoClock
+from launcher.worker.tracing import trace_steps
 from launcher.worker.trainer import Trainer
 from workloads.probes.base import Probe
 
@@ -88,8 +88,9 @@ def measure(journal: Journal, peers: Peers) -> None:
     clock = clock_for(device)
     journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
+    live = Live(order, rank, open_block(journal.run, order.launch, rank))
     meter = meter_for(order, rank)
-    Bench(journal.order, trainer, clock, peers, journal, device, meter).run()
+    Bench(journal.order, trainer, clock, peers, journal, device, live, meter).run()
     profile(trainer, journal, peers)
     journal.enter("done")
     trainer.close()
@@ -125,24 +126,17 @@ def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
 
 
 def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, peers: Peers) -> None:
-    """One trace; inputs are drawn before it begins. A rank that isn't recorded takes part all the same."""
-    order, rank = journal.order, journal.rank
+    """One trace per rank that is to be recorded."""
+    order, rank, run = journal.order, journal.rank, journal.run
     wanted = order.profile
     assert wanted is not None
-    inputs = iter([trainer.prepare(variant, step) for step in range(wanted.steps + 1)])
-
-    def run_one_step() -> None:
-        trainer.step(next(inputs), NoClock())
-
-    if wanted.ranks is None or rank in wanted.ranks:
-        path = journal.run.trace(variant.id, rank)
-        capture(
-            run_one_step,
-            wanted,
-            path,
-            align=peers.barrier,
-            all_threads=order.strategy == "dp",
-            snapshot=journal.run.memory_snapshot(variant.id, rank) if wanted.memory else None,
-        )
-    else:
-        run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)
+    trace_steps(
+        trainer,
+        variant,
+        wanted,
+        peers,
+        run.trace(variant.id, rank),
+        rank=rank,
+        all_threads=order.strategy == "dp",
+        snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
+    )

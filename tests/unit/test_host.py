@@ -67,6 +67,7 @@ def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
         nvmlDeviceGetEnforcedPowerLimit=unsupported,
         nvmlDeviceGetTemperature=lambda handle, sensor: 41,
         nvmlDeviceGetPciInfo=bus,
+        nvmlDeviceGetMigMode=unsupported,
         nvmlDeviceGetNvLinkState=lambda handle, number: int(link(handle, number) is not None),
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),
@@ -247,3 +248,46 @@ def test_a_quota_is_a_ranks_own_where_nobody_shares_it(
     for name, text in files.items():
         (folder / name).write_text(text)
     assert has_own_quota(tmp_path) is own
+
+
+def test_a_gpu_in_mig_mode_stands_for_its_instances() -> None:
+    """Instances are handles beyond those of the GPUs, as NVML gives them; the driver has room for three."""
+    instances = {10: "MIG-1111", 11: "MIG-2222"}
+
+    def instance(gpu: int, number: int) -> int:
+        if number > 1:
+            raise NVMLError("Not Found")
+        return 10 + number
+
+    changes = {
+        "nvmlDeviceGetMigMode": lambda gpu: [int(gpu == 1), 0],
+        "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 3,
+        "nvmlDeviceGetMigDeviceHandleByIndex": instance,
+        "nvmlDeviceGetUUID": lambda gpu: instances.get(gpu) or UUIDS[gpu],
+        "nvmlDeviceGetHandleByUUID": lambda uuid: next(h for h, name in instances.items() if name == uuid),
+        "nvmlDeviceGetNvLinkState": unsupported,
+        "nvmlDeviceGetPciInfo": lambda gpu: unsupported() if gpu >= 10 else SimpleNamespace(busId="0:1:0.0"),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda gpu: 1,
+    }
+    found = [gpu.uuid for gpu in machine(None, **changes).gpus]
+    assert found == [UUIDS[0], "MIG-1111", "MIG-2222", UUIDS[2]]
+    assert [gpu.uuid for gpu in machine("1", **changes).gpus] == ["MIG-1111", "MIG-2222"]
+    chosen = machine("MIG-2222", **changes).gpus
+    assert ([gpu.uuid for gpu in chosen], chosen[0].bus) == (["MIG-2222"], "0:1:0.0")
+
+
+def test_a_gpu_that_somebody_uses_is_busy() -> None:
+    idle, used, utilised = machine().gpus
+    assert idle.busy_with is None
+    assert used.busy_with is not None
+    assert f"({os.getpid()}) uses 6.0 GiB" in used.busy_with
+    assert utilised.busy_with == "it is 90 % utilised"
+    hidden = replace(idle, used_gib=20.0)  # in a container whose driver names no processes
+    assert hidden.busy_with == "20.0 of 140.0 GiB are in use"
+
+
+def test_a_gpus_numa_node_is_looked_up(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:02:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1")
+    assert [gpu.numa_node for gpu in inspect_machine(fake(), {}, tmp_path).gpus] == [None, None, 1]

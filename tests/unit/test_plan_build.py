@@ -23,6 +23,8 @@ from launcher.spec.model import JobSpec
 class FakeGpu:
     uuid: str
     name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)
