@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ class Timed:
     def __len__(self) -> int:
         return len(self.start)
 
-    def union(self) -> Intervals:
+    @cached_property
+    def covered(self) -> Intervals:
+        """The moments in which any of them was under way."""
         return union(self.start, self.end)
 
 
@@ -39,6 +42,10 @@ class Spans(Timed):
     name: Int32
     """Index into the table of names that the owner of this column keeps."""
     thread: Int32
+
+    def where(self, chosen: NDArray[np.bool_]) -> Spans:
+        """Those that are chosen."""
+        return Spans(self.start[chosen], self.duration[chosen], self.name[chosen], self.thread[chosen])
 
 
 @dataclass(frozen=True, eq=False)

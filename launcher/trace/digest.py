@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from launcher.trace.classify import GpuKind, HostKind
-from launcher.trace.columns import Trace
+from launcher.trace.columns import Timed, Trace
 from launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from launcher.trace.local import LocalCollective, local_collectives
-from launcher.trace.measure import Activity, Measure, Queue, Waits, measure
+from launcher.trace.measure import Activity, Measure, Queue, Waits, joined, measure
 from launcher.trace.read import read_trace
 from launcher.trace.steps import (
     WITHOUT_STEPS,
@@ -25,6 +25,7 @@ from launcher.trace.steps import (
     step_at,
     windows,
 )
+from launcher.trace.stretches import stretches
 from launcher.trace.tables import Mask, NameTime, compute_ops, kernel_times, op_times
 
 MAX_RANKS = 1 << 31
@@ -143,8 +144,8 @@ class _GpuPicture:
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
-            runtime=trace.launches.union(),
-            ops=union(trace.ops.start, trace.ops.end),
+            runtime=trace.launches.covered,
+            ops=trace.ops.covered,
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]
@@ -153,8 +154,8 @@ class _GpuPicture:
         chosen = np.flatnonzero(mask)
         if not len(chosen):
             return self._scope(chosen, None, None, (0, 0))
-        gpu = self.trace.gpu
-        return self._scope(chosen, None, None, (int(gpu.start[chosen].min()), int(gpu.end[chosen].max())))
+        start, duration = self.trace.gpu.start[chosen], self.trace.gpu.duration[chosen]
+        return self._scope(chosen, None, None, (int(start.min()), int((start + duration).max())))
 
     def step(self, step: Step, position: int) -> Scope:
         first, last = np.searchsorted(self.sorted_steps, (position, position + 1))
@@ -164,15 +165,28 @@ class _GpuPicture:
         self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
     ) -> Scope:
         gpu = self.trace.gpu
-        start, end, kind = gpu.start[chosen], gpu.end[chosen], gpu.kind[chosen]
+        work = Timed(gpu.start[chosen], gpu.duration[chosen])
         return Scope(
             step=number,
             position=position,
-            measure=measure(_activity(start, end, kind), *window, self.waits, self._queue(chosen)),
-            num_kernels=int((kind <= GpuKind.COMM).sum()),
+            measure=self._measure(work, chosen, *window),
+            num_kernels=int((gpu.kind[chosen] <= GpuKind.COMM).sum()),
             launch_delay=self._launch_delay(chosen),
-            gpu_span=int(end.max() - start.min()) if len(chosen) else None,
+            gpu_span=int(work.end.max() - work.start.min()) if len(work) else None,
         )
+
+    def _measure(self, work: Timed, chosen: Int64, start_ns: int, end_ns: int) -> Measure:
+        """Of a window and the work that belongs there, in stretches: they cut neither work nor a gap."""
+        queue = self._queue(chosen)
+        parts: list[Measure] = []
+        for stretch in stretches(work):
+            first_ns, last_ns = max(stretch.begin_ns, start_ns), min(stretch.end_ns, end_ns)
+            if first_ns < last_ns or not parts:
+                mine = stretch.holds(work.start)
+                start, kind = work.start[mine], self.trace.gpu.kind[chosen[mine]]
+                activity = _activity(start, start + work.duration[mine], kind)
+                parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
+        return joined(parts)
 
     def _queue(self, chosen: Int64) -> Queue:
         order = chosen[np.argsort(self.trace.gpu.start[chosen], kind="stable")]
