@@ -12,7 +12,7 @@ import msgspec
 
 from launcher.errors import MachineError
 from launcher.paths import RunPaths
-from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from launcher.records import Event, FailureRecord, OrderHead, StepRecord, VariantFacts, VariantStatus
 
 T = TypeVar("T")
 
@@ -20,8 +20,9 @@ T = TypeVar("T")
 class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
-    def read_order(self, launch_id: str) -> LaunchOrder:
-        return read_json(self.order(launch_id), LaunchOrder)
+    def read_order_head(self, launch_id: str) -> OrderHead:
+        """Of any launch, of a workload or a program."""
+        return read_json(self.order(launch_id), OrderHead)
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written."""

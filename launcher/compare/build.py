@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from launcher.compare.difference import Differences, planned_looks
@@ -10,6 +11,7 @@ from launcher.compare.figures import (
     launch_medians_ms,
     noise,
     rank_figures,
+    samples_per_s,
     scaling_efficiency,
     step_time,
 )
@@ -78,7 +80,7 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
         rounds=len(measured.timed),
         launches=len(measured.launch_medians_ns),
         step_ms=step_ms,
-        samples_per_s=1e3 * variant.global_batch / step_ms.median if step_ms else None,
+        samples_per_s=samples_per_s(variant, step_ms),
         vs_baseline=differences.vs_baseline(variant.id),
         scaling_efficiency=scaling_efficiency(measured, differences.measured.values()),
         gradient_error=facts.gradient_error,
@@ -87,6 +89,7 @@ def variant_result(run: RunDir, measured: Measured, differences: Differences) ->
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
+        wall_s=median(measured.wall_s) if measured.wall_s else None,
     )
 
 

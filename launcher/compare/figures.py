@@ -9,6 +9,7 @@ from launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, St
 from launcher.compare.rounds import round_blocks_ns
 from launcher.compare.slowest import slowest_rank
 from launcher.compare.traced import RankBreakdown, Traced
+from launcher.plan.model import Variant
 from launcher.records import StepRecord
 from launcher.rundir import RunDir
 from launcher.stats.launches import t_interval
@@ -32,6 +33,13 @@ def step_time(measured: Measured) -> StepTime | None:
 def launch_medians_ms(measured: Measured) -> tuple[float, ...]:
     """Median step of each launch, by repetition."""
     return tuple(step_ns / 1e6 for step_ns in measured.launch_medians_ns.values())
+
+
+def samples_per_s(variant: Variant, step_ms: StepTime | None) -> float | None:
+    """Throughput; `None` where the samples of a step aren't known, as of most programs."""
+    if step_ms is None or variant.global_batch is None:
+        return None
+    return 1e3 * variant.global_batch / step_ms.median
 
 
 def scaling_efficiency(measured: Measured, everything: Iterable[Measured]) -> float | None:
@@ -70,15 +78,17 @@ def rank_figures(run: RunDir, measured: Measured, traced: Traced | None) -> tupl
     """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
     breakdowns = traced.ranks if traced else {}
     alone = len(measured.variant.devices) == 1
+    devices = measured.variant.devices
+    split = measured.variant.split or (None,) * len(devices)
     return tuple(
         with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank), alone)
-        for rank, (device, local_batch) in enumerate(
-            zip(measured.variant.devices, measured.variant.split, strict=True)
-        )
+        for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
 
 
-def _one_rank(run: RunDir, measured: Measured, rank: int, device: str, local_batch: int) -> RankFigures:
+def _one_rank(
+    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None
+) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = [step for step in steps if step.kind == "timed"]
     peaks = [step.peak_bytes for step in timed if step.peak_bytes is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import SpecError
-from launcher.plan.model import Variant
+from launcher.plan.model import PROGRAM, Variant
 from launcher.spec.model import JobSpec
 
 MAX_COMBINATIONS = 1000
@@ -21,11 +21,15 @@ class Combination:
     strategy: str
     device_count: int
     split: str | tuple[int, ...]
-    global_batch: int
+    global_batch: int | None
     precision: str
     accumulate: int
     params: Mapping[str, Any]
     """The job's, with those of `compare` laid over them."""
+    args: tuple[str, ...]
+    """The program's: the job's, then those of `compare`."""
+    env: Mapping[str, str]
+    """The program's: the job's, with those of `compare` laid over them."""
     seed: int
     stated: Mapping[str, Any]
     """What stands under `compare` for this combination."""
@@ -63,7 +67,7 @@ def combinations(spec: JobSpec, num_devices: int) -> Iterator[Combination]:
 
 
 def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int) -> Combination:
-    strategy = stated.get("strategy", spec.strategy)
+    strategy = PROGRAM if spec.program else stated.get("strategy", spec.strategy)
     default_count = 1 if strategy == "single" else spec.device_count or num_devices
     return Combination(
         strategy=strategy,
@@ -73,6 +77,8 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int) -> Com
         precision=stated.get("precision", spec.precision),
         accumulate=stated.get("accumulate", spec.accumulate),
         params={**spec.params, **stated.get("params", {})},
+        args=(*spec.args, *stated.get("args", ())),
+        env={**spec.env, **stated.get("env", {})},
         seed=stated.get("seed", spec.seed),
         stated=stated,
     )

@@ -1,7 +1,7 @@
 """Which devices of this machine a job means."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from launcher.errors import MachineError, SpecError
@@ -72,6 +72,14 @@ def is_cuda(devices: Sequence[str]) -> bool:
 def gpu_index(name: str) -> int:
     """Position of `cuda:i` among the machine's GPUs."""
     return int(name.partition(":")[2])
+
+
+def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
+    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
+    if not is_cuda(devices):
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    distinct = dict.fromkeys(devices)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
 
 
 def _gpus(machine: MachineLike) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
 from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
-from launcher.plan.ids import make_unique, variant_id
+from launcher.plan.ids import make_unique, program_id, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.plan.program import program_variant
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
 from launcher.spec.model import JobSpec
@@ -63,7 +64,7 @@ def _build_all(
     refused: list[tuple[Combination, ImpossibleError]] = []
     for wanted in combinations(spec, len(devices)):
         try:
-            built.append((wanted, _variant(wanted, devices)))
+            built.append((wanted, (program_variant if spec.program else _variant)(spec, wanted, devices)))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -81,7 +82,7 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if key not in besides}
 
 
-def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
+def _variant(spec: JobSpec, wanted: Combination, devices: tuple[str, ...]) -> Variant:
     """The variant, still without an id.
 
     Raises:
@@ -113,6 +114,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
 
 
 def _split(wanted: Combination, num_devices: int) -> Split:
+    assert wanted.global_batch is not None, "a workload's job states it"
     if wanted.strategy == "single":
         if wanted.device_count != 1:
             raise ImpossibleError("device_count", f"single uses one device, not {wanted.device_count}")
@@ -138,16 +140,24 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
     work = (variant.strategy, variant.devices, variant.split, variant.precision, variant.accumulate)
-    return json.dumps((*work, variant.params, variant.seed), sort_keys=True)
+    given = (variant.params, variant.args, variant.env)
+    return json.dumps((*work, *given, variant.seed), sort_keys=True)
 
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:
     variants = [candidate.variant for candidate in candidates]
-    names = make_unique([variant_id(v.strategy, len(v.devices), v.split_name, v.varied) for v in variants])
+    names = make_unique([_name(variant) for variant in variants])
     return [
         replace(candidate, variant=replace(candidate.variant, id=name))
         for candidate, name in zip(candidates, names, strict=True)
     ]
+
+
+def _name(variant: Variant) -> str:
+    count = len(variant.devices)
+    if variant.is_program:
+        return program_id(count, variant.varied)
+    return variant_id(variant.strategy, count, variant.split_name, variant.varied)
 
 
 def _chunk_notes(candidates: list[Candidate]) -> list[str]:
@@ -176,7 +186,7 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
 
 def _unused_splits(built: list[tuple[Combination, Variant]]) -> list[str]:
     """Splits of a job that has nothing but `single`."""
-    if any(variant.strategy != "single" for _, variant in built):
+    if any(variant.strategy != "single" for _, variant in built):  # a program's job has none
         return []
     unused = dict.fromkeys(wanted.split for wanted, _ in built if wanted.split != "even")
     names = (split if isinstance(split, str) else "/".join(map(str, split)) for split in unused)

@@ -16,13 +16,13 @@ from launcher.plan.model import Launch, Plan
 from launcher.records import Event
 from launcher.report.plan import headlines
 from launcher.run.guard import Guard
-from launcher.run.open import Invocation, open_run, read_invocation, resume_run
-from launcher.run.pool import TRAINING, WorkerPool
+from launcher.run.open import Invocation, load_invocation, open_run, read_invocation, resume_run
+from launcher.run.pool import TRAINING
+from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
 from launcher.run.session import Session, outcome_error
 from launcher.run.signals import interruptible
 from launcher.rundir import RunDir
-from launcher.spec.load import load_job
 from launcher.spec.model import JobSpec
 
 LATEST = Path("latest")
@@ -30,8 +30,8 @@ LATEST = Path("latest")
 PACE_FROM_LAUNCHES = 0.3
 """Share of a launch from which on its start-up no longer distorts the pace."""
 
-WORKER = "launcher.worker.main"
-"""Imported once in the server as well: every rank begins with it."""
+WORKER = ("launcher.worker.main", "launcher.worker.script", "launcher.worker.store")
+"""Imported once in the server as well: every rank begins with one of them."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,11 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
     gc.enable()
-    with interruptible(guard.kill_workers), WorkerPool(guard, preload=(*TRAINING, WORKER)) as pool:
+    with interruptible(guard.kill_workers), WorkerPools(guard, preload=(*TRAINING, *WORKER)) as pools:
         ready = prepare(invocation, out, resume)
         plan = ready.plan
+        envs = [variant.env for variant in plan.variants]
+        pools.keep_only(envs)
         tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
         with Progress(sys.stderr) as progress:
             progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
@@ -80,7 +82,8 @@ def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resum
                 run=ready.run,
                 job_dir=ready.job_dir,
                 machine=ready.machine,
-                pool=pool,
+                pool=pools.get(envs[0]),
+                pools=pools,
                 on_event=lambda *what: progress.update(tracker.status(*what)),
                 on_failure=progress.say,
             )
@@ -95,7 +98,7 @@ def prepare(invocation: Invocation | None, out: Path | None, resume: Path | None
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
     given = invocation or read_invocation(resume or Path())
-    spec = load_job(given.job_file, given.overrides)
+    spec = load_invocation(given)
     machine = inspect_machine()
     plan = build_plan(spec, machine)
     if resume is None:
@@ -103,7 +106,7 @@ def prepare(invocation: Invocation | None, out: Path | None, resume: Path | None
     else:
         newest = resume == LATEST and not resume.exists()
         run = resume_run((out or Path("runs") / plan.name) if newest else resume, plan)
-    return Prepared(spec, machine, plan, run, given.job_file.absolute().parent)
+    return Prepared(spec, machine, plan, run, given.folder)
 
 
 def finish(session: Session) -> Finished:

@@ -16,6 +16,7 @@ from launcher.run.guard import SUPERVISOR_KILLED, Guard, python_argv
 from launcher.run.oomkill import in_kernel_log, oom_kills
 from launcher.run.proctree import kill_descendants, send_signal
 from launcher.run.wire import (
+    SERVICE_RANK,
     STACKS_SIGNAL,
     Exited,
     ImportFailed,
@@ -86,7 +87,7 @@ class WorkerPool:
 
     def pids(self) -> dict[int, int]:
         """Process ids of the ranks that are known to run."""
-        return dict(self._running)
+        return {rank: pid for rank, pid in self._running.items() if rank != SERVICE_RANK}
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks that ended since the last call; waits for the first one, at most `timeout_s`.
@@ -204,7 +205,8 @@ class WorkerPool:
             self._running[report.rank] = report.pid
         elif isinstance(report, Exited):
             self._running.pop(report.rank, None)
-            self._exits.append(self._exit(report))
+            if report.rank != SERVICE_RANK:
+                self._exits.append(self._exit(report))
         elif isinstance(report, ImportFailed):
             self._drop_server()
             raise MachineError(

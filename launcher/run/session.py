@@ -12,7 +12,7 @@ from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
 from launcher.errors import GpurunError, MachineError, VariantError
 from launcher.host import Machine
-from launcher.plan.model import Launch, Plan
+from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
 from launcher.records import Event, RoundTime, VariantStatus
 from launcher.report.tensorboard import write_tensorboard
@@ -29,6 +29,8 @@ from launcher.run.attempts import (
 from launcher.run.blame import Exit, Failure, explain, root_cause, with_crash
 from launcher.run.hang import Hang, observe
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
+from launcher.run.pools import WorkerPools
+from launcher.run.program import begin_launch, end_launch, launch_requests
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec
@@ -69,6 +71,8 @@ class Session:
     job_dir: Path
     machine: Machine
     pool: WorkerPool
+    """Of the launch that runs now: `pools` has one for every environment."""
+    pools: WorkerPools
     on_event: OnEvent
     on_failure: Callable[[str], None]
     """Called with the explanation of a failure as soon as it is known."""
@@ -113,7 +117,12 @@ class Session:
     def attempt(self, position: int, launch: Launch, variants: Sequence[str], rounds: int) -> Ended:
         """Starts the launch's processes and waits until they have all ended."""
         name = attempt_id(launch, len(attempts(self.run, launch)) + 1)
-        self.write_order(launch, name, variants, rounds)
+        program = self.program_of(launch)
+        if program is not None:
+            self.pool = self.pools.get(program.env)
+            begin_launch(self.spec, self.run, program, launch, name, self.job_dir)
+        else:
+            self.write_order(launch, name, variants, rounds)
         tail = EventTail(self.run.events(name))
         self.on_event(launch, position, None)
         self.pool.start(self.requests(launch, name))
@@ -126,6 +135,8 @@ class Session:
             stopped_ns = time.time_ns()
             self.pool.stop(GRACE_S)
         exits += self.pool.poll(0)
+        if program is not None:
+            end_launch(self.run, program, name, exits)
         variant = tail.last.variant if tail.last else None
         if hang is not None:
             ended = Ended(timeout_s=timeout_s, hang=hang, variant=variant)
@@ -138,6 +149,11 @@ class Session:
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
+
+    def program_of(self, launch: Launch) -> Variant | None:
+        """The variant of a launch that runs a program; `None` for a workload's."""
+        first = self.plan.variant(launch.variants[0])
+        return first if first.is_program else None
 
     def write_order(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
         """The one file that the workers of an attempt read."""
@@ -163,6 +179,8 @@ class Session:
 
     def requests(self, launch: Launch, name: str) -> list[StartRequest]:
         """What to start, with the attempt's own file names."""
+        if (program := self.program_of(launch)) is not None:
+            return launch_requests(self.run, program, launch, name, self.job_dir)
         order = str(self.run.order(name).resolve())
         return [
             StartRequest(
@@ -185,11 +203,12 @@ class Session:
             for event in tail.read():
                 self.on_event(launch, position, event)
             spent_s = tail.spent_s(time.time_ns()) if tail.last else time.monotonic() - started
-            if spent_s > self.spec.timeout_s:
-                return exits, self.spec.timeout_s
+            if spent_s > self.spec.limit_s:
+                return exits, self.spec.limit_s
             if deadline is None and exits:
                 failed = any(exit_.returncode != 0 for exit_ in exits)
-                deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
+                if failed or self.spec.program is None:  # a program's last rank may save a model for long
+                    deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
             if deadline is not None and time.monotonic() > deadline:
                 break
         tail.read()

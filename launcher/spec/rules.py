@@ -6,7 +6,9 @@ from pathlib import Path
 from launcher.errors import Problem
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits, named_devices
+from launcher.spec.kind import find_kind_mistakes
 from launcher.spec.model import Baseline
+from launcher.spec.program_check import find_program_mistakes
 from launcher.spec.workload import find_workload_mistakes
 from launcher.splits import is_same_split
 
@@ -15,16 +17,18 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
     devices = named_devices(draft.spec.devices) if draft.knows(("devices",)) else None
     return [
+        *find_kind_mistakes(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
         *(find_misfits(draft, devices) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
+        *find_program_mistakes(draft, job_dir),
     ]
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:
     batches = draft.values("global_batch")
-    if batches is None:
+    if batches is None or None in batches:
         return
     for path, split in draft.placed("split"):
         if isinstance(split, tuple) and sum(split) not in batches:
@@ -39,10 +43,10 @@ def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
 
 
 def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
-    """Values of `baseline` that no variant can have. What `params` may be only the variants tell."""
+    """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
     for key in Baseline.model_fields:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
-        if value is None or key == "params" or choices is None or None in choices:
+        if value is None or key in ("params", "env") or choices is None or None in choices:
             continue
         if value in choices or (key == "split" and _is_same_work(draft, value, choices)):
             continue
@@ -56,7 +60,9 @@ def _is_same_work(
 ) -> bool:
     """Whether a choice may come to the same samples; it may wherever the batch isn't known."""
     batches = draft.values("global_batch")
-    return batches is None or any(is_same_split(split, choice, batches) for choice in choices)
+    return (
+        batches is None or None in batches or any(is_same_split(split, choice, batches) for choice in choices)
+    )
 
 
 def _text(value: object) -> str:

@@ -28,9 +28,9 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 
 def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
     """A workload that is not there, and params that it doesn't take."""
-    if not draft.knows(("workload",)):
-        return
     spec = draft.spec
+    if spec.workload is None or not draft.knows(("workload",)):
+        return
     source, colon, function = spec.workload.rpartition(":")
     if not colon and spec.workload in builtin_workloads():
         yield from _wrong_params(draft, read_module(builtin_file(spec.workload)), "build")
@@ -76,7 +76,7 @@ def _missing_function(spec: JobSpec, module: ast.Module | None, function: str) -
     if names and names.is_complete and not names.bound[function]:
         listed = ", ".join(names.functions[:8])
         hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
-        file = spec.workload.rpartition(":")[0]
+        file = str(spec.workload).rpartition(":")[0]
         message = f"{file[:200]} has no function `{shorten(function)}`"
         yield spec.problem(("workload",), message, hint)
 
@@ -105,7 +105,7 @@ def _wrong_names(
     known = [param.name for param in signature.params]
     for name in given:
         if name not in known and not signature.is_open:
-            message = f"{shorten(spec.workload)} has no parameter `{shorten(name)}`"
+            message = f"{shorten(str(spec.workload))} has no parameter `{shorten(name)}`"
             yield spec.key_problem((*place, name), message, did_you_mean(name, known) or _takes(known))
 
 
@@ -142,7 +142,9 @@ def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
     for path, names in lacking:
         if names:
             listed = ", ".join(f"`{name}`" for name in known if name in names)
-            yield spec.problem(path, f"{shorten(spec.workload)} needs {listed} under `params`", _takes(known))
+            yield spec.problem(
+                path, f"{shorten(str(spec.workload))} needs {listed} under `params`", _takes(known)
+            )
 
 
 def _takes(known: list[str]) -> str:
