@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("startup", "launch", "overhead", "sweep", "accuracy", "statistics", "reliability", "truth")
+NAMES = ("startup", "launch", "hooks", "overhead", "sweep", "accuracy", "statistics", "reliability", "truth")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:

@@ -20,9 +20,10 @@ _HINTS = {
 def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
     """None or several of `workload`, `script` and `module`, and keys that belong to another kind of job."""
     spec = draft.spec
+    yield from _empty(draft)
     stated = [key for key in KINDS if getattr(spec, key) is not None]
     if not stated:
-        if all(draft.knows((key,)) for key in KINDS):
+        if all(draft.knows((key,)) and key not in spec.model_fields_set for key in KINDS):
             yield spec.problem(("workload",), "the key `workload` is missing", _HINTS["workload"])
     elif len(stated) > 1:
         message = f"`{stated[1]}` and `{stated[0]}` exclude each other: a job runs one thing"
@@ -34,9 +35,23 @@ def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
         yield from _shared_gpu(draft)
 
 
+def _empty(draft: Draft) -> Iterator[Problem]:
+    """Keys without a value, which isn't the same as no key."""
+    expected = {
+        "workload": "the name of a workload",
+        "script": "the path of a Python file",
+        "module": "the name of a module",
+        "global_batch": "a whole number",
+    }
+    for key, what in expected.items():
+        if key in draft.spec.model_fields_set and getattr(draft.spec, key) is None and draft.knows((key,)):
+            yield draft.spec.problem((key,), f"`{key}`: expected {what}, got nothing")
+
+
 def _foreign_to_workloads(draft: Draft) -> Iterator[Problem]:
     spec = draft.spec
-    if spec.global_batch is None and not spec.compare.global_batch and draft.knows(("global_batch",)):
+    is_stated = "global_batch" in spec.model_fields_set or spec.compare.global_batch
+    if not is_stated and draft.knows(("global_batch",)):
         yield spec.problem(("global_batch",), "the key `global_batch` is missing", _HINTS["global_batch"])
     if spec.workload is None:
         return

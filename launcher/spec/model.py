@@ -195,6 +195,10 @@ class Profile(_Section):
 class JobSpec(_Section):
     """A job for gpurun: a workload and the ways of splitting its batch to compare, or a program as it is."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("workload", "script", "module")]}
+    )
+
     name: Name = "job"
     """Name of the folder under `runs/`. By default the job file's own name."""
     workload: Workload | None = None
@@ -283,9 +287,7 @@ class JobSpec(_Section):
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""
         left_out = self._not_applicable()
-        job = self.model_dump(
-            mode="json", by_alias=True, exclude=left_out, exclude_none=self.program is not None
-        )
+        job = self.model_dump(mode="json", by_alias=True, exclude=left_out, exclude_none=True)
         job["compare"] = {key: value for key, value in job["compare"].items() if value}
         return job
 

@@ -179,8 +179,8 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("rounds: 3", "unknown key `rounds`\n    `rounds` belongs under `steps`"),
         ("precison: fp32", "unknown key `precison`\n    did you mean `precision`?"),
         ("zzz: 1", "unknown key `zzz`\n    the keys here are name, workload"),
-        ("args: [--epochs]", "`args` is not part of this version yet"),
-        ("env: {A: b}", "`env` is not part of this version yet"),
+        ("args: [--epochs]", "`args` is for programs (`script`, `module`), not for workloads"),
+        ("env: {A: b}", "`env` is for programs (`script`, `module`), not for workloads"),
         ("nodes: 2", "`nodes` is not part of this version yet"),
         ("workload: gtp", "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
         ("workload: train.py", "name the function that builds it, such as train.py:build"),
@@ -220,13 +220,6 @@ def test_missing_keys_are_reported_at_the_top(tmp_path: Path) -> None:
     found = mistakes(tmp_path, "\n\nname: x\n")
     assert found.startswith("job.yaml:3:1: the key `workload` is missing\n    `workload: gpt`")
     assert "job.yaml:3:1: the key `global_batch` is missing" in found
-
-
-def test_a_script_job_is_told_once_that_it_comes_later(tmp_path: Path) -> None:
-    found = mistakes(tmp_path, "script: train.py\nglobal_batch: 64\n")
-    assert found.startswith("job.yaml:1:1: `script` is not part of this version yet")
-    assert found.endswith("\n    name a `workload`")
-    assert found.count("job.yaml") == 1
 
 
 @pytest.mark.parametrize(
