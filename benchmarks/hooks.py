@@ -13,7 +13,7 @@ from launcher.rundir import RunDir
 from launcher.worker.hooks import watch_steps
 from launcher.worker.recorder import StepRecorder
 
-STEPS = 20_000
+STEPS = 5_000
 
 
 def step_us(optimizer: torch.optim.Optimizer) -> float:

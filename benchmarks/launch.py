@@ -99,7 +99,7 @@ def commands(ranks: int) -> dict[str, list[str]]:
         "torchrun": [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "script.py"],
     }
     if ACCELERATE.exists():
-        options = ["--cpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
+        options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
         found["accelerate"] = [str(ACCELERATE), "launch", *options, "script.py"]
     return found
 
