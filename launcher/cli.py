@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from launcher import __version__
-from launcher.arguments import JobGroup, parse_percent, parse_steps
+from launcher.arguments import JobGroup, json_option, parse_percent, parse_steps, set_option
+from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 from launcher.workloads_command import workloads_command
@@ -30,14 +31,6 @@ def show_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the job: steps.rounds=12.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 
@@ -54,6 +47,8 @@ def cli() -> None:
     \b
     gpurun JOB.yaml [--out RUN] [--json] [--resume [RUN]] [--set KEY=VALUE]
         runs the job; `gpurun job --help` tells more
+    gpurun run TRAIN.py [--devices cpu:2] [-- ARGS...]
+        runs a program unchanged, without a job file
     """
 
 
@@ -380,6 +375,7 @@ def schema() -> None:
     show_json(job_schema())
 
 
+cli.add_command(run_command)
 cli.add_command(workloads_command)
 register_running(cli)
 
