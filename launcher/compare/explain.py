@@ -16,6 +16,8 @@ MENTION_FROM = 0.05
 """A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""
 SHOW_GROWTH_BELOW = 0.95
 """Up to which share of a loss its growth is told beside it; above, they are the same to a reader."""
+TRACED_AS_TIMED = 0.15
+"""Recording makes short steps longer, and other steps are never quite alike; from here on it is said."""
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
@@ -58,7 +60,14 @@ class Loss:
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
     loss = main_cause(slower, faster)
-    return None if loss is None else str(loss)
+    return None if loss is None else f"{loss}{_longer_when_traced(loss, slower)}"
+
+
+def _longer_when_traced(loss: Loss, variant: VariantResult) -> str:
+    """That the steps of the trace aren't as long as the timed ones, where a reader would stumble over it."""
+    if variant.step_ms is None or abs(loss.span_ms / variant.step_ms.median - 1) <= TRACED_AS_TIMED:
+        return ""
+    return f" (in traced steps; timed ones take {format_ms(variant.step_ms.median)} ms)"
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:

@@ -14,7 +14,7 @@ CHROMIUM = "/usr/bin/chromium"
 PATIENCE_MS = 60_000
 """Nothing here is a measurement: a busy machine may take its time."""
 expect.set_options(timeout=PATIENCE_MS)
-HARMLESS = ("Three.js", "favicon.ico")
+HARMLESS = ("Three.js", "is deprecated. Please use app-layout", "favicon.ico")
 """What TensorBoard says on its console, and what a browser asks for beside any page."""
 
 

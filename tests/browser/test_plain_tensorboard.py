@@ -15,7 +15,7 @@ from tests.browser.sample_runs import write_gpt_splits
 
 PAGES = {
     "scalars": "step_ms",
-    "hparams": "step_ms",
+    "hparams": "step (ms)",
     "custom_scalars": "Which split is fastest?",
     "text": "ddp 34/30",
 }

@@ -1,5 +1,6 @@
 """`gpurun report RUN --format html`: one file that opens from disk and asks for nothing."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path)
         page.locator("main[data-ready=true]").wait_for()
         page.locator("[data-canvas=lanes]").focus()
         page.keyboard.press("w")
-        page.wait_for_function("location.hash.includes('from=')")
+        page.wait_for_url(re.compile("from="))
         page.keyboard.press("n")
         expect(page.locator(".panel")).to_contain_text("the same collective on both ranks, ms")
         page.keyboard.press("/")

@@ -156,6 +156,7 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab.watched.shoot("ranks-1280-light")
     tab.find(".heat canvas").first.click(position={"x": 300, "y": 20})
     tab.drawn("timeline")
+    tab.await_state("rank", None)
     assert tab.state()["rank"].endswith("~37")
     expect(tab.find("button", has_text="All 64 ranks")).to_be_visible()
     tab.find("button", has_text="All 64 ranks").click()

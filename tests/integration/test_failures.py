@@ -50,7 +50,8 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path)
     assert result.code == 4, result.err
     assert result.variant("ddp-2-6-2")["status"] == "failed"
     assert result.variant("ddp-2-6-2")["rounds"] >= 2
-    assert result.variant("ddp-2-5-3")["rounds"] == 4
+    # The order within a round is random: in the one that failed, it may have had its turn already.
+    assert result.variant("ddp-2-5-3")["rounds"] in (4, 5)
     assert sorted(path.name for path in (tmp_path / "run" / "launches").iterdir()) == [
         "01-ddp-2",
         "01-ddp-2~2",

@@ -86,6 +86,9 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         return index
 
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        return [0, 0]
+
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
         return f"GPU-{handle}"
 

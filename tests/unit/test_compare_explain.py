@@ -48,6 +48,15 @@ def test_the_rank_with_less_to_do_waits() -> None:
     assert why_slower(UNEVEN, EVEN) == "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch"
 
 
+def test_traced_steps_that_took_longer_than_timed_ones_are_told_from_them() -> None:
+    assert UNEVEN.step_ms is not None
+    timed = replace(UNEVEN, step_ms=replace(UNEVEN.step_ms, median=50.0))
+    quick = replace(EVEN, step_ms=replace(UNEVEN.step_ms, median=41.0))
+    assert why_slower(timed, quick) == (
+        "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch (in traced steps; timed ones take 50.0 ms)"
+    )
+
+
 def test_the_sentence_says_why() -> None:
     slower = Difference(18.3, (17.2, 19.4), "slower")
     base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))

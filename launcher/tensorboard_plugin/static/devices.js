@@ -240,9 +240,7 @@ class Devices {
   // What ran where, once nothing runs any more.
   ranTable(chosen) {
     const { run } = this.app;
-    const variant = chosen
-      ? run.byId.get(chosen.id)
-      : run.choose(this.app.state.get('variant'), run.ranked);
+    const variant = chosen ? run.byId.get(chosen.id) : run.choose(this.app.state.get('variant'), run.ranked);
     const ranks = variant?.ranks.length ? variant.ranks : (chosen?.ranks ?? []);
     const gpus = run.answer.host?.gpus ?? [];
     const named = (device) => gpus.find((gpu) => `cuda:${gpu.index}` === device);

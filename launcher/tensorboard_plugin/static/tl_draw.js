@@ -221,6 +221,7 @@ export function shortName(name) {
   const bare =
     name
       .replace(/^void /, '')
+      .replaceAll('(anonymous namespace)::', '')
       .split(/[<(]/)[0]
       .trim() || name;
   const parts = bare.split('::');

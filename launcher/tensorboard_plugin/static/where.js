@@ -281,6 +281,12 @@ function fillStrips(grid, app, blocks, steps) {
   const counts = new Set(blocks.map((block) => steps[block.id]?.step_ms.length).filter(Boolean));
   const head = grid.querySelector('.strip-head');
   if (!head) return;
+  if (!counts.size) {
+    // Nothing was timed step by step: then there is no scale either.
+    head.textContent = '';
+    grid.querySelector('.strip-scale').hidden = true;
+    return;
+  }
   head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
   const open = (block) =>
     block.canOpen && app.state.go({ tab: 'timeline', variant: block.id, from: null, to: null });
