@@ -14,6 +14,12 @@ set_option = click.option(
     help="Override a key of the job: steps.rounds=12.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+only_rank_option = click.option(
+    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only."
+)
+quiet_option = click.option(
+    "--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it."
+)
 
 
 class ProgramCommand(click.Command):

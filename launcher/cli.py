@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 import click
 
 from launcher import __version__
-from launcher.arguments import JobGroup, json_option, parse_percent, parse_steps, set_option
+from launcher.arguments import (
+    JobGroup,
+    json_option,
+    only_rank_option,
+    parse_percent,
+    parse_steps,
+    quiet_option,
+    set_option,
+)
 from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
@@ -65,8 +73,8 @@ def cli() -> None:
     metavar="[RUN]",
     help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
-@click.option("--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only.")
-@click.option("--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it.")
+@only_rank_option
+@quiet_option
 @json_option
 @set_option
 def job_command(

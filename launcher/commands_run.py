@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from launcher.arguments import ProgramCommand, json_option, set_option
+from launcher.arguments import ProgramCommand, json_option, only_rank_option, quiet_option, set_option
 from launcher.errors import SpecError
 
 
@@ -17,6 +17,8 @@ from launcher.errors import SpecError
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run directory itself; default runs/NAME/TIME."
 )
+@only_rank_option
+@quiet_option
 @json_option
 @set_option
 def run_command(
@@ -24,6 +26,8 @@ def run_command(
     module: str | None,
     devices: str,
     out: Path | None,
+    only_rank: int | None,
+    quiet: bool,
     as_json: bool,
     overrides: tuple[str, ...],
 ) -> None:
@@ -46,11 +50,11 @@ def run_command(
     script, args = (None, words) if module is not None else (words[0], words[1:])
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from launcher.cli import print_comparison
-        from launcher.run.job import run_job
+        from launcher.run.job import Output, run_job
         from launcher.run.open import program_invocation
 
         given = program_invocation(script, module, args, devices, overrides)
-        finished = run_job(guard, given, out, None)
+        finished = run_job(guard, given, out, None, Output(quiet, only_rank))
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error
