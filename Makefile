@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRAINER := .venv-trainer
 
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup trainer demo test lint bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -22,10 +23,21 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -q launcher workloads
 	@touch $@
 
+trainer: $(TRAINER)/.ready ## Make the environment of the test with a Hugging Face Trainer
+
+# It sees the packages of the first one, torch among them, by a path file, and adds its own.
+$(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
+	@echo "setting up $(TRAINER) (once)"
+	@test -x $(TRAINER)/bin/python || $(PYTHON) -m venv $(TRAINER)
+	@site='import site; print(site.getsitepackages()[0])'; \
+		$(BIN)/python -c "$$site" > "$$($(TRAINER)/bin/python -c "$$site")/parent.pth"
+	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
-test: $(READY) ## Run all tests
+test: $(READY) $(TRAINER)/.ready ## Run all tests
 	$(BIN)/python -m pytest
 
 lint: $(READY) ## ruff, ruff format, mypy --strict
@@ -43,4 +55,4 @@ docs: $(READY) ## Write docs/job-file.md and docs/workloads.md anew from the sch
 		Path('docs/workloads.md').write_text(workload_reference())"
 
 clean: ## Remove the virtual environment and all caches (not runs/)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(TRAINER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

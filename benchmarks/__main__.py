@@ -6,6 +6,7 @@ import sys
 NAMES = (
     "startup",
     "launch",
+    "hooks",
     "overhead",
     "sweep",
     "accuracy",

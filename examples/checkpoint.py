@@ -1,6 +1,6 @@
 """Trains a small model on all ranks, and goes on from its last checkpoint when it is started again.
 
-    gpurun with `script: examples/checkpoint.py` and `restarts: 3`, or
+    gpurun examples/checkpoint.yaml, or
     torchrun --nproc-per-node 2 --max-restarts 3 examples/checkpoint.py --folder /tmp/checkpoints
 
 Weights at the end are the same to the last bit, however often it was killed on the way: a step depends on its

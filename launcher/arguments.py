@@ -6,6 +6,32 @@ import click
 
 from launcher.errors import SpecError
 
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the job: steps.rounds=12.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+only_rank_option = click.option(
+    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only."
+)
+quiet_option = click.option(
+    "--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it."
+)
+
+
+class ProgramCommand(click.Command):
+    """A command whose last words belong to a program, behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            raise SpecError(f"gpurun run has no option {option}; the program's own go behind `--`") from None
+
 
 class JobGroup(click.Group):
     """A group whose first argument may be a job file: `gpurun job.yaml` needs no word for "run"."""

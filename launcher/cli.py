@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 import click
 
 from launcher import __version__
-from launcher.arguments import JobGroup, parse_percent, parse_steps
+from launcher.arguments import (
+    JobGroup,
+    json_option,
+    only_rank_option,
+    parse_percent,
+    parse_steps,
+    quiet_option,
+    set_option,
+)
+from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 from launcher.workloads_command import workloads_command
@@ -30,14 +39,6 @@ def show_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the job: steps.rounds=12.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 
@@ -54,6 +55,8 @@ def cli() -> None:
     \b
     gpurun JOB.yaml [--out RUN] [--json] [--resume [RUN]] [--set KEY=VALUE]
         runs the job; `gpurun job --help` tells more
+    gpurun run TRAIN.py [--devices cpu:2] [-- ARGS...]
+        runs a program unchanged, without a job file
     """
 
 
@@ -70,8 +73,8 @@ def cli() -> None:
     metavar="[RUN]",
     help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
-@click.option("--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only.")
-@click.option("--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it.")
+@only_rank_option
+@quiet_option
 @json_option
 @set_option
 def job_command(
@@ -380,6 +383,7 @@ def schema() -> None:
     show_json(job_schema())
 
 
+cli.add_command(run_command)
 cli.add_command(workloads_command)
 register_running(cli)
 

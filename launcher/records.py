@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["warmup", "timed", "aa", "ablation", "profile"]
+Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
+"""`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,46 @@ class LaunchOrder:
 
 
 @dataclass(frozen=True)
+class OrderedVariant:
+    """What both kinds of orders say of a variant."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class ProgramOrder:
+    """Everything that the ranks of a program's launch need; `launches/ID/launch.json`."""
+
+    launch: str
+    run_dir: str
+    job_dir: str
+    """Working directory, where relative file names of the job start."""
+    script: str | None
+    """Path of a Python file, as the job states it."""
+    module: str | None
+    """Name of a module, if there is no script."""
+    args: tuple[str, ...]
+    seed: int | None
+    """What Python's, numpy's and torch's random numbers begin with; `None` leaves them alone."""
+    world_size: int
+    warmup: int
+    variants: tuple[OrderedVariant, ...]
+    """The one that is run."""
+    profile: ProfileOrder | None = None
+
+    @property
+    def variant(self) -> str:
+        return self.variants[0].id
+
+
+@dataclass(frozen=True)
+class OrderHead:
+    """What both kinds of orders have in common."""
+
+    variants: tuple[OrderedVariant, ...]
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One step on one rank; a line of `variants/ID/rankN.jsonl`."""
 
@@ -158,7 +199,6 @@ class StepRecord:
     """Position of the variant's block within the round."""
     step: int
     kind: Kind
-    """`aa`: the baseline's second block in a round."""
     step_ns: int
     phases_ns: Mapping[str, int]
     """data, h2d, forward, backward, optimizer; adds up to `step_ns` less what lies between them."""
@@ -194,12 +234,14 @@ class PointRecord:
 
 @dataclass(frozen=True)
 class Event:
-    """What rank 0 is doing now; a line of `launches/ID/events.jsonl`."""
+    """What rank 0 is doing now, or the command with it; a line of `launches/ID/events.jsonl`."""
 
     time_ns: int
-    stage: Literal["start", "build", "balance", "check", "warmup", "round", "profile", "done"]
+    stage: Literal["start", "build", "balance", "check", "warmup", "round", "profile", "run", "done"]
+    """`run`: a program is running."""
     variant: str | None = None
     round: int = 0
+    """Of a program: its steps so far."""
     rounds: int = 0
 
 

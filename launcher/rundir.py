@@ -17,7 +17,7 @@ from launcher.records import (
     Event,
     FailureRecord,
     Fit,
-    LaunchOrder,
+    OrderHead,
     PointRecord,
     Restart,
     StepRecord,
@@ -31,8 +31,9 @@ T = TypeVar("T")
 class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
-    def read_order(self, launch_id: str) -> LaunchOrder:
-        return read_json(self.order(launch_id), LaunchOrder)
+    def read_order_head(self, launch_id: str) -> OrderHead:
+        """Of any launch, of a workload or a program."""
+        return read_json(self.order(launch_id), OrderHead)
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written."""

@@ -28,7 +28,7 @@ def knee(points: Sequence[BatchPoint]) -> int | None:
 
 
 def _curve(label: str, results: Sequence[VariantResult]) -> BatchCurve:
-    points = [BatchPoint(one.id, one.global_batch, one.samples_per_s or 0.0) for one in results]
+    points = [BatchPoint(one.id, one.global_batch or 0, one.samples_per_s or 0.0) for one in results]
     points.sort(key=lambda point: point.global_batch)
     return BatchCurve(label, tuple(points), knee(points))
 

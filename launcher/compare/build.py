@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from launcher.compare.balanced import balanced
@@ -115,8 +116,9 @@ def variant_result(
         input_bytes_per_s=rates.input_bytes_per_s,
         joules_per_sample=rates.joules_per_sample,
         probe=probe_result(
-            measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision
+            measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
         ),
+        wall_s=median(measured.wall_s) if measured.wall_s else None,
     )
 
 

@@ -94,6 +94,8 @@ def opposite(difference: Difference) -> Difference:
 
 def samples_ratio(measured: Measured, other: Measured) -> float:
     """Global batch over the other's: 1 where step times may be compared as they are."""
+    if measured.variant.global_batch is None or other.variant.global_batch is None:
+        return 1.0
     return measured.variant.global_batch / other.variant.global_batch
 
 

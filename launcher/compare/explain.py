@@ -133,23 +133,29 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
         wait_ms = 0.0  # it waits, but not because some rank has more to do
     if any(_more_ms(kind, cause, waiting) >= MOST * wait_ms for kind in ("input", "copies", "host")):
         wait_ms = 0.0  # that rank isn't slow at computing: what it loses itself says why it is late
-    kind: Kind = "split" if cause.local_batch > waiting.local_batch else "straggler"
+    kind: Kind = "split" if _samples_ratio(cause, waiting) > 1 else "straggler"
     text = f"rank {waiting.rank} waits {{ms}} for rank {cause.rank}{_reason(cause, waiting)}"
     return Loss(kind, (cause.rank,), wait_ms, waiting.span_ms or 0.0, text)
 
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
     """What the cause loses more than its samples explain."""
-    samples = max(1.0, cause.local_batch / max(1, waiting.local_batch))
+    samples = max(1.0, _samples_ratio(cause, waiting))
     return _part_ms(cause, kind) - samples * _part_ms(waiting, kind)
 
 
 def _reason(cause: RankFigures, waiting: RankFigures) -> str:
-    if cause.local_batch > waiting.local_batch:
+    if cause.local_batch is None:
+        return ", which takes longer"
+    ratio = _samples_ratio(cause, waiting)
+    if ratio > 1:
         return "'s larger batch"
-    if cause.local_batch == waiting.local_batch:
-        return ", which takes longer for as many samples"
-    return ", which takes longer for fewer samples"
+    return f", which takes longer for {'as many' if ratio == 1 else 'fewer'} samples"
+
+
+def _samples_ratio(cause: RankFigures, waiting: RankFigures) -> float:
+    """1 where the samples of ranks aren't known."""
+    return (cause.local_batch or 1) / (waiting.local_batch or 1)
 
 
 def _work_ms(rank: RankFigures) -> float:

@@ -71,15 +71,17 @@ def rank_figures(run: RunDir, measured: Measured, traced: Traced | None) -> tupl
     """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
     breakdowns = traced.ranks if traced else {}
     alone = len(measured.variant.devices) == 1
+    devices = measured.variant.devices
+    split = measured.variant.split or (None,) * len(devices)
     return tuple(
         with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank), alone)
-        for rank, (device, local_batch) in enumerate(
-            zip(measured.variant.devices, measured.variant.split, strict=False)
-        )
+        for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
 
 
-def _one_rank(run: RunDir, measured: Measured, rank: int, device: str, local_batch: int) -> RankFigures:
+def _one_rank(
+    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None
+) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = [step for step in steps if step.kind == "timed"]
     peaks = [step.peak_bytes for step in timed if step.peak_bytes is not None]

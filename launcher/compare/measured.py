@@ -30,6 +30,8 @@ class Measured:
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
     """Of a micro-benchmark, which has no steps."""
+    wall_s: tuple[float, ...] = ()
+    """Of a program: how long each launch took that ended well."""
 
     @property
     def counts(self) -> bool:
@@ -40,7 +42,7 @@ class Measured:
 def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     """Reads the files of `variant`; what is not there yet is empty."""
     launches = [launch for launch in plan.launches if variant.id in launch.variants]
-    world_size = len(variant.devices) if variant.strategy == "ddp" else 1
+    world_size = variant.world_size
     steps = run.read_steps(variant.id)
     timed = round_times(steps, world_size, "timed")
     facts = run.read_facts(variant.id)
@@ -59,6 +61,18 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
         balance=balance,
         points=points,
+        wall_s=_wall_s(run, variant) if variant.is_program else (),
+    )
+
+
+def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
+    """From the moment when rank 0 runs the program, of the attempts that came to their end."""
+    files = sorted((run.path / "launches").glob("*/events.jsonl"))
+    logs = ([e for e in run.read_events(file.parent.name) if e.stage != "start"] for file in files)
+    return tuple(
+        (events[-1].time_ns - events[0].time_ns) / 1e9
+        for events in logs
+        if events and events[0].variant == variant.id and events[-1].stage == "done"
     )
 
 

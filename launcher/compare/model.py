@@ -110,7 +110,7 @@ class RankFigures:
 
     rank: int
     device: str
-    local_batch: int
+    local_batch: int | None
     step_ms: float | None
     phases_ms: Mapping[str, float]
     peak_gib: float | None
@@ -186,9 +186,9 @@ class VariantResult:
     devices: tuple[str, ...]
     split: tuple[int, ...]
     split_name: str
-    global_batch: int
-    precision: str
-    accumulate: int
+    global_batch: int | None
+    precision: str | None
+    accumulate: int | None
     varied: Mapping[str, Any]
     status: Status
     reason: str | None
@@ -221,6 +221,8 @@ class VariantResult:
     """What the GPUs took, by their driver's counter."""
     probe: ProbeResult | None = None
     """What a micro-benchmark measured; it has no steps."""
+    wall_s: float | None = None
+    """How long a program runs, from its start to the end of its last rank: median over launches."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,8 @@ class Comparison:
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
-    """The variant with the highest throughput; how sure its lead is says `summary`."""
+    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is says
+    `summary`."""
     summary: str
     notes: tuple[str, ...]
     complete: bool

@@ -27,18 +27,18 @@ class Throughput:
 
 def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Throughput:
     """The rates of a variant whose median step takes `step_ms`; `host` tells the names of the GPUs."""
-    if not step_ms:
-        return Throughput()
     variant, facts = measured.variant, measured.facts
+    if not step_ms or variant.global_batch is None:
+        return Throughput()  # the samples of a step aren't known of most programs
     samples_per_s = 1e3 * variant.global_batch / step_ms
     flop_per_s = times(facts.flops_per_sample, samples_per_s)
-    peak = total_peak_flop_per_s(gpu_names(sorted(set(variant.devices)), host), variant.precision)
+    peak = total_peak_flop_per_s(gpu_names(sorted(set(variant.devices)), host), variant.precision or "")
     return Throughput(
         samples_per_s=samples_per_s,
         flop_per_s=flop_per_s,
         mfu=flop_per_s / peak if flop_per_s is not None and peak else None,
         input_bytes_per_s=times(facts.bytes_per_sample, samples_per_s),
-        joules_per_sample=joules_per_sample(measured),
+        joules_per_sample=joules_per_sample(measured, variant.global_batch),
     )
 
 
@@ -52,7 +52,7 @@ def gpu_names(devices: Sequence[str], host: Mapping[str, Any]) -> list[str | Non
     return [names.get(device) for device in devices]
 
 
-def joules_per_sample(measured: Measured) -> float | None:
+def joules_per_sample(measured: Measured, global_batch: int) -> float | None:
     """Mean energy of a timed step over its samples; a GPU that ranks share counts once."""
     by_device: dict[str, float] = {}
     devices = measured.variant.devices
@@ -61,7 +61,7 @@ def joules_per_sample(measured: Measured) -> float | None:
         if energy_mj is None:
             return None
         by_device.setdefault(devices[rank], energy_mj)
-    return sum(by_device.values()) / 1e3 / measured.variant.global_batch if by_device else None
+    return sum(by_device.values()) / 1e3 / global_batch if by_device else None
 
 
 def mean_energy_mj(steps: Sequence[StepRecord]) -> float | None:

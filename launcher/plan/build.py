@@ -9,11 +9,12 @@ from pathlib import Path
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
 from launcher.plan.binding import bind_ranks
-from launcher.plan.devices import MachineLike, gpu_index, is_cuda, resolve_devices
+from launcher.plan.devices import MachineLike, gpu_index, is_cuda, resolve_devices, visible_gpus
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
+from launcher.plan.program import program_processes
 from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 
@@ -56,14 +57,11 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
     _check_ranks(spec, expansion.variants)
     return Plan(
         name=spec.name,
-        workload=spec.workload,
+        workload=str(spec.program or spec.workload),
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=tuple(
-            _bound(launch, spec.bind, machine)
-            for launch in _launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine)
-        ),
+        launches=_launches(spec, groups, repetitions, machine),
         notes=(*notes, *expansion.notes),
     )
 
@@ -80,40 +78,57 @@ def assume_batch(spec: JobSpec, machine: MachineLike) -> tuple[JobSpec, tuple[st
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
     members: dict[str, list[Variant]] = {}
     for variant in variants:
-        members.setdefault(json.dumps(processes_of(variant), sort_keys=True), []).append(variant)
+        key = variant.id if variant.is_program else json.dumps(processes_of(variant), sort_keys=True)
+        members.setdefault(key, []).append(variant)
     firsts = [group[0] for group in members.values()]
-    names = make_unique([group_id(first.strategy, len(first.devices), first.varied) for first in firsts])
+    names = make_unique([_group_name(first) for first in firsts])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
 
 
+def _group_name(first: Variant) -> str:
+    """Of a program the variant's own: no other can share its processes."""
+    return first.id if first.is_program else group_id(first.strategy, len(first.devices), first.varied)
+
+
 def _launches(
-    groups: tuple[Group, ...], repetitions: int, rounds: int, machine: MachineLike
+    spec: JobSpec, groups: tuple[Group, ...], repetitions: int, machine: MachineLike
 ) -> tuple[Launch, ...]:
     """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
+    rounds = 1 if spec.program else math.ceil(spec.steps.rounds / repetitions)
     order = [
         (repetition, group)
         for repetition in range(repetitions)
         for group in (groups if repetition % 2 == 0 else groups[::-1])
     ]
-    return tuple(
-        _launch(f"{position:02d}-{group.name}", group, repetition, rounds, machine)
+    launches = (
+        _launch(spec, f"{position:02d}-{group.name}", group, repetition, rounds, machine)
         for position, (repetition, group) in enumerate(order, start=1)
     )
+    return tuple(_bound(launch, spec.bind, machine) for launch in launches)
 
 
-def _launch(launch_id: str, group: Group, repetition: int, rounds: int, machine: MachineLike) -> Launch:
+def _launch(
+    spec: JobSpec, launch_id: str, group: Group, repetition: int, rounds: int, machine: MachineLike
+) -> Launch:
     first = group.variants[0]
-    owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
-    processes = [
-        _process(launch_id, rank, devices, len(owned), first, machine) for rank, devices in enumerate(owned)
-    ]
+    if first.is_program:
+        processes = program_processes(spec, launch_id, first, machine)
+    else:
+        processes = _processes(launch_id, first, machine)
     return Launch(
         id=launch_id,
         group=group.name,
         repetition=repetition,
         variants=tuple(variant.id for variant in group.variants),
         rounds=rounds,
-        processes=tuple(processes),
+        processes=processes,
+    )
+
+
+def _processes(launch_id: str, first: Variant, machine: MachineLike) -> tuple[Process, ...]:
+    owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
+    return tuple(
+        _process(launch_id, rank, devices, len(owned), first, machine) for rank, devices in enumerate(owned)
     )
 
 
@@ -129,7 +144,7 @@ def _process(
     return Process(
         rank=rank,
         argv=("python", "-m", "launcher.worker", order, str(rank)),
-        env={**_rank_env(rank, world_size, variant.strategy), **_visible_gpus(devices, machine)},
+        env={**_rank_env(rank, world_size, variant.strategy), **visible_gpus(devices, machine)},
         devices=devices,
         log=_HERE.log(launch_id, rank).as_posix(),
     )
@@ -137,7 +152,7 @@ def _process(
 
 def device_env(device: str, rank: int, machine: MachineLike) -> Mapping[str, str]:
     """The environment of a process that has one device to itself, and no peers."""
-    return {**_rank_env(rank, 1, "single"), **_visible_gpus((device,), machine)}
+    return {**_rank_env(rank, 1, "single"), **visible_gpus((device,), machine)}
 
 
 def _bound(launch: Launch, bind: str, machine: MachineLike) -> Launch:
@@ -162,18 +177,8 @@ def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:
     return {**env, "GLOO_SOCKET_IFNAME": "lo"} if strategy == "ddp" else env
 
 
-def _visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
-    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
-    if not is_cuda(devices):
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    distinct = dict.fromkeys(devices)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
-
-
 def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:
-    per_repetition = sum(
-        len(group.variants[0].devices) if group.variants[0].strategy == "ddp" else 1 for group in groups
-    )
+    per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
         message = (
             f"the plan would start {per_repetition * repetitions:,} processes; {MAX_PROCESSES:,} is the most"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import SpecError
-from launcher.plan.model import Variant
+from launcher.plan.model import PROGRAM, Variant
 from launcher.spec.builtins import default_batch
 from launcher.spec.model import JobSpec
 
@@ -23,7 +23,7 @@ class Combination:
     strategy: str
     device_count: int
     split: str | tuple[int, ...]
-    global_batch: int
+    global_batch: int | None
     precision: str
     compile: bool
     channels_last: bool
@@ -31,9 +31,19 @@ class Combination:
     accumulate: int
     params: Mapping[str, Any]
     """The job's, with those of `compare` laid over them."""
+    args: tuple[str, ...]
+    """The program's: the job's, then those of `compare`."""
+    env: Mapping[str, str]
+    """The program's: the job's, with those of `compare` laid over them."""
     seed: int
     stated: Mapping[str, Any]
     """What stands under `compare` for this combination."""
+
+    @property
+    def samples(self) -> int:
+        """The global batch of a workload's combination, which always has one."""
+        assert self.global_batch is not None, "a program isn't split"
+        return self.global_batch
 
 
 class ImpossibleError(SpecError):
@@ -68,21 +78,29 @@ def combinations(spec: JobSpec, num_devices: int) -> Iterator[Combination]:
 
 
 def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int) -> Combination:
-    workload = stated.get("workload", spec.workload)
-    strategy = stated.get("strategy", spec.strategy)
+    workload = stated.get("workload", spec.workload) or ""
+    strategy = PROGRAM if spec.program else stated.get("strategy", spec.strategy)
     default_count = 1 if strategy == "single" else spec.device_count or num_devices
     return Combination(
         workload=workload,
         strategy=strategy,
         device_count=stated.get("device_count", default_count),
         split=stated.get("split", spec.split),
-        global_batch=stated.get("global_batch", spec.global_batch) or default_batch(workload) or 1,
+        global_batch=_batch(spec, stated, workload),
         precision=stated.get("precision", spec.precision),
         compile=stated.get("compile", spec.compile),
         channels_last=stated.get("channels_last", spec.channels_last),
         threads=stated.get("threads", spec.threads),
         accumulate=stated.get("accumulate", spec.accumulate),
         params={**spec.params, **stated.get("params", {})},
+        args=(*spec.args, *stated.get("args", ())),
+        env={**spec.env, **stated.get("env", {})},
         seed=stated.get("seed", spec.seed),
         stated=stated,
     )
+
+
+def _batch(spec: JobSpec, stated: Mapping[str, Any], workload: str) -> int | None:
+    """The global batch; `None` for a program whose job doesn't say it."""
+    batch = stated.get("global_batch", spec.global_batch)
+    return batch if spec.program else batch or default_batch(workload) or 1

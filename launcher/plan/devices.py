@@ -1,7 +1,7 @@
 """Which devices of this machine a job means."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from launcher.errors import MachineError, SpecError
@@ -111,6 +111,14 @@ def _by_position(name: str, machine: MachineLike) -> str:
 
 def _free_gpus(machine: MachineLike) -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index, gpu in enumerate(machine.gpus) if not gpu.busy_with)
+
+
+def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
+    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
+    if not is_cuda(devices):
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    distinct = dict.fromkeys(devices)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
 
 
 def _gpus(machine: MachineLike) -> tuple[str, ...]:

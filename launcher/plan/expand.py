@@ -8,8 +8,9 @@ from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
 from launcher.plan.devices import MachineLike, busy_notes, device_notes, is_cuda, resolve_devices
-from launcher.plan.ids import make_unique, variant_id
+from launcher.plan.ids import make_unique, program_id, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.plan.program import program_variant
 from launcher.spec.builtins import is_probe
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
@@ -65,7 +66,11 @@ def _build_all(
     refused: list[tuple[Combination, ImpossibleError]] = []
     for wanted in combinations(spec, len(devices)):
         try:
-            built.append((wanted, _variant(wanted, devices, share, spec.min_local_batch)))
+            if spec.program is not None:
+                variant = program_variant(spec, wanted, devices)
+            else:
+                variant = _variant(wanted, devices, share, spec.min_local_batch)
+            built.append((wanted, variant))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -102,7 +107,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         raise ImpossibleError("threads", "threads are those of CPU devices")
     if wanted.compile and wanted.strategy == "dp":
         raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
-    fewest_samples = min(split.samples, default=wanted.global_batch // wanted.device_count)
+    fewest_samples = min(split.samples, default=wanted.samples // wanted.device_count)
     if fewest_samples < wanted.accumulate:
         fewest = plural(fewest_samples, "sample")
         reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
@@ -116,7 +121,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         devices=devices[: len(split.samples) or wanted.device_count],
         split=split.samples,
         split_name=split.name,
-        global_batch=sum(split.samples) or wanted.global_batch,
+        global_batch=sum(split.samples) or wanted.samples,
         precision=wanted.precision,
         accumulate=wanted.accumulate,
         params=wanted.params,
@@ -133,14 +138,14 @@ def _split(wanted: Combination, num_devices: int, least: int) -> Split:
     if wanted.strategy == "single":
         if wanted.device_count != 1:
             raise ImpossibleError("device_count", f"single uses one device, not {wanted.device_count}")
-        return Split("-", (wanted.global_batch,))
+        return Split("-", (wanted.samples,))
     if wanted.device_count > num_devices:
         reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
     if is_probe(wanted.workload):
         return Split("-", (1,) * wanted.device_count)
     try:
-        split = resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+        split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
         if not split.samples:
             check_room(wanted, least)
         return split
@@ -154,8 +159,8 @@ def check_room(wanted: Combination, least: int) -> None:
     Raises:
         ImpossibleError: it can't.
     """
-    if wanted.global_batch < least * wanted.device_count:
-        samples = plural(wanted.global_batch, "sample")
+    if wanted.samples < least * wanted.device_count:
+        samples = plural(wanted.samples, "sample")
         reason = f"{samples} can't give {wanted.device_count} devices {least} each; `min_local_batch: 0` lets"
         raise ImpossibleError("split", f"{reason} `balanced` leave some out")
 
@@ -179,6 +184,8 @@ def processes_of(variant: Variant) -> tuple[Any, ...]:
         variant.devices,
         *how,
         variant.seed,
+        variant.args,
+        variant.env,
     )
 
 
@@ -190,11 +197,18 @@ def _work(variant: Variant) -> str:
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:
     variants = [candidate.variant for candidate in candidates]
-    names = make_unique([variant_id(v.strategy, len(v.devices), v.split_name, v.varied) for v in variants])
+    names = make_unique([_name(variant) for variant in variants])
     return [
         replace(candidate, variant=replace(candidate.variant, id=name))
         for candidate, name in zip(candidates, names, strict=True)
     ]
+
+
+def _name(variant: Variant) -> str:
+    count = len(variant.devices)
+    if variant.is_program:
+        return program_id(count, variant.varied)
+    return variant_id(variant.strategy, count, variant.split_name, variant.varied)
 
 
 def _chunk_notes(candidates: list[Candidate]) -> list[str]:
@@ -223,7 +237,7 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
 
 def _unused_splits(built: list[tuple[Combination, Variant]]) -> list[str]:
     """Splits of a job that has nothing but `single`."""
-    if any(variant.strategy != "single" for _, variant in built):
+    if any(variant.strategy != "single" for _, variant in built):  # a program's job has none
         return []
     unused = dict.fromkeys(wanted.split for wanted, _ in built if wanted.split != "even")
     names = (split if isinstance(split, str) else "/".join(map(str, split)) for split in unused)

@@ -1,8 +1,11 @@
 """What a run will do, as data: variants, launches and the processes of each launch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+PROGRAM = "script"
+"""The strategy of variants that are programs."""
 
 
 @dataclass(frozen=True)
@@ -12,33 +15,44 @@ class Variant:
     id: str
     """`strategy-count-split[-key-value…]`, unique in a plan and safe as a file name."""
     strategy: str
-    """`single`, `dp` or `ddp`."""
+    """`single`, `dp` or `ddp`; `script` for a program that runs unchanged."""
     devices: tuple[str, ...]
     """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`."""
     split: tuple[int, ...]
-    """Samples per device and optimizer step; adds up to `global_batch`. Empty for `balanced` in a plan: its
-    first launch finds them."""
+    """Samples per device and optimizer step; adds up to `global_batch`. Empty for a program, and for
+    `balanced` in a plan: its first launch finds them."""
     split_name: str
-    """The job's own word: `even`, `48/16`, `3:1`, `balanced`; `-` for `single`."""
-    global_batch: int
-    precision: str
-    accumulate: int
+    """The job's own word: `even`, `48/16`, `3:1`, `balanced`; `-` for `single` and programs."""
+    global_batch: int | None
+    """`None` for a program whose job doesn't say it; it decides all this itself."""
+    precision: str | None
+    accumulate: int | None
     """Micro-batches per optimizer step, on every device."""
     params: Mapping[str, Any]
-    seed: int
+    seed: int | None
     varied: Mapping[str, Any]
-    """The keys under `compare` besides strategy, device_count and split, with this variant's values."""
+    """The keys under `compare` besides strategy, device_count and split, with this variant's values; for a
+    program all keys."""
     workload: str = ""
-    """As the job names it; empty in plans of runs that are older than this field."""
+    """As the job names it; empty for programs, and in plans of runs that are older than this field."""
     compile: bool = False
     channels_last: bool = False
     threads: int = 0
-    """Intra-op threads of one device; 0 in plans of runs that are older than this field."""
+    """Intra-op threads of one device; 0 for programs, and in plans of runs that are older than this field."""
+    args: tuple[str, ...] = ()
+    """A program's whole arguments."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What a program's job adds to the environment."""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether this is a program that runs unchanged, not a workload."""
+        return self.strategy == PROGRAM
 
     @property
     def world_size(self) -> int:
-        """Processes that train together: one per device for `ddp`, else one in all."""
-        return len(self.devices) if self.strategy == "ddp" else 1
+        """Processes that train together: one per device for `ddp` and programs, else one in all."""
+        return len(self.devices) if self.strategy in ("ddp", PROGRAM) else 1
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,7 @@ class Plan:
 
     name: str
     workload: str
+    """Or the program: `train.py`, `-m package.train`."""
     baseline: str
     variants: tuple[Variant, ...]
     left_out: tuple[LeftOut, ...]

@@ -42,14 +42,14 @@ def order_for(
     return LaunchOrder(
         launch=launch.id,
         run_dir=str(run_dir),
-        workload=first.workload or spec.workload,
+        workload=first.workload or str(spec.workload),
         job_dir=str(job_dir),
         params=first.params,
         strategy=first.strategy,
         devices=worker_devices(first),
         backend=backend_for(first),
-        precision=first.precision,
-        seed=first.seed,
+        precision=str(first.precision),
+        seed=first.seed or 0,
         compile=first.compile,
         channels_last=first.channels_last,
         threads=first.threads or max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
@@ -69,13 +69,14 @@ def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
 ) -> VariantOrder:
     """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
+    accumulate = variant.accumulate or 1
     if variant.split or found:
-        return VariantOrder(variant.id, variant.split or found or (), variant.accumulate)
+        return VariantOrder(variant.id, variant.split or found or (), accumulate)
     num_devices = len(variant.devices)
-    start = split_near_even(variant.global_batch, num_devices)
-    minimum = max(spec.min_local_batch, variant.accumulate if variant.accumulate > 1 else 0)
+    start = split_near_even(variant.global_batch or 1, num_devices)
+    minimum = max(spec.min_local_batch, accumulate if accumulate > 1 else 0)
     balance = BalanceOrder(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
-    return VariantOrder(variant.id, start, variant.accumulate, balance)
+    return VariantOrder(variant.id, start, accumulate, balance)
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:

@@ -66,12 +66,14 @@ def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
 def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
     """What the variant is, by column. `split` is text: a filter by value, not an axis of numbers."""
     fixed: dict[str, str | float] = {
-        "split": split_label(variant) or str(variant.global_batch),
+        "split": split_label(variant) or str(variant.global_batch or "-"),
         "strategy": variant.strategy,
         "device_count": float(len(variant.devices)),
-        "precision": variant.precision,
-        "global_batch": float(variant.global_batch),
     }
+    if variant.precision is not None:
+        fixed["precision"] = variant.precision
+    if variant.global_batch is not None:
+        fixed["global_batch"] = float(variant.global_batch)
     return fixed | {key: _hparam(value) for key, value in _flat(variant.varied).items()}
 
 

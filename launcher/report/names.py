@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def split_label(variant: "Variant | VariantResult") -> str:
-    """The samples per device, with the job's word where the samples don't say it; empty for `single`."""
-    if variant.strategy == "single":
+    """The samples per device, with the job's word where they don't say it; empty for `single`, programs."""
+    if not variant.split or variant.strategy == "single":
         return ""
     if not variant.split:
         return variant.split_name  # balanced, before its devices are measured

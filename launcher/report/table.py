@@ -10,7 +10,7 @@ from math import floor, log10
 
 from rich.text import Text
 
-from launcher.compare.label import value_text
+from launcher.compare.label import varied_text
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
 from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
@@ -63,9 +63,9 @@ def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
         Column("split", tuple(Text(split_label(variant)) for variant in variants)),
     ]
     for key in keys:
-        values = (value_text(v.varied[key]) if key in v.varied else "" for v in variants)
+        values = (varied_text(key, v.varied[key]) if key in v.varied else "" for v in variants)
         columns.append(Column(key, tuple(Text(textwrap.shorten(x, 24, placeholder="…")) for x in values)))
-    return columns
+    return [column for column in columns if not column.is_empty]
 
 
 def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column]:
@@ -80,6 +80,7 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("GFLOP/s", tuple(_giga_text(v.flop_per_s, plain) for v in ranked), right=True, drop=5),
         Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
         Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
+        Column("run s", tuple(number_text(v.wall_s, 1) for v in ranked), right=True, drop=2),
         Column("eff.", tuple(number_text(v.scaling_efficiency, 2) for v in ranked), right=True, drop=3),
         Column("peak GiB", tuple(number_text(_peak_gib(v), 2) for v in ranked), right=True, drop=4),
     ]
@@ -137,7 +138,8 @@ def _unranked_lines(
 
 
 def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
-    reason = " ".join((variant.reason or "no figures").split())
+    ran = "no figures" if variant.wall_s is None else f"no steps; ran for {variant.wall_s:.1f} s"
+    reason = " ".join((variant.reason or ran).split())
     if variant.step_ms:
         reason = f"about {variant.step_ms.median:.3g} ms; {reason}"
     if page.plain:

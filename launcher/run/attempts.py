@@ -29,7 +29,7 @@ def finished_variants(run: RunDir, launch: Launch) -> set[str]:
     for attempt in attempts(run, launch):
         events = run.read_events(attempt)
         if events and events[-1].stage == "done":
-            finished |= {variant.id for variant in run.read_order(attempt).variants}
+            finished |= run_variants(run, attempt)
     return finished
 
 
@@ -78,7 +78,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
 
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
-    return {variant.id for variant in run.read_order(attempt).variants}
+    return {variant.id for variant in run.read_order_head(attempt).variants}
 
 
 def status_of(facts: VariantFacts) -> VariantStatus:

@@ -27,6 +27,10 @@ none of them: NCCL's watchdog aborts a rank whose peer is gone.
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 
 
+_RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
+"""What torch writes before every line of a traceback once there is a process group."""
+
+
 @dataclass(frozen=True)
 class Exit:
     """How one rank's process ended."""
@@ -301,6 +305,7 @@ def _what_happened(failure: Failure, host: str) -> str:
 def _without(log: str, traceback: str, message: str) -> str:
     """The log without what is shown above it already: the traceback, or the message of a user's mistake."""
     shown = (traceback or message).strip()
+    log = _RANK_PREFIX.sub("", log)
     return log.replace(shown, "") if shown else log
 
 

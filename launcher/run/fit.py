@@ -163,7 +163,7 @@ class Search:
         num_devices, on_gpu = len(self.devices), is_cuda(self.devices)
         share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
         return FitOrder(
-            workload=self.spec.workload,
+            workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
             params=self.params,
             device="cuda:0" if on_gpu else "cpu",

@@ -20,15 +20,22 @@ from launcher.run.account import Account
 from launcher.run.fit import find_fit, wants_max, with_batch
 from launcher.run.guard import Guard
 from launcher.run.limits import check_open_files
-from launcher.run.open import Invocation, find_run, open_run, read_invocation, resume_run
+from launcher.run.open import (
+    Invocation,
+    find_run,
+    load_invocation,
+    open_run,
+    read_invocation,
+    resume_run,
+)
 from launcher.run.pool import TRAINING, WorkerPool
+from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
 from launcher.run.relay import Relay
 from launcher.run.running import claimed
 from launcher.run.session import Session, outcome_error
 from launcher.run.signals import forwarded, interruptible
 from launcher.rundir import RunDir, write_json
-from launcher.spec.load import load_job
 from launcher.spec.model import JobSpec
 
 LATEST = Path("latest")
@@ -36,8 +43,8 @@ LATEST = Path("latest")
 PACE_FROM_LAUNCHES = 0.3
 """Share of a launch from which on its start-up no longer distorts the pace."""
 
-WORKER = "launcher.worker.main"
-"""Imported once in the server as well: every rank begins with it."""
+WORKER = ("launcher.worker.main", "launcher.worker.script", "launcher.worker.store")
+"""Imported once in the server as well: every rank begins with one of them."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,11 @@ def run_job(
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
     gc.enable()
-    with interruptible(guard.kill_workers), WorkerPool(guard, preload=(*TRAINING, WORKER)) as pool:
-        ready = prepare(invocation, out, resume, pool)
+    with interruptible(guard.kill_workers), WorkerPools(guard, preload=(*TRAINING, *WORKER)) as pools:
+        ready = prepare(invocation, out, resume, pools.get({}))
         plan = ready.plan
+        envs = [variant.env for variant in plan.variants]
+        pools.keep_only(envs)
         tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
         with Progress(sys.stderr) as progress:
             progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
@@ -107,12 +116,13 @@ def run_job(
                 run=ready.run,
                 job_dir=ready.job_dir,
                 machine=ready.machine,
-                pool=pool,
+                pool=pools.get(envs[0]),
+                pools=pools,
                 on_event=lambda *what: progress.update(tracker.status(*what)),
                 account=Account(ready.run, progress.say),
                 relay=output.relay(progress.say),
             )
-            with claimed(ready.run), forwarded(pool.forward):
+            with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
                 return finish(session)
 
 
@@ -127,23 +137,22 @@ def prepare(
         VariantError: `global_batch: max` could not be found.
     """
     given = invocation or read_invocation(resume or Path())
-    spec = load_job(given.job_file, given.overrides)
+    spec = load_invocation(given)
     machine = inspect_machine()
     if resume is not None:
         newest = resume == LATEST and not resume.exists()
         resume = (out or Path("runs") / spec.name) if newest else resume
     fit = None
     if wants_max(spec):
-        job_dir = given.job_file.absolute().parent
         fit = find_run(resume).read_fit() if resume else None
-        fit = fit or find_fit(spec, machine, pool, job_dir, say_on_stderr)
+        fit = fit or find_fit(spec, machine, pool, given.folder, say_on_stderr)
         spec = with_batch(spec, fit)
     plan = build_plan(spec, machine)
     check_open_files(max(variant.world_size for variant in plan.variants))
     run = open_run(given, spec, plan, machine, out) if resume is None else resume_run(resume, plan)
     if fit is not None:
         write_json(run.fit, fit)
-    return Prepared(spec, machine, plan, run, given.job_file.absolute().parent)
+    return Prepared(spec, machine, plan, run, given.folder)
 
 
 def say_on_stderr(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from launcher.host import Machine, host_record
 from launcher.plan.model import Plan
 from launcher.run.running import refuse_if_alive
 from launcher.rundir import RunDir, read_json, unwritable, write_bytes, write_json
+from launcher.spec.command import program_job
+from launcher.spec.load import load_job, load_text
 from launcher.spec.model import JobSpec
 
 LATEST = "latest"
@@ -23,6 +26,34 @@ class Invocation:
     job_file: Path
     overrides: tuple[str, ...]
     """What `--set` said."""
+    job_dir: Path | None = None
+    """Where relative file names of the job start, if not in the job file's own folder."""
+    text: str | None = None
+    """The job itself, where it stands in no file (`gpurun run`); `job_file` is then only a name."""
+
+    @property
+    def folder(self) -> Path:
+        """Where relative file names of the job start."""
+        return (self.job_dir or self.job_file.parent).absolute()
+
+
+def program_invocation(
+    script: str | None, module: str | None, args: Sequence[str], devices: str, overrides: Sequence[str]
+) -> Invocation:
+    """What `gpurun run` was started with, in the current folder."""
+    text = program_job(script, module, args, devices)
+    return Invocation(Path("gpurun run"), tuple(overrides), Path.cwd(), text)
+
+
+def load_invocation(given: Invocation) -> JobSpec:
+    """The job that is to be run.
+
+    Raises:
+        SpecError: it is wrong.
+    """
+    if given.text is not None:
+        return load_text(given.text, str(given.job_file), given.overrides, given.folder)
+    return load_job(given.job_file, given.overrides, given.job_dir)
 
 
 def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine, out: Path | None) -> RunDir:
@@ -61,10 +92,15 @@ def check_free(path: Path) -> None:
 
 def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine) -> None:
     """Writes what the run begins with. The plan comes last: a folder that has one can be gone on with."""
-    write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
+    job_file = run.job if invocation.text is not None else invocation.job_file
+    job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
+    write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
     write_json(run.spec, spec.resolved())
     write_json(run.host, {**host_record(machine), "binding": binding_record(spec.bind, plan)})
-    copy_file(invocation.job_file, run.job)
+    if invocation.text is not None:
+        write_bytes(run.job, invocation.text.encode())
+    else:
+        copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
 
 
@@ -180,7 +216,7 @@ def read_invocation(path: Path) -> Invocation:
     job_file = Path(stored.job_file)
     if not job_file.is_file():
         raise SpecError(f"the run's job file {job_file} is gone; name one: gpurun {run.job} --resume {path}")
-    return Invocation(job_file, stored.overrides)
+    return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
 
 
 @dataclass(frozen=True)
@@ -189,6 +225,7 @@ class StoredInvocation:
 
     job_file: str
     overrides: tuple[str, ...]
+    job_dir: str | None = None
 
 
 def resume_run(path: Path, plan: Plan) -> RunDir:

@@ -17,6 +17,7 @@ from launcher.run.limits import start_problem
 from launcher.run.oomkill import in_kernel_log, oom_kills
 from launcher.run.proctree import kill_descendants, send_signal
 from launcher.run.wire import (
+    SERVICE_RANK,
     Exited,
     ImportFailed,
     Lines,
@@ -88,7 +89,7 @@ class WorkerPool:
 
     def pids(self) -> dict[int, int]:
         """Process ids of the ranks that are known to run."""
-        return dict(self._running)
+        return {rank: pid for rank, pid in self._running.items() if rank != SERVICE_RANK}
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks that ended since the last call; waits for the first one, at most `timeout_s`.
@@ -208,7 +209,8 @@ class WorkerPool:
             self._running[report.rank] = report.pid
         elif isinstance(report, Exited):
             self._running.pop(report.rank, None)
-            self._exits.append(self._exit(report))
+            if report.rank != SERVICE_RANK:
+                self._exits.append(self._exit(report))
         elif isinstance(report, StartFailed):
             self._drop_server()
             raise MachineError(f"can't start rank {report.rank}: {start_problem(report.errno)}")

@@ -60,17 +60,29 @@ def create(run: RunDir, claim: Running) -> None:
     """Writes the claim if there is none that lives: of two commands, one can."""
     for _ in range(2):
         try:
-            fd = os.open(run.running, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            _create_whole(run.running, msgspec.json.encode(claim))
         except FileExistsError:
             refuse_if_alive(run)
             run.running.unlink(missing_ok=True)
             continue
         except OSError as error:
             raise unwritable(run.running, error) from error
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(claim))
         return
     raise SpecError(in_use(run.path, None))
+
+
+def _create_whole(path: Path, content: bytes) -> None:
+    """A file that nobody sees empty: a rival would take it for a stale one.
+
+    Raises:
+        FileExistsError: there is one.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def refuse_if_alive(run: RunDir) -> None:

@@ -13,7 +13,7 @@ from launcher.compare.model import Comparison
 from launcher.control import leave
 from launcher.errors import GpurunError, MachineError, VariantError
 from launcher.host import Machine
-from launcher.plan.model import Launch, Plan
+from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
 from launcher.records import Event, Restart, RoundTime, VariantStatus
 from launcher.report.tensorboard import write_tensorboard
@@ -33,6 +33,8 @@ from launcher.run.hang import Hang, diagnose
 from launcher.run.observe import observe
 from launcher.run.pace import Pace
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
+from launcher.run.pools import WorkerPools
+from launcher.run.program import begin_launch, end_launch, launch_requests
 from launcher.run.relay import Relay
 from launcher.run.restart import can_pass, pause_s
 from launcher.run.running import entered
@@ -73,6 +75,8 @@ class Session:
     job_dir: Path
     machine: Machine
     pool: WorkerPool
+    """Of the launch that runs now: `pools` has one for every environment."""
+    pools: WorkerPools
     on_event: OnEvent
     account: Account
     relay: Relay | None = None
@@ -119,7 +123,12 @@ class Session:
     def attempt(self, position: int, launch: Launch, variants: Sequence[str], rounds: int) -> Ended:
         """Starts the launch's processes and waits until they have all ended."""
         name = attempt_id(launch, len(attempts(self.run, launch)) + 1)
-        self.write_order(launch, name, variants, rounds)
+        program = self.program_of(launch)
+        if program is not None:
+            self.pool = self.pools.get(program.env)
+            begin_launch(self.spec, self.run, program, launch, name, self.job_dir)
+        else:
+            self.write_order(launch, name, variants, rounds)
         tail = EventTail(self.run.events(name))
         self.on_event(launch, position, None)
         entered(self.run, name)
@@ -136,6 +145,8 @@ class Session:
             leave(self.run.control(name))
             entered(self.run, None)
         exits += self.pool.poll(0)
+        if program is not None:
+            end_launch(self.run, program, name, exits)
         variant = tail.last.variant if tail.last else None
         if ended is not None:
             return replace(ended, variant=variant)
@@ -148,6 +159,11 @@ class Session:
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
+
+    def program_of(self, launch: Launch) -> Variant | None:
+        """The variant of a launch that runs a program; `None` for a workload's."""
+        first = self.plan.variant(launch.variants[0])
+        return first if first.is_program else None
 
     def write_order(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
         """The one file that the workers of an attempt read."""
@@ -180,6 +196,8 @@ class Session:
 
     def requests(self, launch: Launch, name: str) -> list[StartRequest]:
         """What to start, with the attempt's own file names."""
+        if (program := self.program_of(launch)) is not None:
+            return launch_requests(self.run, program, launch, name, self.job_dir)
         order = str(self.run.order(name).resolve())
         return [
             StartRequest(
@@ -213,7 +231,9 @@ class Session:
             failed = any(exit_.returncode != 0 for exit_ in exits)
             if self.relay is not None and not failed:
                 self.relay.look()
-            if deadline is None and exits:
+            # A program's last rank may save a model for long after the others have ended.
+            is_over = failed or (bool(exits) and self.spec.program is None)
+            if deadline is None and is_over:
                 deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
             if deadline is not None and time.monotonic() > deadline:
                 break
@@ -224,8 +244,8 @@ class Session:
         self, launch: Launch, name: str, tail: EventTail, spent_s: float, hangs: bool
     ) -> Ended | None:
         """How a launch ends whose variant takes longer than its timeout, or that makes no step any more."""
-        if spent_s > self.spec.timeout_s:
-            late, stops = f"took longer than {self.spec.timeout_s:g} s", True
+        if spent_s > self.spec.limit_s:
+            late, stops = f"took longer than {self.spec.limit_s:g} s", True
         elif hangs:
             late, stops = f"made no step for {self.spec.hang_timeout_s:g} s", self.spec.on_hang == "stop"
         else:

@@ -10,6 +10,10 @@ STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to its log, even while C code holds the GIL."""
 
 
+SERVICE_RANK = -1
+"""A process that serves the ranks and is none: it is ended with them, and its own end is no news."""
+
+
 class Preload(msgspec.Struct, frozen=True, tag=True):
     """Import these modules before the next rank is started."""
 

@@ -27,24 +27,24 @@ def builtin_function(name: str) -> str:
     return function
 
 
-def default_batch(name: str) -> int | None:
+def default_batch(name: str | None) -> int | None:
     """The global batch that a workload has where the job gives none; most have none."""
     if is_probe(name):
         return 1
-    builtin = _registry().get(name)
+    builtin = _registry().get(name or "")
     batch: int | None = builtin.defaults.get("global_batch") if builtin else None
     return batch
 
 
-def is_probe(name: str) -> bool:
-    """Whether it is a micro-benchmark: no training steps, no batch."""
-    builtin = _registry().get(name)
+def is_probe(name: str | None) -> bool:
+    """Whether it is a micro-benchmark: no training steps, no batch; `None` stands for a program's job."""
+    builtin = _registry().get(name or "")
     return builtin is not None and builtin.kind == "micro-benchmark"
 
 
-def default_strategy(name: str) -> str | None:
+def default_strategy(name: str | None) -> str | None:
     """The strategy of a micro-benchmark where the job names none."""
-    builtin = _registry().get(name)
+    builtin = _registry().get(name or "")
     strategy: str | None = builtin.defaults.get("strategy") if builtin else None
     return strategy
 

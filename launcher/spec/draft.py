@@ -23,9 +23,11 @@ _STAND_INS: dict[str, Any] = {
     "threads": "auto",
     "accumulate": 1,
     "params": {},
+    "args": [],
+    "env": {},
     "seed": 0,
 }
-"""Right values for required keys, and for items of lists, whose positions must stay. No rule sees them."""
+"""Right values for items of lists, whose positions must stay. No rule sees them."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,6 @@ def salvage(source: Source, error: ValidationError) -> Draft | None:
     # A list that is too short only because its items are wrong is mended with them.
     for path in wrong - {path[:-1] for path in wrong}:
         _mend(job, path)
-    job.setdefault("workload", _STAND_INS["workload"])
     try:
         spec = JobSpec.model_validate(job, context=source)
     except ValidationError:

@@ -13,10 +13,6 @@ from launcher.spec.source import Source
 from launcher.spec.tree import Unreadable
 
 _LATER = {
-    "script": "programs that run unchanged",
-    "module": "programs that run unchanged",
-    "args": "programs that run unchanged",
-    "env": "environment variables",
     "nodes": "jobs on several machines",
 }
 """Keys that the design has and this version has not, with what they are for."""
@@ -53,18 +49,13 @@ def _is_noise(detail: ErrorDetails, source: Source) -> bool:
     value = detail["input"]
     if isinstance(value, Unreadable):
         return detail["type"] != "extra_forbidden"  # the key is wrong as well
-    if detail["type"] == "too_short" and value:
-        return True  # the items are wrong, and are reported themselves
-    is_program = any(key in source.root.value for key in ("script", "module"))
-    return is_program and detail["type"] == "missing" and detail["loc"] == ("workload",)
+    return detail["type"] == "too_short" and bool(value)  # the items are wrong, and are reported themselves
 
 
 def _explain(detail: ErrorDetails, source: Source) -> Problem:
     path = detail["loc"]
     if detail["type"] == "extra_forbidden":
         return source.key_problem(path, *_unknown_key(path))
-    if detail["type"] == "missing":
-        return source.problem(path, f"the key `{path[-1]}` is missing", _missing_hint(str(path[-1])))
     context = detail.get("ctx", {})
     if detail["type"] == "job":
         inner = path if context["at"] is None else (*path, context["at"])
@@ -93,13 +84,6 @@ def _elsewhere(key: str) -> str | None:
     homes += [(f"under `{name}`", SECTIONS[name]) for name in ("steps", "profile")]
     home = next((place for place, model in homes if key in keys_of(model)), None)
     return f"`{key}` belongs {home}" if home else None
-
-
-def _missing_hint(key: str) -> str | None:
-    hints = {
-        "workload": "`workload: gpt` trains a small GPT; `train.py:build` is your own",
-    }
-    return hints.get(key)
 
 
 def _hint(detail: ErrorDetails) -> str | None:

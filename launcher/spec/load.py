@@ -14,18 +14,28 @@ from launcher.spec.explain import explain
 from launcher.spec.model import JobSpec
 from launcher.spec.rules import find_conflicts
 from launcher.spec.source import Source, override_source, read_source
-from launcher.spec.tree import MAX_PROBLEMS, Mark, Node
+from launcher.spec.tree import MAX_PROBLEMS, Mark, Node, compose
 from launcher.spec.values import safe_name
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = None) -> JobSpec:
     """The job in `path` with each override (`key.path=value`, the value in YAML) in its place.
+
+    Args:
+        job_dir: where relative file names start, if not in the file's own folder.
 
     Raises:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
     source = override_source(_read(path, overrides), tuple(overrides))
-    return check_source(_with_name(source, path), path.parent)
+    return check_source(_with_name(source, path), job_dir or path.parent)
+
+
+def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
+    """Like `load_job`, for a job that stands in no file: mistakes are told of `name`, without lines."""
+    root, problems = compose(text, name, has_lines=False)
+    source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
+    return check_source(source, job_dir)
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Source:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, WrapValidator
 
 from launcher.errors import Problem
-from launcher.spec import values
+from launcher.spec import program, values
 from launcher.spec.source import Source
 from launcher.spec.tree import Path
 
@@ -18,6 +18,18 @@ Name = Annotated[
     WithJsonSchema({"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"}),
 ]
 Workload = Annotated[str, BeforeValidator(values.parse_workload), WithJsonSchema({"type": "string"})]
+Script = Annotated[str, BeforeValidator(program.parse_script), WithJsonSchema({"type": "string"})]
+Module = Annotated[str, BeforeValidator(program.parse_module), WithJsonSchema({"type": "string"})]
+Args = Annotated[
+    tuple[str, ...],
+    BeforeValidator(program.parse_args),
+    WithJsonSchema({"type": "array", "items": {"type": ["string", "number"]}}),
+]
+Env = Annotated[
+    dict[str, str],
+    BeforeValidator(program.parse_env),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
+]
 Devices = Annotated[
     values.Devices,
     BeforeValidator(values.parse_devices),
@@ -90,6 +102,20 @@ Threads = Annotated[
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Params = dict[str, Any]
 
+OF_WORKLOADS = frozenset(
+    {
+        *("params", "precision", "compile", "channels_last", "threads", "strategy", "split"),
+        *("min_local_batch", "accumulate", "gradient_check"),
+    }
+)
+"""Keys that mean nothing for a program, which decides all that itself."""
+OF_PROGRAMS = frozenset({"args", "env"})
+"""Keys that mean nothing for a workload."""
+VARIED_BY_PROGRAMS = frozenset({"args", "env", "device_count", "seed"})
+"""Keys under `compare` and `baseline` that a program has."""
+ROUNDS = frozenset({"rounds", "early_stop"})
+"""Keys under `steps` that mean nothing for a program: all its steps count."""
+
 Several = Field(default=(), min_length=1, max_length=100, strict=False)
 """A list under `compare`; lax only in that a list may become a tuple."""
 
@@ -127,6 +153,10 @@ class Compare(_Section):
     """Numbers of micro-batches to compare."""
     params: tuple[Params, ...] = Several
     """Parameters of the workload to compare: a list of mappings, each laid over the `params` at the top."""
+    args: Annotated[tuple[Args, ...], BeforeValidator(program.check_args_list)] = Several
+    """Arguments of the program to compare: a list of lists, each put behind the `args` at the top."""
+    env: tuple[Env, ...] = Several
+    """Environments of the program to compare: a list of mappings, each laid over the `env` at the top."""
     seed: tuple[Seed, ...] = Several
     """Seeds to compare."""
 
@@ -154,6 +184,10 @@ class Baseline(_Section):
     """The baseline's number of micro-batches."""
     params: Params | None = None
     """Parameters that the baseline has; others may be anything."""
+    args: Args | None = None
+    """The baseline's arguments, as they stand under `compare`."""
+    env: Env | None = None
+    """Environment variables that the baseline has; others may be anything."""
     seed: Seed | None = None
     """The baseline's seed."""
 
@@ -197,13 +231,26 @@ class Profile(_Section):
 
 
 class JobSpec(_Section):
-    """A job for gpurun: which workload to train, and which ways of splitting its batch to compare."""
+    """A job for gpurun: a workload and the ways of splitting its batch to compare, or a program as it is."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("workload", "script", "module")]}
+    )
 
     name: Name = "job"
     """Name of the folder under `runs/`. By default the job file's own name."""
-    workload: Workload
+    workload: Workload | None = None
     """What to train: a built-in (`gpt`), a function in a file beside the job (`train.py:build`), or one in a
-    module (`package.module:build`)."""
+    module (`package.module:build`). A job has this, a `script` or a `module`."""
+    script: Script | None = None
+    """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
+    Its steps are those of its optimizer."""
+    module: Module | None = None
+    """Like `script`, by its module's name as for `python -m`: `package.train`."""
+    args: Args = ()
+    """Arguments of the program: `[--epochs, "1"]`."""
+    env: Env = Field(default_factory=dict)
+    """Environment variables of the program: `{NCCL_DEBUG: INFO}`."""
     params: Params = Field(default_factory=dict)
     """Arguments of the workload's function, by name."""
     devices: Devices = "auto"
@@ -214,7 +261,8 @@ class JobSpec(_Section):
     global_batch: GlobalBatchOrMax | None = None
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have
-    a batch of their own, which then is the default; `gpurun workloads` lists them."""
+    a batch of their own, which then is the default; `gpurun workloads` lists them. A program may say it, so
+    that its samples per second can be shown."""
     precision: Precision = "fp32"
     """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
     compile: bool = False
@@ -238,7 +286,8 @@ class JobSpec(_Section):
     accumulate: Accumulate = 1
     """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
     seed: Seed = 0
-    """Seed of the weights and of the data. The same samples are drawn whatever the split."""
+    """Seed of the weights and of the data. The same samples are drawn whatever the split. A program's random
+    numbers are seeded only where the job states this."""
     compare: Compare = Field(default_factory=Compare)
     """What varies: every combination of the listed values is one variant."""
     baseline: Baseline | None = None
@@ -248,7 +297,8 @@ class JobSpec(_Section):
     profile: Profile = Field(default_factory=Profile)
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     timeout_s: Duration = Field(default=600.0, alias="timeout", json_schema_extra={"default": "10m"})
-    """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds."""
+    """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds. A program has all the time that
+    it needs unless the job states this."""
     hang_timeout_s: Duration | None = Field(default=None, alias="hang_timeout")
     """How long no step may end before the job counts as hanging: then it is said which rank the others wait
     for. By default only `timeout` counts."""
@@ -275,6 +325,24 @@ class JobSpec(_Section):
         """Keeps the source, which knows where everything stands, for mistakes that show only later."""
         self._source = context
 
+    def _not_applicable(self) -> dict[str, Any]:
+        """What means nothing for a program; empty for a workload."""
+        if self.program is None:
+            return {"script": True, "module": True, "args": True, "env": True}
+        unset = {key for key in ("seed", "timeout_s") if key not in self.model_fields_set}
+        return {**dict.fromkeys(OF_WORKLOADS | unset, True), "steps": set(ROUNDS)}
+
+    @property
+    def program(self) -> str | None:
+        """What a program's job runs, in words: `train.py` or `-m package.train`; `None` for a workload's."""
+        return f"-m {self.module}" if self.module else self.script
+
+    @property
+    def limit_s(self) -> float:
+        """The most that a variant may take; a program, which may train for days, has no default."""
+        is_endless = self.program is not None and "timeout_s" not in self.model_fields_set
+        return float("inf") if is_endless else self.timeout_s
+
     def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
         """A mistake in the value at `path`, with its place in the file."""
         return self._source.problem(path, message, hint) if self._source else Problem(message, hint)
@@ -285,7 +353,8 @@ class JobSpec(_Section):
 
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""
-        job = self.model_dump(mode="json", by_alias=True)
+        left_out = self._not_applicable()
+        job = self.model_dump(mode="json", by_alias=True, exclude=left_out, exclude_none=True)
         job["compare"] = {key: value for key, value in job["compare"].items() if value}
         return job
 

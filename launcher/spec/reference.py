@@ -76,6 +76,8 @@ def _kind(value: dict[str, Any]) -> str:
         return f"list of: {_kind(value['items'])}"
     if value["type"] == "integer":
         return _whole_number(value)
+    if isinstance(value["type"], list):
+        return " or ".join("text" if kind == "string" else kind for kind in value["type"])
     return _EXAMPLES.get(value.get("pattern", ""), _WORDS[value["type"]])
 
 

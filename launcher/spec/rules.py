@@ -7,7 +7,9 @@ from launcher.errors import Problem
 from launcher.spec.builtins import default_batch
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits, named_devices
+from launcher.spec.kind import find_kind_mistakes
 from launcher.spec.model import Baseline
+from launcher.spec.program_check import find_program_mistakes
 from launcher.spec.workload import find_workload_mistakes
 from launcher.splits import is_same_split
 
@@ -16,18 +18,22 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
     devices = named_devices(draft.spec.devices) if draft.knows(("devices",)) else None
     return [
+        *find_kind_mistakes(draft),
         *_missing_batch(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
         *(find_misfits(draft, devices) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
+        *find_program_mistakes(draft, job_dir),
     ]
 
 
 def _missing_batch(draft: Draft) -> Iterator[Problem]:
     """No batch, neither in the job nor as a built-in's own."""
-    workloads = draft.values("workload") or ("",)
-    if draft.values("global_batch") != (None,) or all(default_batch(name) for name in workloads):
+    is_stated = "global_batch" in draft.spec.model_fields_set or draft.spec.program is not None
+    if is_stated or draft.values("global_batch") != (None,):
+        return
+    if all(default_batch(name) for name in draft.values("workload") or (None,)):
         return
     hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
     yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)
@@ -59,10 +65,10 @@ def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
 
 
 def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
-    """Values of `baseline` that no variant can have. What `params` may be only the variants tell."""
+    """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
     for key in Baseline.model_fields:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
-        if value is None or key == "params" or choices is None or None in choices:
+        if value is None or key in ("params", "env") or choices is None or None in choices:
             continue
         if value in choices or (key == "split" and _is_same_work(draft, value, choices)):
             continue

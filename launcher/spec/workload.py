@@ -39,6 +39,8 @@ _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_la
 def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
     """A workload that is not there, and params that it doesn't take."""
     for place, workload in draft.placed("workload"):
+        if workload is None:  # the job runs a program
+            continue
         # Rules beneath speak of one workload: a job that compares several is checked as one job for each.
         one = replace(draft, spec=draft.spec.model_copy(update={"workload": workload}))
         yield from _mistakes_of(one, job_dir, place)
@@ -47,6 +49,7 @@ def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
 def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Problem]:
     """Mistakes in the draft's one workload, which stands at `place`, and in its params."""
     spec = draft.spec
+    assert spec.workload is not None
     source, colon, function = spec.workload.rpartition(":")
     if not colon and spec.workload in builtin_workloads():
         module = read_module(builtin_file(spec.workload))
@@ -117,7 +120,7 @@ def _missing_function(
     if names and names.is_complete and not names.bound[function]:
         listed = ", ".join(names.functions[:8])
         hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
-        file = spec.workload.rpartition(":")[0]
+        file = str(spec.workload).rpartition(":")[0]
         message = f"{file[:200]} has no function `{shorten(function)}`"
         yield spec.problem(place, message, hint)
 
@@ -146,7 +149,7 @@ def _wrong_names(
     known = [param.name for param in signature.params]
     for name in given:
         if name not in known and not signature.is_open:
-            message = f"{shorten(spec.workload)} has no parameter `{shorten(name)}`"
+            message = f"{shorten(str(spec.workload))} has no parameter `{shorten(name)}`"
             yield spec.key_problem((*place, name), message, did_you_mean(name, known) or _takes(known))
 
 
@@ -183,7 +186,9 @@ def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
     for path, names in lacking:
         if names:
             listed = ", ".join(f"`{name}`" for name in known if name in names)
-            yield spec.problem(path, f"{shorten(spec.workload)} needs {listed} under `params`", _takes(known))
+            yield spec.problem(
+                path, f"{shorten(str(spec.workload))} needs {listed} under `params`", _takes(known)
+            )
 
 
 def _takes(known: list[str]) -> str:

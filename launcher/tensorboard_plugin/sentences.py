@@ -106,7 +106,8 @@ def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:
     names = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
     if not names and isinstance(host.get("cpu_model"), str):
         names = [f"{host.get('cpu_cores')} × {host['cpu_model']}"]
-    precisions = sorted({variant.precision for variant in comparison.variants}) if comparison else []
+    variants = comparison.variants if comparison else ()
+    precisions = sorted({variant.precision for variant in variants if variant.precision})
     versions = host.get("versions")
     torch = versions.get("torch") if isinstance(versions, Mapping) else None
     return " · ".join([*names, *precisions, *([f"torch {torch}"] if torch else [])])

@@ -92,8 +92,12 @@ class StepCapture:
     _mark: record_function | None = None
     _recorded: int = 0
 
-    def between_steps(self) -> bool:
-        """To be called after every step; whether the next one is recorded, and so is not worth timing."""
+    def between_steps(self, waits: bool = False) -> bool:
+        """To be called after every step; whether the next one is recorded, and so is not worth timing.
+
+        Args:
+            waits: because another trace is being taken.
+        """
         if self.block is None:
             return False
         self.block.count_step()
@@ -102,7 +106,7 @@ class StepCapture:
         if self._request is None and self.block.bell > self.answered:
             self.answered += 1
             self._request = read_request(self.run, self.launch, self.answered)
-        if self._profiler is None and self._request is not None:
+        if self._profiler is None and self._request is not None and not waits:
             self._begin(self._request)
         return self._profiler is not None
 

@@ -89,9 +89,9 @@ def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
 def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     lanes = tab.find("[data-canvas=lanes]")
-    lanes.hover(position={"x": PLOT_X, "y": 172})
+    lanes.hover(position={"x": PLOT_X, "y": 155})
     expect(tab.find(".tip")).to_contain_text(re.compile("kernel|gemm"))
-    lanes.click(position={"x": PLOT_X, "y": 172})
+    lanes.click(position={"x": PLOT_X, "y": 155})
     expect(tab.find(".panel h2")).to_have_text(re.compile("kernel|gemm"))
     expect(tab.find(".panel")).to_contain_text("launched by")
 

@@ -165,10 +165,10 @@ def run_checkpoint(folder: Path, *args: str) -> tuple[list[int], str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     first, last = checkpoint_ranks(folder, port, *args)
-    last.communicate(timeout=100)
+    last.communicate(timeout=300)
     if last.returncode != 0:
         first.kill()  # as a launcher does
-    said, _ = first.communicate(timeout=100)
+    said, _ = first.communicate(timeout=300)
     return [first.returncode, last.returncode], said.strip()
 
 

@@ -26,7 +26,7 @@ def test_every_key_has_a_description() -> None:
 
 def test_the_schema_allows_what_the_program_allows() -> None:
     schema = job_schema()
-    assert schema["required"] == ["workload"]
+    assert schema["oneOf"] == [{"required": [key]} for key in ("workload", "script", "module")]
     assert schema["additionalProperties"] is False
     assert schema["properties"]["timeout"]["default"] == "10m"
     assert schema["properties"]["precision"]["enum"] == ["fp64", "fp32", "tf32", "bf16", "fp16"]
