@@ -18,6 +18,7 @@ from launcher.arguments import (
     quiet_option,
     set_option,
 )
+from launcher.commands_job_file import register_job_file
 from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
@@ -355,37 +356,10 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     click.echo(render_trace_diff(difference, width()), nl=False)
 
 
-@cli.command()
-@click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
-def init(path: Path, force: bool) -> None:
-    """Write a commented job file to start from.
-
-    Example: gpurun init job.yaml
-    """
-    from launcher.rundir import write_bytes
-    from launcher.spec.template import job_template
-
-    if path.exists() and not force:
-        raise SpecError(f"{path} exists; --force overwrites it")
-    write_bytes(path, job_template().encode())
-    click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
-
-
-@cli.command()
-def schema() -> None:
-    """Print the JSON Schema of job files, for editors.
-
-    Example: gpurun schema > job.schema.json
-    """
-    from launcher.spec.schema import job_schema
-
-    show_json(job_schema())
-
-
 cli.add_command(run_command)
 cli.add_command(workloads_command)
 register_running(cli)
+register_job_file(cli)
 
 
 def main() -> None:
