@@ -41,6 +41,16 @@ class RunDir(RunPaths):
         ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
         return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
 
+    def damage(self, variant_id: str) -> tuple[str, ...]:
+        """What can't be read of a variant's step records; a last line that was cut off is no damage."""
+        found = []
+        for file in sorted(self.variant(variant_id).glob("rank*.jsonl")):
+            lines = file.read_bytes().count(b"\n")
+            lost = lines - sum(1 for _ in read_lines(file, StepRecord))
+            if lost:
+                found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are left out")
+        return tuple(found)
+
     def read_points(self, variant_id: str) -> list[PointRecord]:
         return list(read_lines(self.points(variant_id), PointRecord))
 

@@ -45,9 +45,13 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     world_size = variant.world_size
     steps = run.read_steps(variant.id)
     timed = round_times(steps, world_size, "timed")
+    damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
+    facts = replace(facts, warnings=(*facts.warnings, *damage))
     balance = None if variant.split else run.read_balance(variant.id)
     status = run.read_status(variant.id)
+    if damage and not timed and status is not None and status.status == "ok":
+        status = VariantStatus("failed", damage[0])
     points = run.read_points(variant.id)
     return Measured(
         variant=replace(variant, split=balance.best.split) if balance else variant,

@@ -1,6 +1,6 @@
 """A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = N
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
     source = override_source(_read(path, overrides), tuple(overrides))
+    source = replace(source, problems=(*source.problems, *_without_effect(source, overrides)))
     return check_source(_with_name(source, path), job_dir or path.parent)
 
 
@@ -36,6 +37,17 @@ def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> 
     root, problems = compose(text, name, has_lines=False)
     source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
     return check_source(source, job_dir)
+
+
+def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Problem]:
+    """Overrides of keys that vary: the values under `compare` take their place."""
+    root = source.root.plain()
+    varied = root.get("compare") if isinstance(root, dict) else None
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if isinstance(varied, dict) and varied.get(key) and key not in ("params", "args", "env"):
+            message = f"`compare.{key}` varies it, so that this value has no effect"
+            yield Problem(message, f"set compare.{key}=[…]", f"--set {key}")
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Source:

@@ -249,6 +249,12 @@ def test_a_file_that_is_no_yaml_does_not_hide_the_mistakes_of_overrides(tmp_path
     assert [part in found for part in ("job.yaml:", "--set steps.rounds", "--set seed")] == [True] * 3
 
 
+def test_an_override_that_would_have_no_effect_is_a_mistake(tmp_path: Path) -> None:
+    text = SMALL + "compare: {split: [even, '3:1']}\n"
+    assert "--set split: `compare.split` varies it" in mistakes(tmp_path, text, "split=[10, 54]")
+    assert job(tmp_path, text, "compare.split=[[10, 54]]", "seed=3").compare.split == ((10, 54),)
+
+
 def test_mistakes_of_overrides_name_the_option_and_come_last(tmp_path: Path) -> None:
     found = mistakes(tmp_path, SMALL + "foo: 1\n", "steps.rounds=x", "steps.roundz=1")
     assert [line.split(":")[0] for line in found.splitlines() if not line.startswith(" ")] == [
