@@ -51,7 +51,11 @@ def become_rank(request: StartRequest) -> None:
     if request.cpus:
         os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep what they began with
     if request.control:
-        light_beacon(Path(request.control), request.rank)
+        try:
+            light_beacon(Path(request.control), request.rank)
+        except OSError as error:
+            print_to_log(f"can't write {request.control}: {error.strerror}")
+            finish(os.EX_IOERR)  # as `launcher.worker.main` does where the run directory can't be written
     gc.enable()
 
 
