@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from launcher.trace.classify import GpuKind, HostKind
 from launcher.trace.columns import Timed, Trace
+from launcher.trace.errors import TraceError
 from launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from launcher.trace.local import LocalCollective, local_collectives
 from launcher.trace.measure import Activity, Measure, Queue, Waits, joined, measure
@@ -30,6 +31,8 @@ from launcher.trace.tables import Mask, NameTime, compute_ops, kernel_times, op_
 
 MAX_RANKS = 1 << 31
 """What claims more is damaged."""
+_DIGITS = re.compile(r"[0-9]{1,10}")
+"""A rank that its writer took from the environment as it stood there."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,12 @@ def digest_file(path: Path, steps: slice | None) -> Digest:
 
 
 def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
-    """Analyses one trace; see `digest_file`."""
+    """Analyses one trace; see `digest_file`.
+
+    Raises:
+        TraceError: it holds nothing to analyse.
+    """
+    _refuse_empty(trace, path)
     host = host_steps(trace)
     work = launched(trace, host)
     all_steps = windows(trace, host, work)
@@ -123,6 +131,14 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         modules=tuple(module_rows),
         warnings=_warnings(trace, path, host, chosen, kept),
     )
+
+
+def _refuse_empty(trace: Trace, path: Path) -> None:
+    if len(trace.gpu) or len(trace.ops) or trace.ranges:
+        return
+    reasons = [trace.skipped] if trace.skipped else []
+    reasons.append("no GPU work and no operators: nothing to analyse, left out")
+    raise TraceError(f"{path}: {'; '.join(reasons)}")
 
 
 def _is_chosen(number: int, steps: slice | None) -> bool:
@@ -245,6 +261,8 @@ class _CpuPicture:
 def _info(trace: Trace, key: str) -> int | None:
     info = trace.header.get("distributedInfo")
     value = info.get(key) if isinstance(info, dict) else None
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 0 <= value < MAX_RANKS else None
@@ -270,12 +288,20 @@ def _warnings(
     if chosen is not None and not kept:
         numbers = f"{steps[0].number} to {steps[-1].number}" if steps else "none"
         found.append(f"{path}: none of the steps asked for; it has {numbers}")
-    if any(one.end_ns > other.start_ns for one, other in pairwise(steps)):
-        found.append(f"{path}: steps overlap; the later one is counted from where the earlier one ends")
+    found.extend(f"{path}: {text}" for text in _overlaps(steps))
     if len({step.number for step in steps}) < len(steps):
         found.append(f"{path}: several steps have the same number; they are listed one by one")
     if trace.num_devices > 1:
         found.append(f"{path}: GPU work of {trace.num_devices} devices, counted as one")
-    if not len(trace.gpu) and not len(trace.ops) and not trace.ranges:
-        found.append(f"{path}: no GPU work and no operators: nothing to analyse")
     return tuple(found)
+
+
+def _overlaps(steps: list[HostStep]) -> list[str]:
+    found = []
+    if any(step.overlaps for step in steps):
+        found.append("steps overlap; the later one is counted from where the earlier one ends")
+    swallowed = [step.number for step in steps if step.is_swallowed]
+    if swallowed:
+        named = ", ".join(map(str, swallowed))
+        found.append(f"wholly inside another step, and so without time or work of its own: step {named}")
+    return found

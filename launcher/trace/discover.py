@@ -108,8 +108,8 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     for digest in nameless:
         rank = next(number for number in range(len(digests) + len(taken)) if number not in taken)
         taken[rank] = digest
-        if len(digests) > 1:
-            warnings.append(f"{digest.path}: doesn't say its rank; taken for rank {rank} by its place")
+        how = " by its place" if len(digests) > 1 else ""
+        warnings.append(f"{digest.path}: doesn't say its rank; taken for rank {rank}{how}")
     return Ranked(tuple(sorted(taken.items(), key=lambda item: item[0])), tuple(warnings))
 
 

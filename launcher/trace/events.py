@@ -55,7 +55,8 @@ class Event(msgspec.Struct, gc=False, frozen=True):
     pid: Text = None
     tid: Text = None
     ts: int | float | None = None
-    dur: int | float | None = None
+    dur: int | float | None = 0
+    """`None` where the file has no number for it: `NaN`, `Infinity`, `null`."""
     args: Arguments | None = None
 
 

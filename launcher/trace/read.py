@@ -80,6 +80,8 @@ _ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
 _CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
 _TEXT = attrgetter("name")
+_START = attrgetter("ts")
+_LENGTH = attrgetter("dur")
 _PLACE = attrgetter("pid", "tid")
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
 """Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
@@ -108,13 +110,12 @@ class Reader:
     streams: Threads = field(default_factory=Threads)
     num_gpu: int = 0
     negative: int = 0
+    timeless: int = 0
 
     def add(self, events: Sequence[Event], block: bytes) -> None:
         """Takes what the analysis needs from a block of events."""
         # Of a large trace all time goes into the lines that see every event.
-        spans = [
-            event for event in events if event.ph == "X" and event.ts is not None and event.name is not None
-        ]
+        spans = self._with_times([event for event in events if event.ph == "X" and event.name is not None])
         if not spans:
             return
         if self.base_us is None:
@@ -127,6 +128,13 @@ class Reader:
         python = _of(Role.PYTHON, spans, roles)
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
+
+    def _with_times(self, spans: list[Event]) -> list[Event]:
+        if None not in map(_START, spans) and None not in map(_LENGTH, spans):
+            return spans
+        kept = [event for event in spans if event.ts is not None and event.dur is not None]
+        self.timeless += len(spans) - len(kept)
+        return kept
 
     def _texts(self, events: Sequence[Event], block: bytes) -> Times:
         return {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
@@ -256,6 +264,8 @@ class Reader:
                 f"{plural(skipped.count, 'malformed event')}, first at byte {skipped.first_byte} "
                 f"({skipped.reason})"
             )
+        if self.timeless:
+            parts.append(f"{plural(self.timeless, 'event')} whose time is no number")
         if self.negative:
             parts.append(f"{plural(self.negative, 'event')} of negative length or with times out of range")
         return " and ".join(parts) + " left out" if parts else None

@@ -1,13 +1,15 @@
 """Several ranks: who is who, which collectives belong together, and clocks that differ."""
 
+import json
 import random
 
 import pytest
 
 from launcher.trace.analyse import analyse_paths
+from launcher.trace.errors import TraceError
 from launcher.trace.explain import explain
 from launcher.trace.model import TraceReport
-from tests.unit.trace_files import Event, kernel, launch, rank_info, span, step, write
+from tests.unit.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SENDS = "ncclDevKernel_SendRecv"
@@ -179,6 +181,32 @@ def test_ranks_by_name_then_by_place(tmp_path) -> None:
     assert sum("by its place" in warning for warning in report.warnings) == 3
 
 
+def test_ranks_may_be_strings_of_digits(tmp_path) -> None:
+    for rank in ("3", "5"):
+        info = {"rank": rank, "world_size": "2"}
+        write(tmp_path / f"{rank}.json", [kernel("k", 0, 1)], distributedInfo=info)
+    report = analyse_paths([tmp_path])
+    assert ([rank.rank for rank in report.ranks], report.warnings) == ([3, 5], ())
+
+
+@pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
+def test_a_single_file_without_a_rank_is_told(tmp_path, rank: str | None) -> None:
+    path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
+    report = analyse_paths([path])
+    assert [rank.rank for rank in report.ranks] == [0]
+    assert report.warnings == (f"{path}: doesn't say its rank; taken for rank 0",)
+
+
+def test_a_trace_without_events_is_no_rank(tmp_path) -> None:
+    empty = write(tmp_path / "a.json", [], **rank_info(0, 1))
+    with pytest.raises(TraceError, match="nothing to analyse, left out"):
+        analyse_paths([empty])
+    write(tmp_path / "b.json", [kernel("k", 0, 1)], **rank_info(1, 1))
+    report = analyse_paths([tmp_path])
+    assert [rank.rank for rank in report.ranks] == [1]
+    assert [warning for warning in report.warnings if "left out" in warning and "a.json" in warning]
+
+
 def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path) -> None:
     write(tmp_path / "old.json", [kernel("k", 100, 1)], **rank_info(0, 1))
     write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
@@ -193,6 +221,34 @@ def test_overlapping_and_repeated_steps_are_told(tmp_path) -> None:
     assert [each.span_us for each in rank.steps] == [100, 50]
     assert any("steps overlap" in warning for warning in report.warnings)
     assert any("same number" in warning for warning in report.warnings)
+
+
+def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(tmp_path) -> None:
+    events = [step(1, 0, 100), step(2, 60, 90), step(3, 70, 20), step(4, 150, 50)]
+    for number, start_us in enumerate((10, 65, 80, 110, 160), start=1):
+        events += [launch(start_us, 1, number), kernel("k", start_us + 2, 10, number)]
+    (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
+    rows = {each.step: (each.span_us, each.compute_us) for each in rank.steps}
+    assert rows == {1: (100, 30), 2: (50, 10), 3: (0, 0), 4: (50, 10)}
+    assert sum(compute_us for _, compute_us in rows.values()) == rank.total.compute_us
+    assert any(warning.endswith("of its own: step 3") for warning in report.warnings)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+def test_a_real_step_moved_into_the_one_before(tmp_path) -> None:
+    content = load(REAL / "nccl_args_A100" / "rank0of2.json.gz")
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(content))
+    (before,) = analyse_paths([path]).ranks
+    (fifth,) = (each for each in content["traceEvents"] if each.get("name") == "ProfilerStep#5")
+    moved_us = round(0.4 * fifth["dur"])
+    fifth["ts"] -= moved_us
+    fifth["dur"] += moved_us
+    path.write_text(json.dumps(content))
+    (after,) = analyse_paths([path]).ranks
+    computes = [[each.compute_us for each in rank.steps] for rank in (before, after)]
+    assert computes[1][0] >= computes[0][0] > 0
+    assert sum(computes[1]) == pytest.approx(sum(computes[0]))
 
 
 def test_many_files_are_read_by_processes_of_their_own(tmp_path, monkeypatch) -> None:
