@@ -56,11 +56,13 @@ MODULE_PREFIX = "nn.Module: "
 
 COMM_KERNELS = re.compile(
     r"""
-    ^(void\ )?nccl(Dev)?Kernel          # NCCL before and since 2.19; RCCL uses both
+    ^(void\ )?nccl(Symk?)?(Dev)?Kernel  # NCCL before and since 2.19, symmetric since 2.27; RCCL uses both
     | ^(void\ )?(rccl|msccl)            # RCCL's and MSCCL's own
     | deep_ep::                         # DeepEP dispatch and combine
-    | (one|two|multimem_one)_shot_all_?reduce | multimem_all_(reduce|gather)   # torch symmetric memory
+    | (one|two)_?shot_?all_?reduce      # torch symmetric memory, TensorRT-LLM
+    | multimem_all_(reduce|gather)      # torch symmetric memory
     | cross_device_reduce_[12]stage     # vLLM and SGLang custom all-reduce
+    | quickreduce::                     # vLLM on ROCm
     | (quick|custom)_?all_?reduce | allreduce_fusion_kernel | nvshmem(i|x)?_
     """,
     re.VERBOSE | re.IGNORECASE,

@@ -74,8 +74,13 @@ class HostRange:
     start: int
     end: int
     thread: int
-    num_bytes: int | None
-    """Bytes of the tensors that it was given, where the trace has their shapes."""
+    tensors: tuple[int, ...]
+    """Bytes of each tensor (or list of them) that it was given, where the trace has their shapes."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of all tensors together."""
+        return sum(self.tensors) or None
 
 
 @dataclass(frozen=True)

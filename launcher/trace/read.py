@@ -195,8 +195,8 @@ class Reader:
         for i in np.flatnonzero(kinds > HostKind.OP).tolist():
             args, begin = events[i].args or NO_ARGUMENTS, int(start[i])
             end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
-            size = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else None
-            self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), size))
+            sizes = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else ()
+            self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), sizes))
         named = np.flatnonzero(kinds == HostKind.OTHER).tolist()
         annotated = np.array([i for i in named if events[i].cat == ANNOTATION], dtype=np.intp)
         self._add_annotations(events, (start, duration, threads), annotated)
@@ -328,19 +328,19 @@ def _comm_facts(name: str, args: Arguments) -> CommFacts:
     )
 
 
-def _tensor_bytes(args: Arguments) -> int | None:
-    """Bytes of all tensors among the arguments of an operator."""
+def _tensor_bytes(args: Arguments) -> tuple[int, ...]:
+    """Bytes of each tensor, or list of tensors, among the arguments of an operator."""
     try:
         shapes, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return ()
     if not isinstance(shapes, list) or not isinstance(types, list):
-        return None
-    total = 0
-    for shape, dtype in zip(shapes, types, strict=False):
-        size = dtype_bytes(str(dtype))
-        total += _elements(shape) * size if size is not None and shape else 0
-    return total if 0 < total < MAX_BYTES else None
+        return ()
+    sizes = [
+        _elements(shape) * (dtype_bytes(str(dtype)) or 0) for shape, dtype in zip(shapes, types, strict=False)
+    ]
+    damaged = any(size < 0 for size in sizes) or sum(sizes) >= MAX_BYTES
+    return () if damaged else tuple(size for size in sizes if size)
 
 
 def _elements(shape: Any) -> int:

@@ -71,7 +71,7 @@ def test_out_of_memory_is_a_result_not_a_failure(tmp_path: Path) -> None:
 
 def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
     misbehaving(tmp_path, f"if {ON_6_2}: time.sleep(1000)")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=12s")
     assert result.code == 4, result.err
     late = result.variant("ddp-2-6-2")
     assert late["status"] == "timeout"

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from launcher.trace.analyse import analyse_paths
+from launcher.trace.classify import GpuKind, collective_kind, gpu_kind
 from launcher.trace.errors import TraceError
 from launcher.trace.explain import explain
 from launcher.trace.model import TraceReport
@@ -270,3 +271,92 @@ def test_the_explanation_names_rank_and_size(tmp_path) -> None:
         write_rank(tmp_path, rank, events)
     text = explain(analyse_paths([tmp_path]))
     assert "rank 1, which came last 1 of 1 times and cost the others 4.0 ms" in text
+
+
+def called(kernel_name: str, start_us: float, calls: dict[str, dict[str, object]]) -> list[Event]:
+    """A kernel without arguments of 4 µs, launched within these calls, the outer ones first."""
+    outside = [
+        span("cpu_op", name, start_us - 9 + i, 8 - i, **args) for i, (name, args) in enumerate(calls.items())
+    ]
+    return [*outside, *collective(kernel_name, start_us, 4, 1)]
+
+
+def two_ranks(folder, events: list[Event], world_size: int, **info) -> TraceReport:
+    for rank in range(2):
+        known = rank_info(rank, world_size)["distributedInfo"] | info
+        write(folder / f"trace{rank}.json", events, distributedInfo=known)
+    return analyse_paths([folder])
+
+
+GROUP = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "arguments", "info", "bus_share"),
+    [
+        (128, {}, {}, None),  # Two of 128, and nobody says of which group.
+        (2, {}, {}, 1.0),  # All of the world are here.
+        (128, {"Group size": 8}, {"pg_config": [GROUP]}, 2 * 7 / 8),
+        (128, {}, {"pg_config": [GROUP]}, 2 * 3 / 4),
+        (128, {"Process Group Name": "0"}, {"pg_config": [GROUP, GROUP | {"pg_name": "1"}]}, 2 * 3 / 4),
+        (128, {"Process Group Name": "7"}, {"pg_config": [GROUP]}, None),
+        (128, {}, {"pg_config": [{"pg_name": "0", "pg_desc": "default_pg"}]}, 2 * 127 / 128),
+        (128, {}, {"pg_config": [{"pg_name": "0", "pg_desc": "mesh"}]}, None),
+        (128, {}, {"pg_config": ["damaged", {"pg_size": "x", "ranks": 3}]}, None),
+        (128, {"Group size": 1}, {}, None),  # Fewer than are seen: damaged.
+    ],
+)
+def test_bus_bandwidth_never_takes_the_files_for_the_group(
+    tmp_path, world_size: int, arguments: dict, info: dict, bus_share: float | None
+) -> None:
+    report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000), **arguments), world_size, **info)
+    (found,) = report.collectives
+    assert found.algorithm_gb_per_s == pytest.approx(1.0)
+    assert found.bus_gb_per_s == (None if bus_share is None else pytest.approx(bus_share))
+
+
+@pytest.mark.parametrize(
+    ("name", "outer", "inner", "info", "expected"),
+    [
+        ("all_gather", [[6400], [100], []], [[100]], {}, (6400, 63 / 64)),
+        ("reduce_scatter", [[100], [6400], []], [[6400]], {}, (6400, 63 / 64)),
+        ("all_gather", [[6401], [100], []], [[100]], {}, (6401, None)),
+        ("all_gather", [[], [], []], [[100]], {"pg_config": [GROUP]}, (400, 3 / 4)),
+        ("all_gather", [[], [], []], [[100]], {}, (None, None)),
+        ("reduce_scatter", [[], [], []], [[400]], {}, (400, None)),
+        ("all_reduce", [[], [], []], [[400]], {}, (400, None)),
+    ],
+)
+def test_sizes_from_the_calls_that_issued_a_kernel(
+    tmp_path, name: str, outer: list, inner: list, info: dict, expected: tuple
+) -> None:
+    types = {"Input type": ["signed char", "signed char", ""]}
+    calls = {
+        f"c10d::_{name}_base_": {"Input Dims": outer} | types,
+        f"nccl:_{name}_base": {"Input Dims": inner} | types,
+    }
+    (found,) = two_ranks(tmp_path, called(SENDS, 20, calls), 128, **info).collectives
+    num_bytes, share = expected
+    assert (found.kind, found.bytes) == (name, num_bytes)
+    assert found.bus_gb_per_s == (None if share is None else pytest.approx(num_bytes / 4000 * share))
+
+
+def test_ranks_that_come_at_once_are_none_of_them_last(tmp_path) -> None:
+    report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000)), 2)
+    assert [each.last_rank for each in report.collectives] == [None]
+    assert [(row.last_arrivals, row.wait_caused_us) for row in report.stragglers] == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32(ncclSymkDevWorkArgs4K)",
+        "ncclSymDevKernel_AllReduce_AGxLL_R_Sum_bf16(ncclSymDevArgs)",
+        "void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16, 8, true>(AllReduceParams)",
+        "void tensorrt_llm::kernels::twoShotAllReduceKernel<float, 2>(AllReduceParams)",
+        "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half, 4>>(half const*)",
+        "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)",
+    ],
+)
+def test_kernels_of_other_libraries_are_communication(name: str) -> None:
+    assert (gpu_kind("kernel", name), collective_kind(name)) == (GpuKind.COMM, "all_reduce")
