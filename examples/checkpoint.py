@@ -8,6 +8,7 @@ number, on the weights and on the optimizer's state only.
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import signal
@@ -26,8 +27,17 @@ COMPLETE = ".metadata"
 
 def main() -> None:
     options = parse_arguments()
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(options)
+    # The model goes before the group: freed after it, torch 2.13 may wait for a thread of gloo for ever.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    """From the newest checkpoint, if there is one, to the last step."""
     use_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if use_gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
@@ -42,7 +52,6 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)  # what a test of the restart does
     if dist.get_rank() == 0:
         print(f"began at step {done}, weights {digest(model)}", flush=True)
-    dist.destroy_process_group()
 
 
 def parse_arguments() -> argparse.Namespace:
