@@ -16,8 +16,8 @@ from launcher.records import StepRecord
 QUEUE_PERCENT = 5.0
 """Of a step in the run queue from which on it is not the step that was measured."""
 THREADS_PERCENT = 12.0
-"""The same for `dp`, whose threads wake each other all the time: on an idle machine of two cores they wait
-for one another in 4 to 6 % of the step (examples/quickstart.yaml)."""
+"""The same for `dp`, whose threads wake each other all the time: on an idle machine of two cores they wait for
+one another in 4 to 6 % of the step (examples/quickstart.yaml)."""
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
