@@ -15,9 +15,6 @@ from launcher.records import StepRecord
 
 QUEUE_PERCENT = 5.0
 """Of a step in the run queue from which on it is not the step that was measured."""
-THREADS_PERCENT = 12.0
-"""The same for `dp`, whose threads wake each other all the time: on an idle machine of two cores they wait for
-one another in 4 to 6 % of the step (examples/quickstart.yaml)."""
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
@@ -66,8 +63,7 @@ def unranked(results: Iterable[VariantResult], reasons: Sequence[str]) -> str:
 
 def _reasons(result: VariantResult) -> Iterable[str]:
     label = variant_label(result)
-    most_percent = THREADS_PERCENT if result.strategy == "dp" else QUEUE_PERCENT
-    queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > most_percent]
+    queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     for rank in sorted(queued, key=lambda rank: -(rank.queue_percent or 0)):
         yield f"rank {rank.rank} of {label} waited for a free core in {rank.queue_percent:.0f} % of its step"
     for rank in result.ranks:

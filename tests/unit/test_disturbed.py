@@ -3,7 +3,6 @@
 import json
 import threading
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from launcher.compare.disturbed import disturbances, disturbed_variants, queue_percent, throttled, unranked
@@ -109,12 +108,6 @@ def test_ranks_that_wait_for_cores_are_not_ranked_and_the_report_says_why(files:
     assert [one.vs_baseline.verdict for one in comparison.variants] == ["baseline", "inconclusive"]
     assert comparison.variants[1].vs_baseline.percent is not None  # what was measured is kept
     assert disturbed_variants(comparison.variants) == {"ddp-2-even"}
-
-
-def test_threads_of_one_process_may_wait_a_little_for_each_other(files: Any) -> None:
-    even, uneven = noisy(files, 8.0).variants
-    assert disturbed_variants((even, uneven)) == {"ddp-2-even"}
-    assert disturbed_variants((replace(even, strategy="dp"), uneven)) == frozenset()
 
 
 def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
