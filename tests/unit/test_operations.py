@@ -173,7 +173,8 @@ def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_of_two_commands_one_gets_the_run(tmp_path: Path) -> None:
-    run, got, barrier = RunDir(tmp_path), [], threading.Barrier(8)
+    run, got, barrier = RunDir(tmp_path), [], threading.Barrier(8, timeout=60)
+    run.running.write_bytes(msgspec.json.encode(claim(pid=2**22 + 1)))  # each of them finds a stale one first
 
     def attempt() -> None:
         barrier.wait()
