@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
 from launcher.plan.binding import bind_ranks
-from launcher.plan.devices import MachineLike, gpu_index, is_cuda, resolve_devices, visible_gpus
+from launcher.plan.devices import MachineLike, gpu_index, is_cuda, job_devices, visible_gpus
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
@@ -70,7 +70,7 @@ def assume_batch(spec: JobSpec, machine: MachineLike) -> tuple[JobSpec, tuple[st
     """The job with a batch to plan with where nobody has looked yet what `max` comes to, and a note of it."""
     if spec.global_batch != "max" or spec.compare.global_batch:
         return spec, ()
-    batch = ASSUMED_SAMPLES * len(resolve_devices(spec.devices, machine))
+    batch = ASSUMED_SAMPLES * len(job_devices(spec, machine))
     note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
     return spec.model_copy(update={"global_batch": batch}), (note,)
 

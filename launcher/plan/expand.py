@@ -7,7 +7,7 @@ from typing import Any
 from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from launcher.plan.devices import MachineLike, busy_notes, device_notes, is_cuda, resolve_devices
+from launcher.plan.devices import MachineLike, busy_notes, device_notes, is_cuda, job_devices
 from launcher.plan.ids import make_unique, program_id, variant_id
 from launcher.plan.model import LeftOut, Variant
 from launcher.plan.program import program_variant
@@ -36,7 +36,7 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
         MachineError: the machine has fewer devices than the job asks for.
     """
-    devices = resolve_devices(spec.devices, machine)
+    devices = job_devices(spec, machine)
     _check_machine(spec, len(devices))
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
@@ -249,9 +249,8 @@ def _check_machine(spec: JobSpec, num_devices: int) -> None:
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
     if spec.devices in ("auto", "cuda") and counts and min(counts) > num_devices:
         have = plural(num_devices, "device")
-        raise MachineError(
-            f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
-        )
+        message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
+        raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:
