@@ -72,7 +72,7 @@ def assume_batch(spec: JobSpec, machine: MachineLike) -> tuple[JobSpec, tuple[st
         return spec, ()
     batch = ASSUMED_SAMPLES * len(job_devices(spec, machine))
     note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
-    return spec.model_copy(update={"global_batch": batch}), (note,)
+    return replace(spec, global_batch=batch), (note,)
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:

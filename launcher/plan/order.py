@@ -1,4 +1,4 @@
-"""A launch of the plan as the order that its workers read."""
+"""A launch of the plan as the order that its workers, or the ranks of its program, read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,15 @@ from types import MappingProxyType
 from launcher.plan.ablation import ablation_rounds
 from launcher.plan.devices import MachineLike, is_cuda, job_devices
 from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import BalanceOrder, LaunchOrder, ProfileOrder, RoundTime, VariantOrder
+from launcher.records import (
+    BalanceOrder,
+    LaunchOrder,
+    OrderedVariant,
+    ProfileOrder,
+    ProgramOrder,
+    RoundTime,
+    VariantOrder,
+)
 from launcher.spec.model import JobSpec
 from launcher.spec.values import MAX_COUNT
 from launcher.splits import split_near_even
@@ -65,6 +73,25 @@ def order_for(
     )
 
 
+def program_order(
+    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
+) -> ProgramOrder:
+    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
+    return ProgramOrder(
+        launch=launch_id,
+        run_dir=str(run_dir),
+        job_dir=str(job_dir),
+        script=spec.script,
+        module=spec.module,
+        args=variant.args,
+        seed=variant.seed,
+        world_size=variant.world_size,
+        warmup=spec.steps.warmup,
+        variants=(OrderedVariant(variant.id),),
+        profile=_profile(spec) if is_first else None,
+    )
+
+
 def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
 ) -> VariantOrder:
@@ -101,4 +128,6 @@ def _profile(spec: JobSpec) -> ProfileOrder | None:
     wanted = spec.profile
     if not wanted.steps:
         return None
-    return ProfileOrder(**wanted.model_dump())
+    return ProfileOrder(
+        wanted.steps, wanted.shapes, wanted.memory, wanted.stacks, wanted.modules, wanted.ranks
+    )

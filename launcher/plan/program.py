@@ -7,7 +7,6 @@ from launcher.paths import RunPaths
 from launcher.plan.combination import Combination, ImpossibleError
 from launcher.plan.devices import MachineLike, visible_gpus
 from launcher.plan.model import PROGRAM, Process, Variant
-from launcher.records import OrderedVariant, ProfileOrder, ProgramOrder
 from launcher.spec.model import JobSpec
 from launcher.units import plural
 
@@ -24,7 +23,7 @@ def program_variant(spec: JobSpec, wanted: Combination, devices: tuple[str, ...]
     if wanted.device_count > len(devices):
         reason = f"the job has {plural(len(devices), 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
-    is_seeded = "seed" in spec.model_fields_set or "seed" in wanted.stated
+    is_seeded = "seed" in spec.stated or "seed" in wanted.stated
     return Variant(
         id="",
         strategy=PROGRAM,
@@ -68,26 +67,6 @@ def program_processes(
 def threads_per_rank(variant: Variant, machine: MachineLike) -> int:
     """A rank's fair share of the cores, not 1: a lone rank may use them all."""
     return max(1, machine.cpu_cores // variant.world_size)
-
-
-def program_order(
-    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
-) -> ProgramOrder:
-    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
-    profile = spec.profile if is_first and spec.profile.steps else None
-    return ProgramOrder(
-        launch=launch_id,
-        run_dir=str(run_dir),
-        job_dir=str(job_dir),
-        script=spec.script,
-        module=spec.module,
-        args=variant.args,
-        seed=variant.seed,
-        world_size=variant.world_size,
-        warmup=spec.steps.warmup,
-        variants=(OrderedVariant(variant.id),),
-        profile=ProfileOrder(**profile.model_dump()) if profile else None,
-    )
 
 
 def _shared_env(run_id: str, world_size: int) -> Mapping[str, str]:
