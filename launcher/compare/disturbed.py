@@ -6,7 +6,6 @@ not of the split. Threads of one rank that wait for each other are part of its s
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import inf
 from statistics import fmean, median
 
 from launcher.compare.label import variant_label
@@ -24,34 +23,26 @@ COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it aga
 def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     """Time in which a rank waited for other processes to leave a core, in percent of its step.
 
-    The median of what its blocks had in the run queue, but no more than what other processes ran on its
-    cores: the rest it waited for itself. `None` if nobody counted.
+    The median over its blocks, which neither the others' coarse clock moves nor what runs for a moment only;
+    `None` if nobody counted.
     """
     blocks: dict[tuple[str, int], list[StepRecord]] = {}
     for step in timed:
         blocks.setdefault((step.launch, step.round), []).append(step)
-    waits = [percent_of_step(block, block[0].queue_ns) for block in blocks.values()]
-    others = [percent_of_step(block, block[0].others_ns) for block in blocks.values()]
-    known = [wait for wait in waits if wait is not None]
-    return min(median(known), others_percent(others)) if known else None
+    shares = [
+        100 * waited_ns / fmean(step.step_ns for step in block)
+        for block in blocks.values()
+        if (waited_ns := waited_for_others_ns(block[0])) is not None
+    ]
+    return max(0.0, median(shares)) if shares else None
 
 
-def percent_of_step(block: Sequence[StepRecord], share_ns: int | None) -> float | None:
-    """`share_ns` of the block's mean step."""
-    return None if share_ns is None else 100 * share_ns / fmean(step.step_ns for step in block)
-
-
-def others_percent(blocks: Sequence[float | None]) -> float:
-    """CPU time of other processes on a rank's cores, in percent of its step; infinite if nobody counted.
-
-    The mean of the middle half of its blocks: the clock is too coarse for one of them, and what ran for a
-    moment only has disturbed few.
-    """
-    known = sorted(percent for percent in blocks if percent is not None)
-    if not known:
-        return inf
-    outer = len(known) // 4
-    return max(0.0, fmean(known[outer : len(known) - outer]))
+def waited_for_others_ns(step: StepRecord) -> int | None:
+    """Time in the run queue, but no more than other processes ran on the rank's cores: the rest of it the
+    rank's threads waited for each other. All of it where nobody counts what others ran."""
+    if step.queue_ns is None or step.others_ns is None:
+        return step.queue_ns
+    return min(step.queue_ns, step.others_ns)
 
 
 def throttled(timed: Sequence[StepRecord]) -> str | None:

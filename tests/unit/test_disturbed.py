@@ -32,12 +32,9 @@ def test_the_share_is_the_median_of_blocks() -> None:
 
 
 def test_only_what_others_ran_can_have_been_waited_for() -> None:
-    """A block's figure is rough, and may be negative; a burst disturbs few of them."""
-    own = [step(1, 6.0, others_ms=9.0), step(2, 6.0, others_ms=-7.0)]
-    assert queue_percent(own) == pytest.approx(1)
-    assert queue_percent([*own, step(3, 6.0, others_ms=90.0), step(4, 6.0, others_ms=-9.0)]) == pytest.approx(
-        1
-    )
+    own = [step(i, 6.0, others_ms=others) for i, others in enumerate((-7.0, 1.0, 9.0))]
+    assert queue_percent(own) == 1
+    assert queue_percent([*own, step(4, 9.0, others_ms=90.0), step(5, 6.0, others_ms=-7.0)]) == 1  # a burst
     assert queue_percent([step(1, 6.0, others_ms=-7.0)]) == 0
     assert queue_percent([step(1, 30.0, others_ms=70.0)]) == 30
     assert queue_percent([step(1, 6.0)]) == 6  # where nobody counts what others ran, the wait stands
