@@ -12,6 +12,7 @@ from rich.text import Text
 
 from launcher.trace.diff import Change, TraceDiff
 from launcher.trace.explain import explain
+from launcher.trace.mean import mean_stretch, stretches_told, tells_steps
 from launcher.trace.model import Breakdown, CollectiveReport, NameTotal, TraceReport
 
 MAX_STEPS = 20
@@ -99,12 +100,14 @@ def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
 
 def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     rows = [(rank, step) for rank in report.ranks for step in rank.steps]
-    if len(rows) == len(report.ranks):
+    if not tells_steps(report):
         return []
     table = _table(("step", "rank", *_names_of_columns(width)))
     table.add_column("", no_wrap=True)
     for rank, step in sorted(rows, key=lambda row: (row[1].step, row[0].rank))[:MAX_STEPS]:
         table.add_row(str(step.step), str(rank.rank), *_cells(step, width), _bar(step))
+    mean = mean_stretch(stretches_told(report))
+    table.add_row("mean", "", *_cells(mean, width), _bar(mean))
     more = len(rows) - MAX_STEPS
     return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from launcher.trace.events import (
     needs_text,
     time_texts,
     to_ns,
+    whole,
 )
 from launcher.trace.growing import Columns, Names, Numbering, Threads
 from launcher.trace.intervals import Int64
@@ -311,20 +312,24 @@ def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int3
 
 
 def _correlations(arguments: list[Arguments]) -> Int64:
-    return bounded([-1 if args.correlation is None else args.correlation for args in arguments])
+    found = [args.correlation for args in arguments]
+    if set(map(type, found)) <= {int}:
+        return bounded(cast(list[int], found))
+    return bounded([-1 if (number := whole(each)) is None else number for each in found])
 
 
 def _comm_facts(name: str, args: Arguments) -> CommFacts:
     kind = collective_kind(str(args.collective)) if args.collective is not None else collective_kind(name)
-    elements = max(args.in_elements or 0, args.out_elements or 0)
+    in_elements = whole(args.in_elements)
+    elements = max(in_elements or 0, whole(args.out_elements) or 0)
     size = dtype_bytes(str(args.dtype))
     num_bytes = -1 if size is None else elements * size
     return CommFacts(
         kind=kind,
-        num_bytes=num_bytes if args.in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
+        num_bytes=num_bytes if in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
         group=None if args.group is None else str(args.group),
-        group_size=args.group_size,
-        sequence=args.sequence,
+        group_size=whole(args.group_size),
+        sequence=whole(args.sequence),
     )
 
 
