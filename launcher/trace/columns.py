@@ -115,7 +115,6 @@ class Trace:
     modules: Spans
     module_names: tuple[str, ...]
     ranges: tuple[HostRange, ...]
-    num_devices: int
     skipped: str | None
     """What was left out of the file, as a sentence."""
     annotations: Spans

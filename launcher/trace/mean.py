@@ -25,10 +25,14 @@ def _is_total(rank: RankTrace) -> bool:
 
 
 def stretches_told(report: TraceReport) -> list[Breakdown]:
-    """What is to be explained: every step of every rank, or, where steps say no more, every rank's total."""
+    """What is to be explained: every step of every rank, or, where steps say no more, every rank's total.
+
+    Where a rank has several devices, that of each device.
+    """
+    rows = [row for rank in report.ranks for row in rank.devices or (rank,)]
     if not tells_steps(report):
-        return [rank.total for rank in report.ranks]
-    return [stretch for rank in report.ranks for stretch in rank.steps or (rank.total,)]
+        return [row.total for row in rows]
+    return [stretch for row in rows for stretch in row.steps or (row.total,)]
 
 
 def mean_stretch(stretches: Sequence[Breakdown]) -> Breakdown:

@@ -250,7 +250,6 @@ class Reader:
             modules=Spans(*_spans(self.modules)),
             module_names=tuple(self.module_names),
             ranges=tuple(self.ranges),
-            num_devices=len({device for device, _ in self.streams.spelled}),
             skipped=self._skipped(skipped),
             annotations=Spans(*_spans(self.annotations)),
             annotation_names=tuple(self.annotation_names),
