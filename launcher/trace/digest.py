@@ -80,6 +80,8 @@ class Digest:
     ops: tuple[NameTime, ...]
     modules: tuple[NameTime, ...]
     warnings: tuple[str, ...]
+    window: tuple[int, int] | None = None
+    """Where steps were asked for: from the first one's begin on the CPU to the end of the last one's work."""
 
 
 def digest_file(path: Path, steps: slice | None) -> Digest:
@@ -133,7 +135,13 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         ops=tuple(op_rows),
         modules=tuple(module_rows),
         warnings=_warnings(trace, path, host, chosen, kept),
+        window=None if chosen is None else _window(host, all_steps, kept),
     )
+
+
+def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[int, int]:
+    starts, ends = [host[i].start_ns for i in kept], [steps[i].end_ns for i in kept]
+    return min(starts, default=0), max(ends, default=0)
 
 
 def _refuse_empty(trace: Trace, path: Path) -> None:
