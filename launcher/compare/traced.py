@@ -98,6 +98,7 @@ def _kept(path: Path) -> Traced | None:
 def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -> Traced:
     # Imports numpy; with the outcome at hand no report needs it.
     from launcher.trace.analyse import analyse
+    from launcher.trace.devices import SEVERAL
     from launcher.trace.errors import TraceError
 
     try:
@@ -105,7 +106,11 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     except TraceError as error:
         return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
-    warnings = tuple(_relative(text, root) for text in analysis.report.warnings if text not in named)
+    warnings = tuple(
+        _relative(text, root)
+        for text in analysis.report.warnings
+        if text not in named and SEVERAL not in text  # each replica has its own figures
+    )
     steps, ranks = undisturbed_steps(analysis.report.ranks)
     return Traced(SCHEMA, stamps, steps, ranks, warnings)
 

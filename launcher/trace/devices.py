@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from launcher.trace.columns import Trace
 from launcher.trace.intervals import Int64
 
+SEVERAL = "GPU work of several devices"
+"""What a note on them begins with."""
 STRAY_BELOW = 0.01
 """Share of the busiest device's work below which another one's doesn't count."""
 
@@ -54,7 +56,7 @@ class Devices:
         if len(self.names) > 1:
             listed = ", ".join(sorted(self.names))
             found.append(
-                f"GPU work of several devices ({listed}), each told by itself; "
+                f"{SEVERAL} ({listed}), each told by itself; "
                 f"where one figure stands for the rank, it is that of the busiest, device {self.names[0]}"
             )
         if self.strays:
