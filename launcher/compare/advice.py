@@ -8,7 +8,7 @@ LARGE_FROM = 0.20
 """Share of the step from which on it is told without anybody having asked."""
 
 _ADVICE: dict[Kind, str] = {
-    "input": "use more loader workers, or do less work per sample",
+    "input": "raise num_workers, or do less work per sample",
     "copies": "pin the memory and copy with non_blocking=True",
     "host": "try larger batches, torch.compile or CUDA graphs",
     "transfer": "try larger batches, or accumulate gradients, so that it is needed less often",

@@ -36,8 +36,11 @@ class Devices:
     @staticmethod
     def of(trace: Trace) -> Devices:
         """The devices that the GPU work of a trace names."""
-        names = list(dict.fromkeys(device for device, _ in trace.streams))
-        by_stream = np.array([names.index(device) for device, _ in trace.streams], dtype=np.int64)
+        spelled = [device for device, _ in trace.streams]
+        if len(trace.named_devices) == 1:
+            spelled = [*trace.named_devices] * len(spelled)  # work that doesn't say runs on the one known
+        names = list(dict.fromkeys(spelled))
+        by_stream = np.array([names.index(device) for device in spelled], dtype=np.int64)
         owner = by_stream[trace.gpu.thread]
         busy_ns = np.bincount(owner, weights=trace.gpu.duration, minlength=len(names))
         order = sorted(range(len(names)), key=lambda i: (-busy_ns[i], names[i]))

@@ -34,6 +34,7 @@ from launcher.trace.events import (
     NO_ARGUMENTS,
     Arguments,
     Event,
+    Text,
     bounded,
     needs_text,
     time_texts,
@@ -109,6 +110,7 @@ class Reader:
     annotation_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
     streams: Threads = field(default_factory=Threads)
+    named_devices: set[Text] = field(default_factory=set)
     num_gpu: int = 0
     negative: int = 0
     timeless: int = 0
@@ -167,6 +169,7 @@ class Reader:
             )
             for event, args in zip(events, arguments, strict=True)
         ]
+        self.named_devices.update({args.device for args in arguments})
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
             self.comm_facts[self.num_gpu + i] = _comm_facts(events[i].name or "", arguments[i])
@@ -255,6 +258,7 @@ class Reader:
             annotation_names=tuple(self.annotation_names),
             threads=tuple(self.threads.spelled),
             streams=tuple(self.streams.spelled),
+            named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
         )
 
     def _skipped(self, skipped: Skipped) -> str | None:

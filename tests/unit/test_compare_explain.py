@@ -84,7 +84,7 @@ def test_a_baseline_that_loses_says_why_too() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("input", "every rank waits 30.0 of 65.0 ms for its data: use more loader workers,"),
+        ("input", "every rank waits 30.0 of 65.0 ms for its data: raise num_workers,"),
         ("host", "every rank spends 30.0 of 65.0 ms between operators, in Python: try larger batches,"),
     ],
 )
