@@ -4,48 +4,81 @@ gpurun records steps of its own, after the timed ones of a variant; those of the
 not be slower for it.
 """
 
-import statistics
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
-from benchmarks.timing import record, table
+from benchmarks.timing import machine_facts, record, table
 from launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = 60
+GROUPS = 3
+"""Each of three fresh processes: how a process lies in memory makes its steps faster or slower, too."""
+ROUNDS = 20
+"""Of each group."""
 STEPS = 200
 """Of a block."""
 CAPTURES = 3
 GOAL_US = 20
+KINDS = ("never", "again", "captured")
+"""Two that took no trace, the second one as a control, and one that did."""
+
+Block = tuple[float, float]
+"""µs per step: by the clock, and of CPU time of the whole process."""
 
 
 def main() -> None:
     """Writes the section "Idle profiler"."""
-    with start("never") as never, start("captured") as captured:
-        blocks = [in_turn(never, captured, swapped=round_ % 2 == 1) for round_ in range(ROUNDS)]
-        for child in (never, captured):
-            child.communicate()
-    differences = [after - before for before, after in blocks]
+    facts = machine_facts()
+    blocks = [block for group in range(GROUPS) for block in group_blocks(random.Random(group))]
+    rows = []
+    for name, clock in (("by the clock", 0), ("CPU time", 1)):
+        for kind, label in (("captured", "idle profiler"), ("again", "control: never traced, too")):
+            pairs = [(block["never"][clock], block[kind][clock]) for block in blocks]
+            rows.append(
+                [f"{label}, {name}", *difference(pairs), f"≤ {GOAL_US}" if kind == "captured" else ""]
+            )
+    text = (
+        f"Steps of a small network in a process that took {CAPTURES} traces before, against one that took "
+        f"none: {GROUPS} times fresh processes, {ROUNDS} rounds each, a block of {STEPS} steps of every "
+        "process in random order; Hodges–Lehmann difference of a step. The control says what two processes "
+        "differ by without any trace.\n\n"
+    )
+    header = ["", "never traced µs", "this one µs", "difference µs", "95 % interval", "goal"]
+    record("Idle profiler", text + table(header, rows), facts)
+
+
+def difference(pairs: Sequence[tuple[float, float]]) -> list[str]:
+    differences = [after - before for before, after in pairs]
     centre, interval = hodges_lehmann(differences), wilcoxon_interval(differences, 0.05)
     assert centre is not None
     assert interval is not None
-    never_us, captured_us = (statistics.median(values) for values in zip(*blocks, strict=True))
-    row = [
-        f"{never_us:.1f}",
-        f"{captured_us:.1f}",
+    before_us, after_us = (median(values) for values in zip(*pairs, strict=True))
+    return [
+        f"{before_us:.1f}",
+        f"{after_us:.1f}",
         f"{centre:+.1f}",
         f"{interval[0]:+.1f} to {interval[1]:+.1f}",
     ]
-    header = ["never traced µs", "idle profiler µs", "difference µs", "95 % interval", "goal"]
-    text = (
-        f"Steps of a small network in a process that took {CAPTURES} traces before, against one that took "
-        f"none: {ROUNDS} rounds, a block of {STEPS} steps of each in turn; Hodges–Lehmann difference of a "
-        "step.\n\n"
-    )
-    record("Idle profiler", text + table(header, [[*row, f"≤ {GOAL_US}"]]))
+
+
+def group_blocks(chance: random.Random) -> list[dict[str, Block]]:
+    """Blocks of fresh processes, one of every kind per round."""
+    with ExitStack() as stack:
+        children = {kind: stack.enter_context(start(kind)) for kind in KINDS}
+        blocks = []
+        for _ in range(ROUNDS):
+            order = chance.sample(KINDS, len(KINDS))
+            blocks.append({kind: step_us(children[kind]) for kind in order})
+        for child in children.values():
+            child.communicate()
+    return blocks
 
 
 def start(kind: str) -> subprocess.Popen[str]:
@@ -54,22 +87,13 @@ def start(kind: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def in_turn(
-    never: subprocess.Popen[str], captured: subprocess.Popen[str], swapped: bool
-) -> tuple[float, float]:
-    """µs per step of both, one after the other."""
-    if swapped:
-        second = step_us(captured)
-        return step_us(never), second
-    return step_us(never), step_us(captured)
-
-
-def step_us(child: subprocess.Popen[str]) -> float:
+def step_us(child: subprocess.Popen[str]) -> Block:
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write("block\n")
     child.stdin.flush()
-    return float(child.stdout.readline())
+    wall_us, cpu_us = map(float, child.stdout.readline().split())
+    return wall_us, cpu_us
 
 
 def serve(captures: int) -> None:
@@ -96,10 +120,11 @@ def serve(captures: int) -> None:
     for _ in range(STEPS):
         run_one_step()
     for _ in sys.stdin:
-        begin_ns = time.perf_counter_ns()
+        begin_ns, begin_cpu_ns = time.perf_counter_ns(), time.process_time_ns()
         for _ in range(STEPS):
             run_one_step()
-        print((time.perf_counter_ns() - begin_ns) / STEPS / 1000, flush=True)
+        wall_ns, cpu_ns = time.perf_counter_ns() - begin_ns, time.process_time_ns() - begin_cpu_ns
+        print(wall_ns / STEPS / 1000, cpu_ns / STEPS / 1000, flush=True)
 
 
 if __name__ == "__main__":

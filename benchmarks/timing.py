@@ -50,15 +50,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def record(title: str, text: str) -> None:
-    """Prints a benchmark's result, and replaces its section in `RESULTS.md`."""
+def machine_facts() -> str:
+    """Date, machine, versions and load, as they are now: a long benchmark asks before it begins."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "CPU")
-    facts = (
-        f"{datetime.date.today()}, {os.cpu_count()} × {cpu}, Python {platform.python_version()}, "
-        f"torch {version('torch')}, load {os.getloadavg()[0]:.1f}"
+    return (
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {os.cpu_count()} × {cpu}, "
+        f"Python {platform.python_version()}, torch {version('torch')}, load {os.getloadavg()[0]:.1f}"
     )
-    section = f"## {title}\n\n{facts}\n\n{text.strip()}\n"
+
+
+def record(title: str, text: str, facts: str | None = None) -> None:
+    """Prints a benchmark's result, and replaces its section in `RESULTS.md`.
+
+    Args:
+        title: of the section.
+        text: what was found.
+        facts: `machine_facts()` from before the benchmark; its own work is in the load of now.
+    """
+    section = f"## {title}\n\n{facts or machine_facts()}\n\n{text.strip()}\n"
     print(section)
     old = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
     head, *sections = old.split("\n## ")

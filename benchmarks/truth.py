@@ -1,7 +1,8 @@
 """Does the report name the cause? Known faults in real runs: cause, rank and size against the report's.
 
 The faults are those of `tests/truth`; sizes, splits and ranks are drawn from a seed: another one with
-`python -m benchmarks.truth SEED`.
+`python -m benchmarks.truth SEED`, fewer runs with `python -m benchmarks.truth SEED SERIES`; 1 series of each
+number of ranks tries it out.
 """
 
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.timing import record, table
+from benchmarks.timing import machine_facts, record, table
 from tests.truth.plan import FAULTS, SIZE_MS, STEP_MS, WORLD_SIZES
 from tests.truth.sessions import draw_session, run_session, shuffled
 from tests.truth.verdict import BOUND, Verdict, confusion, verdicts
@@ -22,16 +23,16 @@ GOAL = 0.99
 TIMEOUT_S = 1800
 
 
-def main(seed: int = SEED) -> None:
+def main(seed: int = SEED, series: int = NUM_SERIES) -> None:
     """Writes the section "Truth"."""
-    start = time.monotonic()
-    found = [verdict for ranks in WORLD_SIZES for verdict in session_verdicts(seed, ranks)]
-    record("Truth", text(found, seed, time.monotonic() - start))
+    facts, start = f"{machine_facts()} when the runs began", time.monotonic()
+    found = [verdict for ranks in WORLD_SIZES for verdict in session_verdicts(seed, ranks, series)]
+    record("Truth", text(found, seed, time.monotonic() - start), facts)
 
 
-def session_verdicts(seed: int, ranks: int) -> list[Verdict]:
+def session_verdicts(seed: int, ranks: int, series: int) -> list[Verdict]:
     with tempfile.TemporaryDirectory() as name:
-        session = draw_session(Path(name), seed, ranks, shuffled(seed + ranks, NUM_SERIES))
+        session = draw_session(Path(name), seed, ranks, shuffled(seed + ranks, series))
         run_session(session, TIMEOUT_S)
         return verdicts(session)
 
@@ -61,4 +62,4 @@ def size_rows(found: Sequence[Verdict]) -> Iterable[Sequence[str]]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    main(*map(int, sys.argv[1:3]))

@@ -244,7 +244,7 @@ def devices(as_json: bool) -> None:
     "--merge",
     type=click.Path(path_type=Path),
     metavar="OUT.json.gz",
-    help="Also write one trace of all ranks and steps, on one clock, for Perfetto.",
+    help="Also write one trace of all ranks, on one clock, for Perfetto.",
 )
 @json_option
 def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_json: bool) -> None:
@@ -257,10 +257,6 @@ def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_j
     from launcher.run.open import traces_of
     from launcher.trace.analyse import analyse_paths
 
-    if merge is not None and steps is not None:
-        raise SpecError(
-            "--merge writes all steps, so it can't be combined with --steps; leave out one of them"
-        )
     files = [found for path in paths for found in traces_of(path)]
     if merge is not None:
         from launcher.trace.discover import find_traces
@@ -273,7 +269,7 @@ def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_j
     if merge is not None:
         from launcher.trace.merge import merge_traces
 
-        merge_traces(files, merge)
+        merge_traces(files, merge, steps)
         click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
     if as_json:
         show_json(report)

@@ -31,6 +31,7 @@ _OWN: dict[Kind, str] = {
     "transfer": "spends {ms} on communication that nothing overlaps",
 }
 """What a rank loses by itself."""
+_OWN_ON_CPU = _OWN | {"host": "spends {ms} between operators, in Python"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,17 @@ class Loss:
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
     loss = main_cause(slower, faster)
-    return None if loss is None else f"{loss}{_longer_when_traced(loss, slower)}"
+    return None if loss is None else told(loss, slower)
+
+
+def told(loss: Loss, variant: VariantResult) -> str:
+    """The loss, and that the traced steps are longer than the timed ones where they are."""
+    return f"{loss}{_longer_when_traced(loss, variant)}"
+
+
+def on_cpu(ranks: Sequence[RankFigures]) -> bool:
+    """Whether the CPU itself is what computes."""
+    return all(rank.device.startswith("cpu") for rank in ranks)
 
 
 def _longer_when_traced(loss: Loss, variant: VariantResult) -> str:
@@ -108,7 +119,7 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     traced = [rank for rank in ranks if rank.span_ms is not None]
     alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
     who = "every rank" if len(alike) == len(ranks) > 1 else f"rank {slowest.rank}"
-    what = _OWN[kind]
+    what = (_OWN_ON_CPU if on_cpu(ranks) else _OWN)[kind]
     if kind == "transfer" and slowest.wait_ms is None:
         what = "spends {ms} on communication, or waiting for it, that nothing overlaps"
     return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} {what}")

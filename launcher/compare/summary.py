@@ -1,7 +1,11 @@
-"""One plain sentence: which split is fastest, by how much, and whether that is sure."""
+"""One plain sentence: which split is fastest, by how much, and whether that is sure.
+
+A second one where even the fastest loses much of its step to something that can be mended.
+"""
 
 from collections.abc import Sequence
 
+from launcher.compare.advice import remaining_loss
 from launcher.compare.explain import why_slower
 from launcher.compare.label import variant_label
 from launcher.compare.model import Difference, VariantResult
@@ -14,7 +18,7 @@ MORE_LAUNCHES = "steps: {launches: 6}"
 
 
 def summary(standings: Standings | None, baseline: str) -> str:
-    """The sentence under the table.
+    """The text under the table.
 
     Args:
         standings: leader and rivals; `None` if nothing was measured.
@@ -22,6 +26,12 @@ def summary(standings: Standings | None, baseline: str) -> str:
     """
     if standings is None:
         return "No variant has been measured, so none is fastest."
+    remaining = remaining_loss(standings.leader, alone=not standings.rivals)
+    return f"{_lead(standings, baseline)}{_told(' ', remaining)}"
+
+
+def _lead(standings: Standings, baseline: str) -> str:
+    """Who leads, and whether that is sure."""
     if not standings.rivals:
         return _alone(standings.leader)
     undecided = [rival for rival in standings.rivals if not rival.is_slower]

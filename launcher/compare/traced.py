@@ -4,7 +4,7 @@ Traces grow to hundreds of megabytes, a report is asked for many times: `variant
 outcome, and is made anew when a trace is another file than the one that it was made from.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from launcher.rundir import RunDir, read_json, write_json
 if TYPE_CHECKING:
     from launcher.trace.model import RankTrace, StepBreakdown
 
-SCHEMA = 3
+SCHEMA = 4
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -98,6 +98,7 @@ def _kept(path: Path) -> Traced | None:
 def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -> Traced:
     # Imports numpy; with the outcome at hand no report needs it.
     from launcher.trace.analyse import analyse
+    from launcher.trace.devices import SEVERAL
     from launcher.trace.errors import TraceError
 
     try:
@@ -105,7 +106,11 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     except TraceError as error:
         return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
-    warnings = tuple(_relative(text, root) for text in analysis.report.warnings if text not in named)
+    warnings = tuple(
+        _relative(text, root)
+        for text in analysis.report.warnings
+        if text not in named and SEVERAL not in text  # each replica has its own figures
+    )
     steps, ranks = undisturbed_steps(analysis.report.ranks)
     return Traced(SCHEMA, stamps, steps, ranks, warnings)
 
@@ -115,7 +120,7 @@ def _relative(text: str, root: Path) -> str:
     return text.replace(f"{root}/", "")
 
 
-def undisturbed_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
+def undisturbed_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
     """Steps that all ranks have, and their mean: the half in which all ranks together were busy least.
 
     What else runs on a machine only ever adds to a step; waiting doesn't count here, for it is what the other
@@ -123,7 +128,9 @@ def undisturbed_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], di
     and its ranks belong together: what one waits is what another still computes. Several steps, since a
     single one has parts that are long or short by chance.
     """
-    by_rank = {rank.rank: {step.step: rank_breakdown(step) for step in rank.steps} for rank in ranks}
+    by_rank = {
+        number: {step.step: rank_breakdown(step) for step in steps} for number, steps in _replicas(ranks)
+    }
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
     if not common:
         return (), {}
@@ -132,6 +139,14 @@ def undisturbed_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], di
     return tuple(sorted(chosen)), {
         rank: mean_breakdown([steps[number] for number in chosen]) for rank, steps in by_rank.items()
     }
+
+
+def _replicas(ranks: Sequence["RankTrace"]) -> list[tuple[int, Sequence["StepBreakdown"]]]:
+    """Steps by rank; of a process that has all devices, as `dp` does, by device: each is a replica."""
+    devices = ranks[0].devices if len(ranks) == 1 else ()
+    if devices and all(each.device.isdecimal() for each in devices):
+        return [(int(each.device), each.steps) for each in devices]
+    return [(rank.rank, rank.steps) for rank in ranks]
 
 
 def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:

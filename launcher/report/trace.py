@@ -12,7 +12,8 @@ from rich.text import Text
 
 from launcher.trace.diff import Change, TraceDiff
 from launcher.trace.explain import explain
-from launcher.trace.model import Breakdown, CollectiveReport, NameTotal, TraceReport
+from launcher.trace.mean import mean_stretch, stretches_told, tells_steps
+from launcher.trace.model import Breakdown, CollectiveReport, DeviceTrace, NameTotal, RankTrace, TraceReport
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -92,19 +93,30 @@ def _count(number: int, noun: str) -> str:
 def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
     table = _table(("rank", *_names_of_columns(width)))
     table.add_column("", no_wrap=True)
-    for rank in report.ranks:
-        table.add_row(str(rank.rank), *_cells(rank.total, width), _bar(rank.total))
+    for name, row in _rows(report):
+        table.add_row(name, *_cells(row.total, width), _bar(row.total))
     return [table, _LEGEND]
 
 
+def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:
+    """`0` is a rank; `0:1` the second GPU of one that has several."""
+    return [
+        (f"{rank.rank}:{_clean(row.device)}" if rank.devices else str(rank.rank), row)
+        for rank in report.ranks
+        for row in sorted(rank.devices, key=lambda each: each.device) or (rank,)
+    ]
+
+
 def _steps(report: TraceReport, width: int) -> list[RenderableType]:
-    rows = [(rank, step) for rank in report.ranks for step in rank.steps]
-    if len(rows) == len(report.ranks):
+    rows = [(place, name, step) for place, (name, row) in enumerate(_rows(report)) for step in row.steps]
+    if not tells_steps(report):
         return []
     table = _table(("step", "rank", *_names_of_columns(width)))
     table.add_column("", no_wrap=True)
-    for rank, step in sorted(rows, key=lambda row: (row[1].step, row[0].rank))[:MAX_STEPS]:
-        table.add_row(str(step.step), str(rank.rank), *_cells(step, width), _bar(step))
+    for _, name, step in sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]:
+        table.add_row(str(step.step), name, *_cells(step, width), _bar(step))
+    mean = mean_stretch(stretches_told(report))
+    table.add_row("mean", "", *_cells(mean, width), _bar(mean))
     more = len(rows) - MAX_STEPS
     return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
 

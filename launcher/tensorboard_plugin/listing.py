@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from launcher.rundir import RunDir
 from launcher.tensorboard_plugin.folders import Folder, inside, walk
 from launcher.tensorboard_plugin.timeline.store import Traces
 from launcher.trace.discover import rank_in_name
+from launcher.trace.merged_file import is_merged
 
 MAX_RUNS = 2000
 FRESH_S = 2.0
@@ -65,13 +66,29 @@ class Listed:
             paths = [self.path / name for name in self.trace_names]
         else:
             paths = sorted(self.run.variant(variant).glob("rank*.pt.trace.json.gz"))
-        found = [TraceFile(path, rank_in_name(path.name)) for path in paths if inside(self.root, path)]
+        readable = [path for path in paths if inside(self.root, path) and not _is_merged(path)]
+        found = [TraceFile(path, rank_in_name(path.name)) for path in readable]
         return tuple(sorted(found, key=lambda each: (each.rank is None, each.rank or 0, each.path.name)))
 
     def indexed(self, variant: str) -> Traces | None:
         """The variant's traces as an index takes them; `None` if there are none."""
         files = tuple(each.path for each in self.traces_of(variant))
         return Traces(files[0].parent, files) if files else None
+
+
+def _is_merged(path: Path) -> bool:
+    """Whether it holds all ranks: beside them it would be one rank more."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return _head_says_merged(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=10_000)
+def _head_says_merged(path: Path, num_bytes: int, mtime_ns: int) -> bool:
+    """Read once per file as it is: a page asks for the same traces many times."""
+    return is_merged(path)
 
 
 def find_all(root: Path) -> Iterator[Listed]:

@@ -38,12 +38,26 @@ class RankTimes:
     step_ms: float
     work_ms: float
     """The step without exposed communication: the others wait for the rank with most of it."""
+    idle_ms: float
     num_steps: int
     names: dict[str, NameTime]
 
     @property
     def rest_ms(self) -> float:
-        return self.step_ms - sum(each.self_ms for each in self.names.values())
+        """What no row has: never less than the time in which nothing ran."""
+        return max(self.step_ms - self._named_ms, self.idle_ms)
+
+    @property
+    def overlap_ms(self) -> float:
+        """By how much the rows are longer than the step, since some of their work ran side by side.
+
+        Kernels on several streams or devices, operators on several threads, and what ran outside of steps.
+        """
+        return max(self._named_ms + self.rest_ms - self.step_ms, 0.0)
+
+    @property
+    def _named_ms(self) -> float:
+        return sum(each.self_ms for each in self.names.values())
 
 
 def operators_answer(header: Header, against: Header | None, kind: Kind) -> dict[str, Any]:
@@ -67,8 +81,11 @@ def operators_answer(header: Header, against: Header | None, kind: Kind) -> dict
         "step_by_rank_ms": [each.step_ms for each in ranks],
         "rest_ms": slowest.rest_ms,
         "rest_by_rank_ms": [each.rest_ms for each in ranks],
+        "overlap_ms": slowest.overlap_ms,
+        "overlap_by_rank_ms": [each.overlap_ms for each in ranks],
         "against_step_ms": other.step_ms if other else None,
         "against_rest_ms": other.rest_ms if other else None,
+        "against_overlap_ms": other.overlap_ms if other else None,
         "rows": rows,
     }
 
@@ -92,6 +109,7 @@ def rank_times(rank: RankTrace, header: Header, kind: Kind) -> RankTimes:
         rank=rank.rank,
         step_ms=sum(spans_us) * per_step,
         work_ms=(sum(spans_us) - exposed_us) * per_step,
+        idle_ms=sum(step.idle_us for step in rank.steps) * per_step,
         num_steps=num_steps,
         names=_exposed(names, rank, per_step),
     )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from launcher.compare.explain import MENTION_FROM, losses, why_slower
+from launcher.compare.advice import largest_loss, remaining_loss
+from launcher.compare.explain import MENTION_FROM, why_slower
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, RankFigures, VariantResult
 from launcher.compare.slowest import slowest_rank
+from launcher.compare.standings import is_ranked
 from launcher.units import format_ms, format_percent
 
 TRACED = (
@@ -28,9 +30,18 @@ TRACED = (
 
 
 def headline(comparison: Comparison | None) -> str | None:
-    """The answer in one sentence, with its number."""
+    """The answer in one sentence, with its number, and what the fastest still loses where that is much."""
     if comparison is None:
         return None
+    best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
+    alone = sum(map(is_ranked, comparison.variants)) == 1
+    answer = _answer(comparison, remaining_loss(best, alone) if best is not None else None)
+    drawn = remaining_loss(as_drawn(best), alone) if best is not None else None
+    return f"{answer} {drawn}" if drawn else answer
+
+
+def _answer(comparison: Comparison, remaining: str | None) -> str:
+    """Which is fastest, without what it loses, which `remaining` tells in the summary."""
     by_id = {variant.id: variant for variant in comparison.variants}
     best = by_id.get(comparison.fastest or "")
     base = by_id.get(comparison.baseline)
@@ -47,7 +58,8 @@ def headline(comparison: Comparison | None) -> str | None:
         ci = None if difference.ci is None else (-difference.ci[1], -difference.ci[0])
         by = format_percent(-difference.percent, ci)
         return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
-    return f"{comparison.summary.partition(';')[0].rstrip('.')}."
+    summary = comparison.summary.removesuffix(remaining or "").rstrip()
+    return f"{summary.partition(';')[0].rstrip('.')}."
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
@@ -82,8 +94,8 @@ def _scaled(rank: RankFigures, factor: float) -> RankFigures:
 
 
 def _largest_loss(variant: VariantResult) -> str | None:
-    found = [loss for loss in losses(variant.ranks) if loss.ms >= MENTION_FROM * loss.span_ms > 0]
-    return str(max(found, key=lambda loss: loss.ms)) if found else None
+    found = largest_loss(variant.ranks)
+    return str(found) if found is not None and found.ms >= MENTION_FROM * found.span_ms > 0 else None
 
 
 def _all_compute(variant: VariantResult) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from launcher.trace.errors import TraceError
+from launcher.trace.repair import cleaned, find_damage
 from launcher.trace.scan import Scan, find_events, scan_events
 from launcher.trace.source import Source
 
@@ -25,9 +26,8 @@ MAX_PART_BYTES = 64 << 20
 """No single event and nothing before or after the events is larger in a trace."""
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
-_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
-_CONTROL_TO_SPACE = bytes([32] * 32) + bytes(range(32, 256))
 _SPACE = b" \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
@@ -84,6 +84,8 @@ class TraceFile(Generic[Event]):
             if not len(scan.ends):
                 self._grow()
         self._drop(scan.close - (int(scan.ends[-1]) if len(scan.ends) else 0), b",")
+        if self._buffer[:1] != b"]":
+            raise self._damaged(0, "a bracket closes here that nothing has opened")
         self._read_header(head)
 
     def _fill(self, num_bytes: int) -> bool:
@@ -109,7 +111,7 @@ class TraceFile(Generic[Event]):
             size *= 2
 
     def _find_start(self) -> int | None:
-        text = self._buffer.lstrip(_SPACE + b"\xef\xbb\xbf")
+        text = self._buffer.lstrip(_SPACE + _BYTE_ORDER_MARK)
         if text[:1] == b"[":
             return len(self._buffer) - len(text) + 1
         return find_events(self._buffer) if text[:1] == b"{" else None
@@ -120,6 +122,7 @@ class TraceFile(Generic[Event]):
         if first not in (b"{", b"["):
             start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
             return TraceError(f"{path}: not JSON at byte {start}")
+        self._refuse_damage(b"")
         size = len(self._buffer)
         return TraceError(f"{path}: no traceEvents up to byte {size}: not a Kineto trace, or cut off")
 
@@ -170,14 +173,15 @@ class TraceFile(Generic[Event]):
         self._refuse_between(scan)
         events, texts = [], []
         for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
-            text = _cleaned(bytes(self._buffer[start:end]))
+            text = cleaned(bytes(self._buffer[start:end]))
             try:
                 events.append(self._one.decode(text))
                 texts.append(text)
             except msgspec.ValidationError as error:
                 self.skipped.add(self._offset + start, str(error))
             except _UNREADABLE as error:
-                raise self._damaged(start, str(error)) from error
+                place, reason = find_damage(bytes(self._buffer[start:end])) or (0, str(error))
+                raise self._damaged(start + place, reason) from error
         return events, b"[" + b",".join(texts) + b"]"
 
     def _refuse_between(self, scan: Scan) -> None:
@@ -186,6 +190,7 @@ class TraceFile(Generic[Event]):
         for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
             between = bytes(self._buffer[previous:start].strip(_SPACE))
             if between != (b"," if previous else b""):
+                self._refuse_damage(b"[", self._buffer[:previous])
                 raise self._damaged(previous, "something else than a comma between two events")
             previous = end
 
@@ -195,14 +200,27 @@ class TraceFile(Generic[Event]):
     def _grow(self) -> None:
         """Reads on, since the buffer holds no complete event."""
         if len(self._buffer) >= MAX_PART_BYTES:
+            self._refuse_damage(b"[")
             raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
         size = len(self._buffer)
         self._fill(max(2 * size, BLOCK_BYTES))
         if len(self._buffer) == size:
+            self._refuse_damage(b"[")
             raise TraceError(
                 f"{self.source.path}: cut off at byte {self._offset + size}: "
                 "the list of events never ends; record it again"
             )
+
+    def _refuse_damage(self, opening: bytes, text: bytes | bytearray | None = None) -> None:
+        """An event or a header without an end is more often damaged inside than cut off.
+
+        Args:
+            opening: what has to stand before the text to make it JSON.
+            text: the beginning of the buffer; all of it if that isn't given.
+        """
+        damage = find_damage(opening + (self._buffer if text is None else text))
+        if damage is not None:
+            raise self._damaged(damage[0] - len(opening), damage[1])
 
     def _drop(self, count: int, allowed: bytes | None = None) -> None:
         if allowed is not None and self._buffer[:count].strip(_SPACE):
@@ -214,18 +232,15 @@ class TraceFile(Generic[Event]):
         if self._fill(MAX_PART_BYTES):
             raise self._damaged(0, f"more than {MAX_PART_BYTES:,} bytes after the events")
         tail = bytes(self._buffer[1:])
-        head = head.lstrip(_SPACE + b"\xef\xbb\xbf")
-        if head == b"[":
+        if head.startswith(_BYTE_ORDER_MARK):
+            head = head.replace(_BYTE_ORDER_MARK, b"   ", 1)
+        if head.strip(_SPACE) == b"[":
             head, tail = b'{"traceEvents":[', tail + b"}"
+        whole = head[:-1] + b"null" + tail
         try:
-            header = msgspec.json.decode(_cleaned(head[:-1] + b"null" + tail))
+            self.header = msgspec.json.decode(cleaned(whole))
         except _UNREADABLE as error:
-            raise self._damaged(1, f"the keys around the events: {error}") from error
-        self.header = header
-
-
-def _cleaned(text: bytes) -> bytes:
-    """`text` as JSON has it: Kineto has written `nan` and `inf`, raw control characters and broken UTF-8."""
-    text = text.translate(_CONTROL_TO_SPACE)
-    text = _NOT_A_NUMBER.sub(lambda match: match[1] + b"null", text)
-    return text.decode("utf-8", "replace").encode()
+            place, reason = find_damage(whole) or (len(whole), str(error))
+            in_tail = place - (len(whole) - len(tail))
+            position = in_tail + 1 if in_tail >= 0 else place - self._offset
+            raise self._damaged(position, f"the keys around the events: {reason}") from error

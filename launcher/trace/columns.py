@@ -115,7 +115,6 @@ class Trace:
     modules: Spans
     module_names: tuple[str, ...]
     ranges: tuple[HostRange, ...]
-    num_devices: int
     skipped: str | None
     """What was left out of the file, as a sentence."""
     annotations: Spans
@@ -124,7 +123,9 @@ class Trace:
     threads: tuple[tuple[str, str], ...]
     """Process and thread, as the file spells them, by the numbers in `thread` of what ran on the CPU."""
     streams: tuple[tuple[str, str], ...]
-    """Device and stream, by the numbers in `gpu.thread`."""
+    """Device and stream, by the numbers in `gpu.thread`; the process stands for a device that isn't named."""
+    named_devices: frozenset[str]
+    """Devices that GPU work names as its own."""
 
     def of_kind(self, kind: HostKind) -> list[HostRange]:
         return [each for each in self.ranges if each.kind is kind]

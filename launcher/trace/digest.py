@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from launcher.trace.classify import GpuKind, HostKind
 from launcher.trace.columns import Timed, Trace
+from launcher.trace.devices import Devices
 from launcher.trace.errors import TraceError
 from launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from launcher.trace.local import LocalCollective, local_collectives
@@ -56,6 +57,8 @@ class Scope:
     launch_delay: LaunchDelay | None
     gpu_span: int | None
     """From the first start to the last end of the GPU work that belongs here, in ns."""
+    devices: tuple[tuple[str, Scope], ...] = ()
+    """Each device by itself where there are several; the rest is the first one's, the busiest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,8 @@ class Digest:
     ops: tuple[NameTime, ...]
     modules: tuple[NameTime, ...]
     warnings: tuple[str, ...]
+    window: tuple[int, int] | None = None
+    """Where steps were asked for: from the first one's begin on the CPU to the end of the last one's work."""
 
 
 def digest_file(path: Path, steps: slice | None) -> Digest:
@@ -130,7 +135,13 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         ops=tuple(op_rows),
         modules=tuple(module_rows),
         warnings=_warnings(trace, path, host, chosen, kept),
+        window=None if chosen is None else _window(host, all_steps, kept),
     )
+
+
+def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[int, int]:
+    starts, ends = [host[i].start_ns for i in kept], [steps[i].end_ns for i in kept]
+    return min(starts, default=0), max(ends, default=0)
 
 
 def _refuse_empty(trace: Trace, path: Path) -> None:
@@ -148,7 +159,8 @@ def _is_chosen(number: int, steps: slice | None) -> bool:
 
 
 def _as_step(total: Scope) -> Scope:
-    return Scope(WITHOUT_STEPS, None, total.measure, total.num_kernels, total.launch_delay, total.gpu_span)
+    devices = tuple((name, replace(scope, step=WITHOUT_STEPS)) for name, scope in total.devices)
+    return replace(total, step=WITHOUT_STEPS, devices=devices)
 
 
 class _GpuPicture:
@@ -157,6 +169,7 @@ class _GpuPicture:
     def __init__(self, trace: Trace, work: Launched) -> None:
         self.trace = trace
         self.work = work
+        self.devices = Devices.of(trace)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
@@ -178,6 +191,18 @@ class _GpuPicture:
         return self._scope(self.by_step[first:last], step.number, position, (step.start_ns, step.end_ns))
 
     def _scope(
+        self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
+    ) -> Scope:
+        devices = self.devices
+        each = [
+            self._scope_of(devices.share(chosen, device), number, position, window)
+            for device in devices.numbers
+        ]
+        if len(each) == 1:
+            return each[0]
+        return replace(each[0], devices=tuple(zip(devices.names, each, strict=True)))
+
+    def _scope_of(
         self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
     ) -> Scope:
         gpu = self.trace.gpu
@@ -291,8 +316,8 @@ def _warnings(
     found.extend(f"{path}: {text}" for text in _overlaps(steps))
     if len({step.number for step in steps}) < len(steps):
         found.append(f"{path}: several steps have the same number; they are listed one by one")
-    if trace.num_devices > 1:
-        found.append(f"{path}: GPU work of {trace.num_devices} devices, counted as one")
+    if len(trace.gpu):
+        found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
     return tuple(found)
 
 

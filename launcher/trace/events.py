@@ -14,7 +14,12 @@ EXACT_BELOW_US = float(1 << 43)
 """Below it a double is less than half a nanosecond from the decimal text; rounding gives that text back."""
 MAX_NS = (1 << 62) - 1
 
+MAX_DIGITS = 18
+"""A number of more doesn't fit into 64 bits for sure."""
+
 Text = str | int | None
+Number = int | str | None
+"""Some writers put numbers in quotes."""
 
 
 class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
@@ -29,21 +34,28 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
 }):  # fmt: skip
     """The arguments that the analysis reads; all others are skipped, not built."""
 
-    correlation: int | None = None
+    correlation: Number = None
     stream: Text = None
     device: Text = None
     dims: msgspec.Raw = msgspec.Raw()
     types: msgspec.Raw = msgspec.Raw()
     collective: Text = None
-    in_elements: int | None = None
-    out_elements: int | None = None
+    in_elements: Number = None
+    out_elements: Number = None
     dtype: Text = None
     group: Text = None
-    group_size: int | None = None
-    sequence: int | None = None
+    group_size: Number = None
+    sequence: Number = None
 
 
 NO_ARGUMENTS = Arguments()
+
+
+def whole(number: Number) -> int | None:
+    """The number, also from its digits; `None` for other text."""
+    if not isinstance(number, str):
+        return number
+    return int(number) if len(number) <= MAX_DIGITS and number.isascii() and number.isdigit() else None
 
 
 class Event(msgspec.Struct, gc=False, frozen=True):

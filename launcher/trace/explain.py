@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.trace.model import Breakdown, RankTrace, TraceReport
+from launcher.trace.mean import mean_stretch, stretches_told, tells_steps
+from launcher.trace.model import TraceReport
 
 MENTION_FROM = 0.05
 """A loss below this share of the time isn't worth a person's time."""
@@ -19,6 +19,11 @@ _ADVICE = {
     "host": "waiting for the CPU to launch work: larger batches, torch.compile or CUDA graphs",
     "other": "gaps between work that was already launched: look for synchronisation and dependencies",
 }
+_ADVICE_ON_CPU = _ADVICE | {
+    "host": "Python between the operators: larger batches, fewer operators, or torch.compile",
+}
+CPU = "CPU"
+"""The device of a rank whose trace has no GPU work."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +35,21 @@ class Loss:
 
 
 def losses(report: TraceReport) -> list[Loss]:
-    """What isn't compute, largest first. Shares are of the steps' time, summed over ranks."""
-    stretches = [stretch for rank in report.ranks for stretch in _stretches(rank)]
-    span_us = sum(each.span_us for each in stretches)
-    if span_us == 0:
+    """What isn't compute, largest first. Shares are of the time that `stretches_told` has together."""
+    stretches = stretches_told(report)
+    mean = mean_stretch(stretches) if stretches else None
+    if mean is None or mean.span_us == 0:
         return []
-    sums_us = {
-        "wait": sum(each.exposed_wait_us + each.idle_by_cause_us.comm_wait for each in stretches),
-        "transfer": sum(each.exposed_transfer_us for each in stretches),
-        "copies": sum(each.exposed_memcpy_us for each in stretches),
-        "data": sum(each.idle_by_cause_us.data for each in stretches),
-        "host": sum(each.idle_by_cause_us.host for each in stretches),
-        "other": sum(each.idle_by_cause_us.other for each in stretches),
+    causes_us = mean.idle_by_cause_us
+    parts_us = {
+        "wait": mean.exposed_wait_us + causes_us.comm_wait,
+        "transfer": mean.exposed_transfer_us,
+        "copies": mean.exposed_memcpy_us,
+        "data": causes_us.data,
+        "host": causes_us.host,
+        "other": causes_us.other,
     }
-    return sorted((Loss(cause, us / span_us) for cause, us in sums_us.items()), key=lambda loss: -loss.share)
-
-
-def _stretches(rank: RankTrace) -> Sequence[Breakdown]:
-    return rank.steps or (rank.total,)
+    return sorted((Loss(cause, us / mean.span_us) for cause, us in parts_us.items()), key=lambda x: -x.share)
 
 
 def explain(report: TraceReport) -> str:
@@ -56,24 +58,32 @@ def explain(report: TraceReport) -> str:
     if not found:
         return "Nothing to explain: the traces hold no work."
     if found[0].share < MENTION_FROM:
-        return f"Compute fills the time: no other cause takes more than {found[0].share:.0%} of it."
+        return f"Compute fills {_time(report)}: no other cause takes more than {found[0].share:.0%} of it."
     told = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
     return " ".join(_sentence(report, loss) for loss in told)
+
+
+def _time(report: TraceReport) -> str:
+    """Of what the shares are: of the mean step where the table has steps."""
+    return "the steps' time" if tells_steps(report) else "the time"
 
 
 def _sentence(report: TraceReport, loss: Loss) -> str:
     if loss.cause == "wait":
         return _explain_wait(report, loss.share)
-    return f"{loss.share:.0%} of the time goes into {_ADVICE[loss.cause]}."
+    on_cpu = all(rank.device == CPU for rank in report.ranks)
+    advice = (_ADVICE_ON_CPU if on_cpu else _ADVICE)[loss.cause]
+    return f"{loss.share:.0%} of {_time(report)} goes into {advice}."
 
 
 def _explain_wait(report: TraceReport, share: float) -> str:
     if not report.stragglers:
-        return f"{share:.0%} of the time goes into waiting for collectives."
+        return f"{share:.0%} of {_time(report)} goes into waiting for collectives."
     last = report.stragglers[0]
     matched = sum(each.last_rank is not None for each in report.collectives)
+    times = f"{last.last_arrivals} of {matched} times"
     return (
-        f"{share:.0%} of the time is waiting for other ranks, mostly for rank {last.rank}, which came last "
-        f"{last.last_arrivals} of {matched} times and cost the others {last.wait_caused_us / 1000:.1f} ms: "
+        f"{share:.0%} of {_time(report)} is waiting for other ranks, mostly for rank {last.rank}, "
+        f"which came last {times} and cost the others {last.wait_caused_us / 1000:.1f} ms: "
         "give it less work, or find out what slows it."
     )

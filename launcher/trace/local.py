@@ -33,6 +33,8 @@ class LocalCollective:
     issued: int
     """When it was issued."""
     on_gpu: bool
+    device: str | None = None
+    """The GPU that it ran on."""
 
     @property
     def duration(self) -> int:
@@ -57,7 +59,8 @@ def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCo
             facts = calls.complete(facts, int(trace.launches.thread[launch]), issued)
         start = int(gpu.start[i])
         end = start + int(gpu.duration[i])
-        found.append(_collective(facts, groups, (start, end, issued), int(work.step[i]), True))
+        each = _collective(facts, groups, (start, end, issued), int(work.step[i]), True)
+        found.append(replace(each, device=trace.streams[int(gpu.thread[i])][0]))
     return found
 
 

@@ -6,6 +6,7 @@ import errno
 import gzip
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from launcher.errors import MachineError
 from launcher.trace.analyse import Analysis, analyse
 from launcher.trace.blocks import TraceFile
 from launcher.trace.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
+from launcher.trace.digest import Digest
 from launcher.trace.discover import find_traces
 from launcher.trace.events import time_texts
 from launcher.trace.match import Collective
@@ -30,12 +32,13 @@ IDS_PER_RANK = 1 << 40
 """Flow ids of different ranks must differ, and stay below 2^53 for JavaScript."""
 
 
-def merge_traces(paths: Sequence[Path], out: Path) -> None:
+def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -> None:
     """Writes all ranks in `paths` into one trace, which opens in Perfetto and chrome://tracing.
 
     Every process gets the rank in its name and comes in the order of ranks. All of a file's events are kept,
-    with their times to the nanosecond. The file that stood at `out`, or that `out` links to, is replaced in
-    one step, when all is written.
+    with their times to the nanosecond; of chosen `steps` all that starts between the begin of the first one
+    and the end of the last one's work, and the arrows that begin and end there. The file that stood at
+    `out`, or that `out` links to, is replaced in one step, when all is written.
 
     Raises:
         SpecError: `out` is no place for a file, or is one of the traces to merge.
@@ -43,7 +46,7 @@ def merge_traces(paths: Sequence[Path], out: Path) -> None:
         MachineError: `out` can't be written.
     """
     out = place_for(out, find_traces(paths).files)
-    analysis = analyse(paths)
+    analysis = analyse(paths, steps)
     name = None
     try:
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
@@ -84,7 +87,8 @@ def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
     for rank, digest in analysis.ranked.digests:
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
         starts_ns = frozenset(part.start_ns - digest.zero_ns for part in parts)
-        movers[rank] = _Mover(rank, digest.zero_ns - analysis.matched.offsets[rank] - base_ns, starts_ns)
+        shift_ns = digest.zero_ns - analysis.matched.offsets[rank] - base_ns
+        movers[rank] = _Mover(rank, shift_ns, starts_ns, _window(digest))
         with open_source(digest.path) as source:
             for events, block in TraceFile(source, RawEvent).blocks():
                 yield movers[rank].move(events, block)
@@ -92,6 +96,14 @@ def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
     zeros_ns = {rank: digest.zero_ns for rank, digest in analysis.ranked.digests}
     for number, each in enumerate(analysis.matched.collectives):
         yield _links(number + (max(movers) + 1) * IDS_PER_RANK, each, movers, zeros_ns)
+
+
+def _window(digest: Digest) -> tuple[int, int] | None:
+    """The digest's window in the file's own times."""
+    if digest.window is None:
+        return None
+    since_zero_ns = digest.base_ns - digest.zero_ns
+    return digest.window[0] + since_zero_ns, digest.window[1] + since_zero_ns
 
 
 @dataclass
@@ -103,14 +115,43 @@ class _Mover:
     """What is added to the file's times."""
     starts_ns: frozenset[int]
     """The file's times at which collectives begin."""
+    window_ns: tuple[int, int] | None = None
+    """The file's times of what is kept; `None`: everything."""
     pids: dict[str, int] = field(default_factory=dict)
     places: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """Process and thread of the event at each of `starts_ns`."""
+    labelled: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Processes by the name of what the file says about them."""
+    half_arrows: dict[tuple[Any, Any], RawEvent] = field(default_factory=dict)
+    """Of a window: one end of an arrow, until the other one is seen there too."""
 
     def move(self, events: Sequence[RawEvent], block: bytes) -> list[RawEvent]:
         """The events, moved; those without any time in the file keep none."""
         times = time_texts(block)
-        return [self._one(event, ts) for event, (ts, _) in zip(events, times, strict=True)]
+        moved = [
+            (event, self._one(event, ts))
+            for event, (ts, _) in zip(events, times, strict=True)
+            if self._is_kept(event, ts)
+        ]
+        if self.window_ns is None:
+            return [each for _, each in moved]
+        return [each for event, new in moved for each in self._whole_arrows(event, new)]
+
+    def _is_kept(self, event: RawEvent, ts_ns: int | None) -> bool:
+        if self.window_ns is None or event.get("ph") == "M":
+            return True
+        return ts_ns is not None and self.window_ns[0] <= ts_ns < self.window_ns[1]
+
+    def _whole_arrows(self, event: RawEvent, moved: RawEvent) -> list[RawEvent]:
+        """The event itself; of an arrow both ends, once both are there."""
+        if event.get("ph") not in ("s", "f"):
+            return [moved]
+        key = (str(event.get("cat")), str(event.get("id")))
+        other = self.half_arrows.pop(key, None)
+        if other is not None and other["ph"] != moved["ph"]:
+            return [other, moved]
+        self.half_arrows[key] = moved
+        return []
 
     def _one(self, event: RawEvent, ts_ns: int | None) -> RawEvent:
         moved = event | {"pid": self._pid(event.get("pid"))}
@@ -133,17 +174,26 @@ class _Mover:
         return f"{self.rank}:{identity}"
 
     def _named(self, event: RawEvent) -> RawEvent:
-        args = event.get("args")
-        if event.get("name") == "process_name" and isinstance(args, dict):
+        name, args = event.get("name"), event.get("args")
+        if name == "process_name" and isinstance(args, dict):
             event["args"] = args | {"name": f"rank {self.rank}: {args.get('name')}"}
+        if name == "process_sort_index":
+            event["args"] = {"sort_index": event["pid"]}
+        self.labelled[str(name)].add(event["pid"])
         return event
 
     def labels(self) -> list[RawEvent]:
-        """Keeps the processes in the order of ranks."""
-        return [
-            {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
-            for pid in self.pids.values()
-        ]
+        """Names the processes that the file doesn't, and keeps all in the order of ranks."""
+        named, placed = self.labelled["process_name"], self.labelled["process_sort_index"]
+        found = []
+        for spelled, pid in self.pids.items():
+            common = {"ph": "M", "pid": pid, "tid": 0}
+            if pid not in named:
+                args = {"name": f"rank {self.rank}: process {spelled}"}
+                found.append(common | {"name": "process_name", "args": args})
+            if pid not in placed:
+                found.append(common | {"name": "process_sort_index", "args": {"sort_index": pid}})
+        return found
 
     def moved_us(self, ts_ns: int) -> float:
         return (ts_ns + self.shift_ns) / 1000

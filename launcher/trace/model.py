@@ -113,8 +113,18 @@ class GroupTotal:
 
 
 @dataclass(frozen=True)
+class DeviceTrace:
+    """One of several GPUs that a rank's process works with."""
+
+    device: str
+    """As its trace numbers it."""
+    total: Breakdown
+    steps: tuple[StepBreakdown, ...]
+
+
+@dataclass(frozen=True)
 class RankTrace:
-    """One rank."""
+    """One rank. With several GPUs, `total` and `steps` are those of the busiest one."""
 
     rank: int
     world_size: int | None
@@ -127,6 +137,8 @@ class RankTrace:
     ops: tuple[NameTotal, ...]
     modules: tuple[NameTotal, ...]
     groups: tuple[GroupTotal, ...]
+    devices: tuple[DeviceTrace, ...] = ()
+    """Each GPU by itself, the busiest first, where there are several."""
 
 
 @dataclass(frozen=True)

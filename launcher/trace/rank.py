@@ -13,6 +13,7 @@ from launcher.trace.intervals import Intervals, union
 from launcher.trace.match import Collective, Part
 from launcher.trace.model import (
     Breakdown,
+    DeviceTrace,
     GroupTotal,
     HostWhileIdle,
     IdleCauses,
@@ -39,28 +40,48 @@ class RankView:
 def rank_trace(rank: int, view: RankView) -> RankTrace:
     """The report on one rank."""
     digest = view.digest
-    transfers = _transfers(view.parts)
-    by_step: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
-    for each in view.parts:
-        by_step[each[1].local.step].append(each)
-    steps = []
-    for scope in digest.steps:
-        parts = view.parts if scope.position is None else by_step[scope.position]
-        fields = vars(_breakdown(scope, parts, transfers))
-        start_us = (scope.measure.start + view.origin_ns) / 1000
-        steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))
+    devices = tuple(_device(name, i, scope, view) for i, (name, scope) in enumerate(digest.total.devices))
+    total, steps = (
+        (devices[0].total, devices[0].steps)
+        if devices
+        else _told(digest.total, digest.steps, view.parts, view)
+    )
     return RankTrace(
         rank=rank,
         world_size=digest.world_size,
         device=digest.device,
         files=(str(digest.path),),
-        total=_breakdown(digest.total, view.parts, transfers),
-        steps=tuple(steps),
+        total=total,
+        steps=steps,
         kernels=_names(digest.kernels),
         ops=_names(digest.ops),
         modules=_names(digest.modules),
         groups=_groups(view.parts),
+        devices=devices,
     )
+
+
+def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
+    """One of several devices, with its own part in collectives."""
+    steps = [scope.devices[place][1] for scope in view.digest.steps]
+    parts = [each for each in view.parts if each[1].local.device == name]
+    return DeviceTrace(name, *_told(total, steps, parts, view))
+
+
+def _told(
+    total: Scope, scopes: Sequence[Scope], parts: Parts, view: RankView
+) -> tuple[Breakdown, tuple[StepBreakdown, ...]]:
+    transfers = _transfers(parts)
+    by_step: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
+    for each in parts:
+        by_step[each[1].local.step].append(each)
+    steps = []
+    for scope in scopes:
+        mine = parts if scope.position is None else by_step[scope.position]
+        fields = vars(_breakdown(scope, mine, transfers))
+        start_us = (scope.measure.start + view.origin_ns) / 1000
+        steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))
+    return _breakdown(total, parts, transfers), tuple(steps)
 
 
 def _transfers(parts: Parts) -> Intervals:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -34,10 +34,12 @@ from launcher.trace.events import (
     NO_ARGUMENTS,
     Arguments,
     Event,
+    Text,
     bounded,
     needs_text,
     time_texts,
     to_ns,
+    whole,
 )
 from launcher.trace.growing import Columns, Names, Numbering, Threads
 from launcher.trace.intervals import Int64
@@ -106,6 +108,7 @@ class Reader:
     annotation_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
     streams: Threads = field(default_factory=Threads)
+    named_devices: set[Text] = field(default_factory=set)
     num_gpu: int = 0
     negative: int = 0
     timeless: int = 0
@@ -164,6 +167,7 @@ class Reader:
             )
             for event, args in zip(events, arguments, strict=True)
         ]
+        self.named_devices.update({args.device for args in arguments})
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
             self.comm_facts[self.num_gpu + i] = _comm_facts(events[i].name or "", arguments[i])
@@ -245,12 +249,12 @@ class Reader:
             modules=Spans(*_spans(self.modules)),
             module_names=tuple(self.module_names),
             ranges=tuple(self.ranges),
-            num_devices=len({device for device, _ in self.streams.spelled}),
             skipped=self._skipped(skipped),
             annotations=Spans(*_spans(self.annotations)),
             annotation_names=tuple(self.annotation_names),
             threads=tuple(self.threads.spelled),
             streams=tuple(self.streams.spelled),
+            named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
         )
 
     def _skipped(self, skipped: Skipped) -> str | None:
@@ -307,20 +311,24 @@ def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int3
 
 
 def _correlations(arguments: list[Arguments]) -> Int64:
-    return bounded([-1 if args.correlation is None else args.correlation for args in arguments])
+    found = [args.correlation for args in arguments]
+    if set(map(type, found)) <= {int}:
+        return bounded(cast(list[int], found))
+    return bounded([-1 if (number := whole(each)) is None else number for each in found])
 
 
 def _comm_facts(name: str, args: Arguments) -> CommFacts:
     kind = collective_kind(str(args.collective)) if args.collective is not None else collective_kind(name)
-    elements = max(args.in_elements or 0, args.out_elements or 0)
+    in_elements = whole(args.in_elements)
+    elements = max(in_elements or 0, whole(args.out_elements) or 0)
     size = dtype_bytes(str(args.dtype))
     num_bytes = -1 if size is None else elements * size
     return CommFacts(
         kind=kind,
-        num_bytes=num_bytes if args.in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
+        num_bytes=num_bytes if in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
         group=None if args.group is None else str(args.group),
-        group_size=args.group_size,
-        sequence=args.sequence,
+        group_size=whole(args.group_size),
+        sequence=whole(args.sequence),
     )
 
 

@@ -84,10 +84,38 @@ def test_a_baseline_that_loses_says_why_too() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
+        ("input", "every rank waits 30.0 of 65.0 ms for its data: raise num_workers,"),
+        ("host", "every rank spends 30.0 of 65.0 ms between operators, in Python: try larger batches,"),
+    ],
+)
+def test_what_all_splits_lose_is_told_of_the_fastest(part: str, said: str) -> None:
+    """No split is slower for it, so no difference shows it."""
+    alike = [rank(i, 32, 65.0, **{part: 30.0}) for i in (0, 1)]
+    fast = replace(variant("ddp-even", (32, 32), 65.0, *alike), vs_baseline=EVEN.vs_baseline)
+    slow = replace(
+        variant("ddp-40-24", (40, 24), 66.0, *alike), vs_baseline=Difference(1.5, (1.1, 1.9), "slower")
+    )
+    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): slow.vs_baseline})
+    assert told.startswith(
+        "Fastest: ddp 32/32; ddp 40/24 is 1.5 % slower (1.1 to 1.9). Even in ddp 32/32 " + said
+    )
+    assert f"; no other variant was measured. In ddp 32/32 {said}" in sentence([fast], {})
+
+
+def test_what_is_small_is_not_told_of_the_fastest() -> None:
+    alike = [rank(i, 32, 65.0, input=12.0) for i in (0, 1)]
+    assert sentence([variant("ddp-even", (32, 32), 65.0, *alike)], {}).endswith(
+        "no other variant was measured."
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
         ("transfer", "every rank spends 15.0 of 65.0 ms on communication that nothing overlaps"),
         ("memcpy", "every rank spends 15.0 of 65.0 ms on copies that nothing overlaps"),
         ("input", "every rank waits 15.0 of 65.0 ms for its data"),
-        ("host", "every rank waits 15.0 of 65.0 ms for the CPU to launch work"),
+        ("host", "every rank spends 15.0 of 65.0 ms between operators, in Python"),
     ],
 )
 def test_other_causes(part: str, said: str) -> None:

@@ -48,6 +48,18 @@ def only(logdir: Path) -> Listed:
     return found
 
 
+def test_a_merged_trace_beside_the_ranks_is_no_rank(logdir: Path) -> None:
+    theirs, ours = logdir / "theirs", logdir / "job" / "2026-11-21_14-02-11" / "variants" / "ddp-2-even"
+    theirs.mkdir()
+    merged = b'{"gpurun":{"merged":true},"traceEvents":[]}'
+    for folder in (theirs, ours):
+        for name in ("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"):
+            (folder / name).write_bytes(gzip.compress(b'{"traceEvents":[]}'))
+        (folder / "rank-all.pt.trace.json.gz").write_bytes(gzip.compress(merged))
+    for listed in Listing(str(logdir)).all().values():
+        assert [each.rank for each in listed.traces_of("ddp-2-even")] == [0, 1]
+
+
 def test_runs_and_folders_of_traces_are_found(logdir: Path) -> None:
     (logdir / "theirs").mkdir()
     (logdir / "theirs" / "worker0.pt.trace.json.gz").write_bytes(gzip.compress(b"{}"))

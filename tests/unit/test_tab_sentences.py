@@ -50,6 +50,18 @@ def test_the_headline_is_about_the_fastest() -> None:
     assert headline(None) is None
 
 
+def test_the_headline_says_what_even_the_fastest_loses() -> None:
+    base = COMPARISON.variants[0]
+    ranks = tuple(replace(rank, idle_ms=40.0, input_ms=40.0) for rank in with_ranks(base, (0.0, 0.0)).ranks)
+    best = replace(base, ranks=ranks, step_ms=replace(base.step_ms, median=100.0))
+    loss = "every rank waits 40.0 of 100 ms for its data: raise num_workers, or do less work per sample."
+    summary = f"No split is clearly fastest: a and b can't be told apart. Even in ddp 32/32 {loss}"
+    found = replace(COMPARISON, variants=(best, COMPARISON.variants[1]), fastest=best.id, summary=summary)
+    assert headline(found) == summary
+    alone = headline(replace(found, variants=(best,)))
+    assert alone == f"ddp 32/32 takes 100 ms a step. In ddp 32/32 {loss}"
+
+
 def test_the_explanation_speaks_of_the_bars_as_they_are_drawn() -> None:
     base, slow = COMPARISON.variants[:2]
     assert slow.step_ms is not None

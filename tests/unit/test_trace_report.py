@@ -136,7 +136,8 @@ def test_a_merged_trace_keeps_every_event_on_one_clock(capture, tmp_path) -> Non
     assert [(event["ts"], event["dur"]) for event in rings] == [(30.0, 20.125), (34.0, 16.125)]
     assert len({event["pid"] for event in rings}) == 2
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names == ["rank 0: python", "rank 1: python"]
+    others = [f"rank {rank}: process {pid}" for rank in (0, 1) for pid in ("10", "Spans")]
+    assert sorted(names) == sorted(["rank 0: python", "rank 1: python", *others])
     links = [event for event in events if event.get("cat") == "collective"]
     places = [(event["ph"], event["ts"], event["pid"], event["tid"]) for event in links]
     assert places == [
@@ -157,7 +158,7 @@ def test_a_real_capture_merged(tmp_path) -> None:
     assert len(extra) == 8 * 8
     begun = [event["id"] for event in merged["traceEvents"] if event["ph"] == "s"]
     assert len(set(begun)) == len(begun)
-    assert len(merged["traceEvents"]) - len(extra) > single
+    assert len(merged["traceEvents"]) - len(extra) >= single
     assert len({event["pid"] for event in merged["traceEvents"]}) > 8 * 2
     kernels = [e for e in merged["traceEvents"] if e.get("cat") == "kernel" and e["pid"] // 10_000 == 7]
     assert sum("nccl" in event["name"] for event in kernels) == 8

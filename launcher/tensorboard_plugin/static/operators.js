@@ -277,7 +277,7 @@ class Operators {
           ),
         ),
         body,
-        isAll ? el('tbody', {}, this.restRow(), this.totalRow()) : null,
+        isAll ? el('tbody', {}, this.restRow(), this.overlapRow(), this.totalRow()) : null,
       ),
     );
     virtualRows(body, rows.length, ROW_PX, this.columns.length, (index) => this.row(rows[index], index));
@@ -327,12 +327,31 @@ class Operators {
   }
 
   restRow() {
+    const { answer } = this;
+    return this.mutedRow('copy, input, idle', answer.rest_ms, answer.rest_by_rank_ms, answer.against_rest_ms);
+  }
+
+  /** What the rows count twice because it ran side by side; without it they would be longer than the step. */
+  overlapRow() {
     const { answer, decimals } = this;
-    const values = { self: answer.rest_ms, against: answer.against_rest_ms };
+    const of = (value) => (value == null ? null : 0 - value);
+    const all = [answer.overlap_ms, ...answer.overlap_by_rank_ms, answer.against_overlap_ms ?? 0];
+    if (all.every((value) => Number(value.toFixed(decimals)) === 0)) return null;
+    return this.mutedRow(
+      'side by side, counted twice above',
+      of(answer.overlap_ms),
+      answer.overlap_by_rank_ms.map(of),
+      of(answer.against_overlap_ms),
+    );
+  }
+
+  mutedRow(title, self, byRank, against) {
+    const { answer, decimals } = this;
+    const values = { self, against };
     answer.ranks.forEach((rank, index) => {
-      values[`rank${rank}`] = answer.rest_by_rank_ms[index];
+      values[`rank${rank}`] = byRank[index];
     });
-    const difference = this.hasAgainst ? answer.rest_ms - answer.against_rest_ms : null;
+    const difference = this.hasAgainst ? self - against : null;
     return el(
       'tr',
       { class: 'muted' },
@@ -341,7 +360,7 @@ class Operators {
           'td',
           { class: cellClass(column) },
           column.key === 'name'
-            ? el('span', { class: 'name-cell' }, el('span', { class: 'swatch idle' }), 'copy, input, idle')
+            ? el('span', { class: 'name-cell' }, el('span', { class: 'swatch idle' }), title)
             : column.key === 'difference'
               ? differenceText(difference, decimals)
               : values[column.key] == null
