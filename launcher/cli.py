@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from launcher import __version__
-from launcher.arguments import JobGroup, parse_percent, parse_steps
+from launcher.arguments import JobGroup, node_flags, node_options, parse_percent, parse_steps
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,10 +68,16 @@ def cli() -> None:
     metavar="[RUN]",
     help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
+@node_options
 @json_option
 @set_option
 def job_command(
-    job: Path | None, out: Path | None, resume: Path | None, as_json: bool, overrides: tuple[str, ...]
+    job: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    **about_nodes: Any,
 ) -> None:
     """Run every variant of JOB.yaml, measure and compare them.
 
@@ -92,7 +98,9 @@ def job_command(
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from launcher.run.job import invocation_of, run_job
 
-        finished = run_job(guard, invocation_of(job, overrides), out, resume)
+        finished = run_job(guard, invocation_of(job, overrides), out, resume, node_flags(**about_nodes))
+    if finished is None:
+        return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error
@@ -119,10 +127,13 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     """
     from launcher.host import inspect_machine
     from launcher.plan.build import build_plan
+    from launcher.plan.nodes import node_of
     from launcher.spec.load import load_job
 
     spec = load_job(job, overrides)
-    plan = build_plan(spec, inspect_machine())
+    machine = inspect_machine()
+    # Of the other nodes nothing is known yet: they are taken to be like this one.
+    plan = build_plan(spec, machine, (node_of(machine),) * spec.nodes if spec.nodes > 1 else ())
     if as_json:
         show_json(plan)
         return

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+LOOPBACK = "127.0.0.1"
+
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile"]
 
 
@@ -78,6 +80,8 @@ class LaunchOrder:
     """A round runs a block of steps of one variant that lasts at least this long."""
     ablation_rounds: int = 0
     """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
+    address: str = LOOPBACK
+    """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
 
     @property
     def world_size(self) -> int:

@@ -1,6 +1,6 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from launcher.compare.standings import standings
 from launcher.compare.summary import summary
 from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
+from launcher.plan.nodes import Node
 from launcher.rundir import RunDir, read_json
 
 SCHEMA = 1
@@ -37,7 +38,7 @@ def compare_run(run: RunDir) -> Comparison:
     looks = planned_looks(plan, stops_early(job))
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
     differences = Differences(measured, plan.baseline, looks)
-    results = tuple(variant_result(run, one, differences) for one in measured.values())
+    results = tuple(variant_result(run, one, differences, plan.nodes) for one in measured.values())
     ranking = standings(results, differences)
     return Comparison(
         schema=SCHEMA,
@@ -55,12 +56,14 @@ def compare_run(run: RunDir) -> Comparison:
     )
 
 
-def variant_result(run: RunDir, measured: Measured, differences: Differences) -> VariantResult:
+def variant_result(
+    run: RunDir, measured: Measured, differences: Differences, nodes: Sequence[Node] = ()
+) -> VariantResult:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = step_time(measured)
     traced = read_traced(run, variant.id)
-    ranks = rank_figures(run, measured, traced)
+    ranks = rank_figures(run, measured, traced, nodes)
     found = findings(measured, ranks, step_ms.median if step_ms else None)
     return VariantResult(
         id=variant.id,

@@ -85,6 +85,8 @@ class RankFigures:
     transfer_ms: float | None = None
     """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
+    host: str | None = None
+    """Name of the rank's node, where the job has several."""
 
 
 @dataclass(frozen=True)

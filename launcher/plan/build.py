@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
+from launcher.plan.nodes import Node, device_of_node, node_of_device
 from launcher.spec.model import JobSpec
 
 __all__ = ["Group", "build_plan", "estimate_s"]
@@ -35,14 +36,15 @@ class Group:
     variants: tuple[Variant, ...]
 
 
-def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
-    """All that a run of this job on this machine will do.
+def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Plan:
+    """All that a run of this job on this machine, or on these nodes, will do.
 
     Raises:
         SpecError: the job makes no sense on these devices, or its plan would be too large.
         MachineError: the machine lacks what the job asks for.
     """
-    expansion = expand(spec, machine)
+    expansion = expand(spec, machine, nodes)
+    machines = tuple(nodes) or (machine,)
     groups = _groups(expansion.variants)
     repetitions = spec.steps.launches or (1 if len(groups) == 1 else LAUNCHES_TO_COMPARE)
     _check_size(spec, groups, repetitions)
@@ -53,8 +55,9 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machine),
+        launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machines),
         notes=expansion.notes,
+        nodes=tuple(nodes),
     )
 
 
@@ -69,7 +72,7 @@ def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
 
 
 def _launches(
-    groups: tuple[Group, ...], repetitions: int, rounds: int, machine: MachineLike
+    groups: tuple[Group, ...], repetitions: int, rounds: int, machines: Sequence[MachineLike]
 ) -> tuple[Launch, ...]:
     """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
     order = [
@@ -78,16 +81,20 @@ def _launches(
         for group in (groups if repetition % 2 == 0 else groups[::-1])
     ]
     return tuple(
-        _launch(f"{position:02d}-{group.name}", group, repetition, rounds, machine)
+        _launch(f"{position:02d}-{group.name}", group, repetition, rounds, machines)
         for position, (repetition, group) in enumerate(order, start=1)
     )
 
 
-def _launch(launch_id: str, group: Group, repetition: int, rounds: int, machine: MachineLike) -> Launch:
+def _launch(
+    launch_id: str, group: Group, repetition: int, rounds: int, machines: Sequence[MachineLike]
+) -> Launch:
     first = group.variants[0]
     owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
+    places = _places([node_of_device(devices[0]) for devices in owned])
     processes = [
-        _process(launch_id, rank, devices, len(owned), first, machine) for rank, devices in enumerate(owned)
+        _process(launch_id, place, devices, first, machines)
+        for place, devices in zip(places, owned, strict=True)
     ]
     return Launch(
         id=launch_id,
@@ -99,33 +106,63 @@ def _launch(launch_id: str, group: Group, repetition: int, rounds: int, machine:
     )
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a rank stands among all ranks, and among those of its node."""
+
+    rank: int
+    world_size: int
+    node: int
+    local_rank: int
+    local_world_size: int
+
+
+def _places(nodes: Sequence[int]) -> list[_Place]:
+    """The places of the ranks whose nodes are given, in their order."""
+    return [
+        _Place(rank, len(nodes), node, nodes[:rank].count(node), nodes.count(node))
+        for rank, node in enumerate(nodes)
+    ]
+
+
 def _process(
     launch_id: str,
-    rank: int,
+    place: _Place,
     devices: tuple[str, ...],
-    world_size: int,
     variant: Variant,
-    machine: MachineLike,
+    machines: Sequence[MachineLike],
 ) -> Process:
     order = _HERE.order(launch_id).as_posix()
+    machine = machines[place.node]
     return Process(
-        rank=rank,
-        argv=("python", "-m", "launcher.worker", order, str(rank)),
-        env={**_rank_env(rank, world_size, variant.strategy), **_visible_gpus(devices, machine)},
+        rank=place.rank,
+        argv=("python", "-m", "launcher.worker", order, str(place.rank)),
+        env={
+            **_rank_env(place),
+            **(_interface_env(machine) if variant.strategy == "ddp" else {}),
+            **_visible_gpus(tuple(map(device_of_node, devices)), machine),
+        },
         devices=devices,
-        log=_HERE.log(launch_id, rank).as_posix(),
+        log=_HERE.log(launch_id, place.rank).as_posix(),
+        node=place.node,
     )
 
 
-def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:
-    env = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
+def _rank_env(place: _Place) -> Mapping[str, str]:
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node),
     }
-    # All ranks are on this machine; a host name that resolves to an outer address makes gloo time out.
-    return {**env, "GLOO_SOCKET_IFNAME": "lo"} if strategy == "ddp" else env
+
+
+def _interface_env(machine: MachineLike) -> Mapping[str, str]:
+    """What gloo and NCCL speak through: else the first interface that the host's name resolves to."""
+    if not isinstance(machine, Node):
+        return {"GLOO_SOCKET_IFNAME": "lo"}
+    return {"GLOO_SOCKET_IFNAME": machine.interface, "NCCL_SOCKET_IFNAME": machine.interface}
 
 
 def _visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:

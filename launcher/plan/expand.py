@@ -1,15 +1,17 @@
 """Combinations as variants: what cannot be is left out with its reason, what is the same work is merged."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from launcher.plan.devices import MachineLike, device_notes, is_cuda, resolve_devices
+from launcher.plan.devices import MachineLike, is_cuda
 from launcher.plan.ids import make_unique, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.plan.nodes import Node, all_devices, node_of_device, notes_on
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
 from launcher.spec.model import JobSpec
@@ -27,14 +29,14 @@ class Expansion:
     notes: tuple[str, ...]
 
 
-def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
+def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Expansion:
     """The variants of a job on this machine, which of them is the baseline, and what a person should know.
 
     Raises:
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
         MachineError: the machine has fewer devices than the job asks for.
     """
-    devices = resolve_devices(spec.devices, machine)
+    devices = all_devices(spec.devices, machine, nodes)
     _check_machine(spec, len(devices))
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
@@ -48,7 +50,7 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
         left_out=_left_out(refused),
         baseline=choose_baseline(spec, candidates),
         notes=(
-            *device_notes(devices, machine),
+            *notes_on(devices, machine, nodes),
             *_unused_splits(built),
             *_chunk_notes(candidates),
             *_merge_notes(built, candidates),
@@ -61,7 +63,8 @@ def _build_all(
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
-    for wanted in combinations(spec, len(devices)):
+    num_local = sum(node_of_device(device) == 0 for device in devices)
+    for wanted in combinations(spec, len(devices), num_local):
         try:
             built.append((wanted, _variant(wanted, devices)))
         except ImpossibleError as error:
@@ -88,6 +91,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
         ImpossibleError: there can't be such a variant.
     """
     split = _split(wanted, len(devices))
+    _check_reach(wanted, devices[: len(split.samples)])
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
     if min(split.samples) < wanted.accumulate:
@@ -124,6 +128,12 @@ def _split(wanted: Combination, num_devices: int) -> Split:
         return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
+
+
+def _check_reach(wanted: Combination, devices: tuple[str, ...]) -> None:
+    """Only processes span nodes; the threads of one don't."""
+    if wanted.strategy == "dp" and node_of_device(devices[-1]) > 0:
+        raise ImpossibleError("strategy", "dp is one process, which can't use the devices of several nodes")
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:

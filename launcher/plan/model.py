@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.plan.nodes import Node
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -14,7 +16,7 @@ class Variant:
     strategy: str
     """`single`, `dp` or `ddp`."""
     devices: tuple[str, ...]
-    """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`."""
+    """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`; of several nodes `cuda:1@0`."""
     split: tuple[int, ...]
     """Samples per device and optimizer step; adds up to `global_batch`."""
     split_name: str
@@ -54,6 +56,8 @@ class Process:
     """Global names of the devices that it owns: one for `single` and `ddp`, all for `dp`."""
     log: str
     """Path of its stdout and stderr, relative to the run directory."""
+    node: int = 0
+    """Rank of the node that it runs on."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Plan:
     launches: tuple[Launch, ...]
     notes: tuple[str, ...]
     """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
+    nodes: tuple[Node, ...] = ()
+    """By node rank, where the job has several."""
 
     def variant(self, variant_id: str) -> Variant:
         return next(variant for variant in self.variants if variant.id == variant_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 from launcher.plan.ablation import ablation_rounds
 from launcher.plan.devices import MachineLike, is_cuda, resolve_devices
 from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import LaunchOrder, ProfileOrder, RoundTime, VariantOrder
+from launcher.records import LOOPBACK, LaunchOrder, ProfileOrder, RoundTime, VariantOrder
 from launcher.spec.model import JobSpec
 
 
@@ -53,6 +53,7 @@ def order_for(
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),
+        address=plan.nodes[0].address if plan.nodes else LOOPBACK,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.run.pool import WorkerPool
+from launcher.run.ranks import Ranks
 from launcher.run.stacks import BACKWARD, Activity, Thread, activity, parse_threads
 
 _STACKS_S = 2.0
@@ -27,7 +27,7 @@ class Hang:
     """What each rank was doing."""
 
 
-def observe(pool: WorkerPool, logs: Mapping[int, Path]) -> Hang:
+def observe(pool: Ranks, logs: Mapping[int, Path]) -> Hang:
     """Has all running ranks write their stacks into their logs, and reads them there."""
     before = {rank: _size(log) for rank, log in logs.items()}
     pool.dump_stacks()

@@ -3,22 +3,25 @@
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.cluster.facts import NodeFlags
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison
-from launcher.errors import GpurunError, Interrupted
+from launcher.errors import GpurunError, Interrupted, NodesError, SpecError
 from launcher.host import Machine, inspect_machine
 from launcher.plan.build import build_plan, estimate_s
 from launcher.plan.model import Launch, Plan
+from launcher.plan.nodes import Node
 from launcher.records import Event
 from launcher.report.plan import headlines
 from launcher.run.guard import Guard
 from launcher.run.open import Invocation, open_run, read_invocation, resume_run
 from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.progress import Progress, Status
+from launcher.run.ranks import Ranks
 from launcher.run.session import Session, outcome_error
 from launcher.run.signals import interruptible
 from launcher.rundir import RunDir
@@ -44,6 +47,20 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Job:
+    """What the command was asked for, checked as far as no machine is needed for that."""
+
+    given: Invocation
+    spec: JobSpec
+    out: Path | None
+    resume: Path | None
+
+    @property
+    def job_dir(self) -> Path:
+        return self.given.job_file.absolute().parent
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Everything that is known before the first process of a run is started."""
 
@@ -54,56 +71,86 @@ class Prepared:
     job_dir: Path
 
 
-def run_job(guard: Guard, invocation: Invocation | None, out: Path | None, resume: Path | None) -> Finished:
+def run_job(
+    guard: Guard,
+    invocation: Invocation | None,
+    out: Path | None,
+    resume: Path | None,
+    flags: NodeFlags | None = None,
+) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
+
+    `None` on nodes other than the first, which has the results.
 
     Args:
         guard: the two processes that watch each other.
         invocation: the job file and its overrides; `None` takes those of the run that is resumed.
         out: the run directory, where it isn't to be under `runs/`.
         resume: a run to go on with; `LATEST` is the newest of this job.
+        flags: this node's place among several.
 
     Raises:
         SpecError: the job file or the command line is wrong.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+        NodesError: a node of the job is gone.
     """
     gc.enable()
     with interruptible(guard.kill_workers), WorkerPool(guard, preload=(*TRAINING, WORKER)) as pool:
-        ready = prepare(invocation, out, resume)
-        plan = ready.plan
-        tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
-        with Progress(sys.stderr) as progress:
-            progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
-            session = Session(
-                plan=plan,
-                spec=ready.spec,
-                run=ready.run,
-                job_dir=ready.job_dir,
-                machine=ready.machine,
-                pool=pool,
-                on_event=lambda *what: progress.update(tracker.status(*what)),
-                on_failure=progress.say,
-            )
-            return finish(session)
+        given = invocation or read_invocation(resume or Path())
+        job = Job(given, load_job(given.job_file, given.overrides), out, resume)
+        flags = flags or NodeFlags()
+        if job.spec.nodes > 1:
+            from launcher.cluster.run import run_on_nodes
+
+            return run_on_nodes(guard, pool, job, flags)
+        if flags.given:
+            raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
+        return carry_out(prepare(job, inspect_machine()), pool)
 
 
-def prepare(invocation: Invocation | None, out: Path | None, resume: Path | None) -> Prepared:
-    """Reads the job, plans it for this machine, and opens the run directory.
+def prepare(job: Job, machine: Machine, nodes: Sequence[Node] = ()) -> Prepared:
+    """Plans the job for this machine, or for these nodes, and opens the run directory.
 
     Raises:
-        SpecError: the job file or the command line is wrong.
+        SpecError: the job makes no sense on these devices.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
     """
-    given = invocation or read_invocation(resume or Path())
-    spec = load_job(given.job_file, given.overrides)
-    machine = inspect_machine()
-    plan = build_plan(spec, machine)
-    if resume is None:
-        run = open_run(given, spec, plan, machine, out)
+    plan = build_plan(job.spec, machine, nodes)
+    if job.resume is None:
+        run = open_run(job.given, job.spec, plan, machine, job.out)
     else:
-        newest = resume == LATEST and not resume.exists()
-        run = resume_run((out or Path("runs") / plan.name) if newest else resume, plan)
-    return Prepared(spec, machine, plan, run, given.job_file.absolute().parent)
+        newest = job.resume == LATEST and not job.resume.exists()
+        run = resume_run((job.out or Path("runs") / plan.name) if newest else job.resume, plan)
+    return Prepared(job.spec, machine, plan, run, job.job_dir)
+
+
+def carry_out(ready: Prepared, pool: Ranks, tell: Callable[[str], None] | None = None) -> Finished:
+    """Executes the plan, and shows how it goes on.
+
+    Args:
+        tell: is told of failures as well, where others than this terminal's user should know.
+    """
+    plan = ready.plan
+    tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
+    with Progress(sys.stderr) as progress:
+        progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
+
+        def on_failure(text: str) -> None:
+            progress.say(text)
+            if tell is not None:
+                tell(text)
+
+        session = Session(
+            plan=plan,
+            spec=ready.spec,
+            run=ready.run,
+            job_dir=ready.job_dir,
+            machine=ready.machine,
+            pool=pool,
+            on_event=lambda *what: progress.update(tracker.status(*what)),
+            on_failure=on_failure,
+        )
+        return finish(session)
 
 
 def finish(session: Session) -> Finished:
@@ -112,8 +159,8 @@ def finish(session: Session) -> Finished:
     try:
         comparison = session.execute()
         error = outcome_error(comparison)
-    except Interrupted as interrupted:
-        comparison, error = session.compare(), interrupted
+    except (Interrupted, NodesError) as ended:
+        comparison, error = session.compare(), ended
     session.render(comparison)
     return Finished(session.run, comparison, error)
 

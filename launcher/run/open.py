@@ -61,7 +61,7 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     """Writes what the run begins with. The plan comes last: a folder that has one can be gone on with."""
     write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
     write_json(run.spec, spec.resolved())
-    write_json(run.host, host_record(machine))
+    write_json(run.host, host_record(machine) | ({"nodes": plan.nodes} if plan.nodes else {}))
     copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
 

@@ -28,7 +28,8 @@ from launcher.run.attempts import (
 )
 from launcher.run.blame import Exit, Failure, explain, root_cause, with_crash
 from launcher.run.hang import Hang, observe
-from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
+from launcher.run.pool import OPTIMIZING, StartRequest
+from launcher.run.ranks import Ranks
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec
@@ -68,7 +69,7 @@ class Session:
     run: RunDir
     job_dir: Path
     machine: Machine
-    pool: WorkerPool
+    pool: Ranks
     on_event: OnEvent
     on_failure: Callable[[str], None]
     """Called with the explanation of a failure as soon as it is known."""

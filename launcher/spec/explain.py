@@ -17,7 +17,6 @@ _LATER = {
     "module": "programs that run unchanged",
     "args": "programs that run unchanged",
     "env": "environment variables",
-    "nodes": "jobs on several machines",
 }
 """Keys that the design has and this version has not, with what they are for."""
 

@@ -177,6 +177,9 @@ class JobSpec(_Section):
     """Devices to use. `auto`: all GPUs, or two CPU devices where there is none. `cpu:4`: four devices that
     share this machine's cores. `cuda`: all GPUs. A list names them; a GPU that stands in it twice is
     shared by two ranks."""
+    nodes: Annotated[int, Field(ge=1, le=values.MAX_NODES)] = 1
+    """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one,
+    and count from the first node's on. How they find each other: see `docs/cluster.md`."""
     global_batch: GlobalBatch
     """Samples per optimizer step, over all devices."""
     precision: Precision = "fp32"

@@ -13,11 +13,12 @@ from launcher.splits import is_same_split
 
 def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
-    devices = named_devices(draft.spec.devices) if draft.knows(("devices",)) else None
+    knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
+    devices = named_devices(draft.spec.devices) if knows_devices else None
     return [
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
-        *(find_misfits(draft, devices) if devices else ()),
+        *(find_misfits(draft, devices * draft.spec.nodes) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
     ]
 

@@ -106,6 +106,7 @@ def test_a_process_per_ddp_rank() -> None:
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -1,0 +1,142 @@
+"""`gpurun JOB.yaml` on one of several nodes: node 0 carries the plan out, the others follow it."""
+
+import contextlib
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.cluster.facts import NodeFlags
+from launcher.cluster.follow import Follower, Places, find_run
+from launcher.cluster.join import Joined, joined
+from launcher.cluster.link import Link
+from launcher.cluster.messages import Bye, End, Run, Said
+from launcher.cluster.pool import ClusterPool
+from launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
+from launcher.host import Machine, inspect_machine
+from launcher.run.guard import Guard
+from launcher.run.job import Finished, Job, carry_out, prepare
+from launcher.run.pool import WorkerPool
+from launcher.run.progress import Progress
+from launcher.rundir import write_bytes
+
+_FAREWELL_S = 5.0
+"""How long node 0 keeps its store for the others to read how the run ended."""
+_RUN_S = 120.0
+"""How long node 0 may take to plan and to open the run directory."""
+
+
+def run_on_nodes(guard: Guard, pool: WorkerPool, job: Job, flags: NodeFlags) -> Finished | None:
+    """Runs this node's part. `None` on nodes other than the first, which has the results.
+
+    Raises:
+        GpurunError: the same one, with the same exit code, on every node.
+    """
+    machine = inspect_machine()
+    with joined(guard, job.spec, job.job_dir, flags, machine) as here:
+        if here.rank == 0:
+            return lead(here, pool, job, machine)
+        follow(here, pool, job.job_dir)
+        return None
+
+
+def lead(here: Joined, pool: WorkerPool, job: Job, machine: Machine) -> Finished:
+    """Node 0: plans for all nodes, and carries the plan out."""
+    ready = prepare(job, machine, here.nodes)
+    with token_in(ready.run.path) as token:
+        run_dir, job_dir = ready.run.path.resolve(), str(job.job_dir)
+        for rank in range(1, len(here.hosts)):
+            here.link.send(rank, Run(str(run_dir), job_dir, token))
+        ranks = ClusterPool(pool, here.link, ready.run, len(here.hosts))
+        finished = carry_out(ready, ranks, ranks.tell)
+    error = finished.error
+    if not isinstance(error, NodesEnded):
+        here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
+    await_farewells(here.link, len(here.hosts) - 1)
+    return finished
+
+
+@contextmanager
+def token_in(folder: Path) -> Iterator[str]:
+    """A file that only who shares the folder can see."""
+    name = f".shared-{secrets.token_hex(8)}"
+    write_bytes(folder / name, b"")
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def await_farewells(link: Link, num_others: int) -> None:
+    """Returns when all other nodes know how the run ended, or can't be waited for."""
+    deadline = time.monotonic() + _FAREWELL_S
+    left = num_others
+    while left > 0 and time.monotonic() < deadline:
+        try:
+            left -= sum(isinstance(message, Bye) for message in link.poll(0.1))
+        except NodesEnded as end:
+            left -= sum(isinstance(message, Bye) for message in end.unread)
+        except GpurunError:
+            return  # a node is gone, and can't be told any more
+
+
+def follow(here: Joined, pool: WorkerPool, job_dir: Path) -> None:
+    """Another node: does what node 0 says until the run is over.
+
+    Raises:
+        NodesError: the run failed, or node 0 is gone.
+    """
+    with Progress(sys.stderr) as progress, scratch_folder(here.rank) as scratch:
+        progress.say(
+            f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
+        )
+        try:
+            places = await_run(here.link, scratch, job_dir)
+            Follower(here.link, pool, places, progress.say).run()
+        except NodesEnded as end:
+            for message in end.unread:
+                if isinstance(message, Said):
+                    progress.say(message.text)
+            here.link.send(0, Bye(here.rank))
+            if end.exit_code != 0:
+                raise
+
+
+def await_run(link: Link, scratch: Path, job_dir: Path) -> Places:
+    """Where node 0 keeps the run, and whether that is here, too."""
+    message = link.take(Run, _RUN_S)
+    if message is None:
+        raise NodesError(f"node 0 ({link.hosts[0]}) did not begin the run within {_RUN_S:g} s")
+    return find_run(message, scratch, job_dir)
+
+
+@contextmanager
+def scratch_folder(rank: int) -> Iterator[Path]:
+    """This node's own copy of the run directory; it goes when node 0 has it all, and stays if that failed.
+
+    Raises:
+        MachineError: there is no place for it.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"gpurun-node{rank}-"))
+    except OSError as error:
+        raise MachineError(
+            f"can't make a temporary folder: {error.strerror}; name another place: TMPDIR=…"
+        ) from error
+    keep = False
+    try:
+        yield folder
+    except NodesEnded:
+        raise
+    except NodesError as error:
+        keep = any(folder.rglob("*.log"))
+        kept = f"\n    what this node's ranks wrote is kept in {folder}" if keep else ""
+        raise type(error)(f"{error}{kept}") from error
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""The nodes of a job, and the devices of all of them together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.errors import MachineError
+from launcher.plan.devices import Devices, MachineLike, device_notes, resolve_devices
+
+
+@dataclass(frozen=True)
+class NodeGpu:
+    """A GPU of a node."""
+
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """What planning has to know of one node; its position in the plan is its node rank."""
+
+    host: str
+    address: str
+    """IP address at which the other nodes reach it."""
+    interface: str
+    """Network interface that has this address, or the one that the person chose: gloo's and NCCL's."""
+    cpu_cores: int
+    gpus: tuple[NodeGpu, ...]
+
+
+def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:
+    """The machine as a node."""
+    gpus = tuple(NodeGpu(gpu.uuid, gpu.name) for gpu in machine.gpus)
+    return Node(host, address, interface, machine.cpu_cores, gpus)
+
+
+def all_devices(devices: Devices, machine: MachineLike, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The devices of all nodes, node by node: `cuda:0@0`, `cuda:1@0`, `cuda:0@1`, …; without nodes, `cuda:0`.
+
+    Raises:
+        SpecError: CPU and CUDA devices are mixed.
+        MachineError: a node lacks a GPU that is asked for, or the nodes have devices of different kinds.
+    """
+    if not nodes:
+        return resolve_devices(devices, machine)
+    found = [_devices_of(devices, node, rank) for rank, node in enumerate(nodes)]
+    kinds = {names[0].partition(":")[0] for names in found}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{names[0]} ({node.host})" for names, node in zip(found, nodes, strict=True))
+        raise MachineError(
+            f"`devices: {devices}` means GPUs on some nodes and CPUs on others: {listed}\n"
+            "    `devices: cuda` or `devices: cpu:2` means the same everywhere"
+        )
+    return tuple(f"{name}@{rank}" for rank, names in enumerate(found) for name in names)
+
+
+def _devices_of(devices: Devices, node: Node, rank: int) -> tuple[str, ...]:
+    try:
+        return resolve_devices(devices, node)
+    except MachineError as error:
+        raise MachineError(f"node {rank} ({node.host}): {error}") from error
+
+
+def node_of_device(name: str) -> int:
+    """The node rank in a device's name; 0 where there is one node only."""
+    return int(name.partition("@")[2] or 0)
+
+
+def device_of_node(name: str) -> str:
+    """The device as its own node calls it."""
+    return name.partition("@")[0]
+
+
+def notes_on(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """What a person should know about these devices; what is true of several nodes is said once."""
+    machines = nodes or (machine,)
+    notes = [
+        note
+        for rank, each in enumerate(machines)
+        if (own := tuple(device_of_node(name) for name in devices if node_of_device(name) == rank))
+        for note in device_notes(own, each)
+    ]
+    return tuple(dict.fromkeys(notes))
