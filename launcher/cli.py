@@ -10,6 +10,7 @@ import click
 
 from launcher import __version__
 from launcher.arguments import JobGroup, node_flags, node_options, parse_percent, parse_steps
+from launcher.commands_cluster import submit
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -353,6 +354,9 @@ def schema() -> None:
     from launcher.spec.schema import job_schema
 
     show_json(job_schema())
+
+
+cli.add_command(submit)
 
 
 def main() -> None:

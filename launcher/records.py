@@ -80,6 +80,8 @@ class LaunchOrder:
     """A round runs a block of steps of one variant that lasts at least this long."""
     ablation_rounds: int = 0
     """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
+    draw: str = ""
+    """What the order of blocks is drawn from: differs from run to run, and is the same on all nodes."""
     address: str = LOOPBACK
     """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
 

@@ -37,6 +37,8 @@ from launcher.run.guard import Guard, python_argv
 M = TypeVar("M", bound=msgspec.Struct)
 T = TypeVar("T")
 
+LINGER_S, LOST_LINGER_S = 5.0, 1.0
+"""How long node 0 waits for all others to know how the run ended; one that is lost never will."""
 _QUIT_S = 2.0
 """How long the link may take to pass on what it was given."""
 
@@ -53,6 +55,7 @@ class Link:
         self.num_met = 0
         """How many nodes have come through torch's rendezvous."""
         self.connected = False
+        self._lost_one = False
         self._clock = clock
         self._silence = Silence(options.rank, clock())
         self._mails: list[Message] = []
@@ -129,9 +132,10 @@ class Link:
         """Lets the link pass on what it has been given, and ends it."""
         if self._stderr < 0:
             return
+        linger_s = LOST_LINGER_S if self._lost_one else LINGER_S
         with contextlib.suppress(OSError):
-            self._frames.send(Quit())
-            deadline = self._clock() + _QUIT_S
+            self._frames.send(Quit(linger_s))
+            deadline = self._clock() + linger_s + _QUIT_S
             while (left_s := deadline - self._clock()) > 0:
                 ready = select.select([self._frames.stream], [], [], left_s)[0]
                 if not ready or self._frames.reports() is None:
@@ -185,6 +189,7 @@ class Link:
         self._gone(0, why)
 
     def _gone(self, rank: int, why: str) -> NoReturn:
+        self._lost_one = True
         raise NodesError(
             f"node {rank} ({self._host(rank)}) is gone: {why}\n"
             f"    its gpurun was killed, the machine is down, or the network between it and node {self.rank} "

@@ -33,6 +33,9 @@ class Meet(msgspec.Struct, frozen=True, tag=True):
 class Quit(msgspec.Struct, frozen=True, tag=True):
     """Nothing more comes: end."""
 
+    linger_s: float
+    """How long node 0 keeps its store, at the most, for the others to read how the run ended."""
+
 
 LinkRequest = Send | Announce | Meet | Quit
 
@@ -200,15 +203,9 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     exits: tuple[RankExit, ...]
 
 
-class Bye(msgspec.Struct, frozen=True, tag=True):
-    """A node has heard how the run ends."""
-
-    node: int
-
-
 Message = (
     Hello | Welcome | Run | Launch | Port | Preloads | Dump | Stop | Said | Taken
-    | Exits | Chunk | Dumped | Stopped | Bye
+    | Exits | Chunk | Dumped | Stopped
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,8 +13,8 @@ from pathlib import Path
 from launcher.cluster.facts import NodeFlags
 from launcher.cluster.follow import Follower, Places, find_run
 from launcher.cluster.join import Joined, joined
-from launcher.cluster.link import Link
-from launcher.cluster.messages import Bye, End, Run, Said
+from launcher.cluster.link import LINGER_S, Link
+from launcher.cluster.messages import End, Run, Said
 from launcher.cluster.pool import ClusterPool
 from launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
 from launcher.host import Machine, inspect_machine
@@ -24,8 +24,8 @@ from launcher.run.pool import WorkerPool
 from launcher.run.progress import Progress
 from launcher.rundir import write_bytes
 
-_FAREWELL_S = 5.0
-"""How long node 0 keeps its store for the others to read how the run ended."""
+_LAST_WORDS_S = 0.5
+"""What node 0 takes to print its table once it has let the others go."""
 _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
 
@@ -56,7 +56,6 @@ def lead(here: Joined, pool: WorkerPool, job: Job, machine: Machine) -> Finished
     error = finished.error
     if not isinstance(error, NodesEnded):
         here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
-    await_farewells(here.link, len(here.hosts) - 1)
     return finished
 
 
@@ -70,19 +69,6 @@ def token_in(folder: Path) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             (folder / name).unlink()
-
-
-def await_farewells(link: Link, num_others: int) -> None:
-    """Returns when all other nodes know how the run ended, or can't be waited for."""
-    deadline = time.monotonic() + _FAREWELL_S
-    left = num_others
-    while left > 0 and time.monotonic() < deadline:
-        try:
-            left -= sum(isinstance(message, Bye) for message in link.poll(0.1))
-        except NodesEnded as end:
-            left -= sum(isinstance(message, Bye) for message in end.unread)
-        except GpurunError:
-            return  # a node is gone, and can't be told any more
 
 
 def follow(here: Joined, pool: WorkerPool, job_dir: Path) -> None:
@@ -102,9 +88,16 @@ def follow(here: Joined, pool: WorkerPool, job_dir: Path) -> None:
             for message in end.unread:
                 if isinstance(message, Said):
                     progress.say(message.text)
-            here.link.send(0, Bye(here.rank))
             if end.exit_code != 0:
+                let_node_0_go_first(here.link)
                 raise
+
+
+def let_node_0_go_first(link: Link) -> None:
+    """Returns when node 0 has gone, or could have: srun ends all nodes once one has ended with an error."""
+    with contextlib.suppress(GpurunError):
+        link.take(Run, LINGER_S)  # nothing comes but the end of the store, which raises
+    time.sleep(_LAST_WORDS_S)
 
 
 def await_run(link: Link, scratch: Path, job_dir: Path) -> Places:

@@ -42,6 +42,8 @@ _STREAM_FD = 3
 _FOR_EVER_S = 10**9
 _NO_END = b"-"
 _END_KEY = "end"
+_LINKS, _HEARD = "links", "heard"
+"""How many nodes are connected, and how many of them know how the run ended."""
 
 
 class Link:
@@ -54,6 +56,7 @@ class Link:
         self._mails_read = 0
         self._ended = False
         self._handler: object = None
+        store.add(_LINKS, 1)
 
     def serve(self) -> None:
         """Returns when the command wants no more of it."""
@@ -79,6 +82,7 @@ class Link:
         elif isinstance(request, Meet):
             self._meet(request.num_nodes)
         else:
+            self._linger(request.linger_s)
             return False
         return True
 
@@ -117,7 +121,17 @@ class Link:
             self._report_if_read(Beats(tuple(int(count) for count in counts)))
         if not self._ended and (announced := self._store.get(_END_KEY)) != _NO_END:
             self._ended = True
+            self._store.add(_HEARD, 1)
             self._frames.send(decode_end(bytes.fromhex(announced.decode())))
+
+    def _linger(self, limit_s: float) -> None:
+        """Node 0 goes last: with it goes the store in which the others read why."""
+        deadline = time.monotonic() + limit_s
+        while self._options.rank == 0 and time.monotonic() < deadline:
+            self._pulse()
+            if self._store.add(_HEARD, 0) >= self._store.add(_LINKS, 0):
+                return
+            time.sleep(PULSE_S / 2)
 
     def _deliver(self, count: int) -> None:
         """In order: a message whose number is drawn and that is still on its way is waited for."""

@@ -1,4 +1,4 @@
-"""Two "hosts" on one machine: each has its own network, host name and working directory, joined by a cable."""
+"""Two "hosts" on one machine, joined by a cable: each has a network, a host name and a working directory."""
 
 import os
 import signal

@@ -1,0 +1,81 @@
+"""`gpurun submit` on a real Slurm of two nodes: a job runs, fails and is cancelled there."""
+
+import json
+import re
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import MODEL, gpurun, write
+from tests.slurm.cluster import SlurmCluster
+
+JOB = """
+name: two
+workload: model.py:build
+devices: cpu:2
+nodes: 2
+global_batch: 8
+steps: {rounds: 2, early_stop: false}
+profile: {steps: 0}
+gradient_check: false
+"""
+JOB_S = 90.0
+"""A job that takes longer hangs."""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with SlurmCluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+def submitted(folder: Path, slurm: SlurmCluster, body: str) -> int:
+    """The id of a job whose model does this in every forward pass."""
+    text = textwrap.dedent(MODEL) + f"\ndef misbehave(x, calls):\n    {body}\n"
+    write(folder, "model.py", text)
+    write(folder, "job.yaml", JOB)
+    result = gpurun(folder, "submit", "job.yaml", "--slurm", env=slurm.env)
+    assert result.code == 0, result.err
+    found = re.search(r"submitted two as job (\d+)", result.out)
+    assert found
+    assert f"squeue --job {found[1]}" in result.out
+    assert f"scancel {found[1]}" in result.out
+    return int(found[1])
+
+
+def test_a_job_runs_on_two_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
+    job_id = submitted(tmp_path, slurm, "return")
+    slurm.await_state(job_id, "COMPLETED", JOB_S)
+    run = tmp_path / "runs" / "two" / f"slurm-{job_id}"
+    comparison = json.loads((run / "comparison.json").read_text())
+    (variant,) = comparison["variants"]
+    assert variant["status"] == "ok"
+    assert variant["devices"] == ["cpu:0@0", "cpu:1@0", "cpu:0@1", "cpu:1@1"]
+    assert [rank["rank"] for rank in variant["ranks"] if rank["step_ms"]] == [0, 1, 2, 3]
+    output = (tmp_path / f"slurm-{job_id}.out").read_text()
+    assert "node 1 of 2" in output
+
+
+def test_a_job_that_fails_has_failed_for_slurm_too(tmp_path: Path, slurm: SlurmCluster) -> None:
+    body = "if os.environ['RANK'] == '3' and calls > 5: raise ValueError('no such thing')"
+    job_id = submitted(tmp_path, slurm, body)
+    slurm.await_state(job_id, "FAILED", JOB_S)
+    assert "rank 3 raised ValueError: no such thing" in (tmp_path / f"slurm-{job_id}.out").read_text()
+
+
+def test_a_cancelled_job_leaves_nothing(tmp_path: Path, slurm: SlurmCluster) -> None:
+    job_id = submitted(tmp_path, slurm, "open(f'began-{os.environ[\"RANK\"]}', 'w'); time.sleep(0.05)")
+    slurm.await_state(job_id, "RUNNING", JOB_S)
+    deadline = time.monotonic() + JOB_S
+    while len(list(tmp_path.glob("began-*"))) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    slurm.run("scancel", str(job_id))
+    slurm.await_state(job_id, "CANCELLED", JOB_S)
+    deadline = time.monotonic() + JOB_S
+    while slurm.run("squeue", "-h", "--job", str(job_id)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
