@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("startup", "launch", "overhead", "sweep", "accuracy", "statistics", "reliability", "truth")
+NAMES = ("startup", "launch", "overhead", "sweep", "accuracy", "statistics", "reliability", "truth", "nodes")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:

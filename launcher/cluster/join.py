@@ -1,5 +1,6 @@
 """From separate commands to one job: every node introduces itself to node 0, which compares them."""
 
+import contextlib
 import os
 import platform
 import time
@@ -67,7 +68,8 @@ def joined(
     except NodesEnded:
         raise
     except BaseException as error:
-        link.announce(_end_of(error, facts.rank, machine.hostname))
+        with contextlib.suppress(GpurunError):  # the link may have ended with the cause
+            link.announce(_end_of(error, facts.rank, machine.hostname))
         raise
     finally:
         link.close()

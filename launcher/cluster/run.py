@@ -55,7 +55,8 @@ def lead(here: Joined, pool: WorkerPool, job: Job, machine: Machine) -> Finished
         finished = carry_out(ready, ranks, ranks.tell)
     error = finished.error
     if not isinstance(error, NodesEnded):
-        here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
+        with contextlib.suppress(GpurunError):  # the link may be what has failed
+            here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
     return finished
 
 

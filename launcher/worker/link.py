@@ -218,7 +218,9 @@ def serve(options: LinkOptions, frames: Frames) -> None:
     frames.send(Connected())
     try:
         Link(frames, options, store).serve()
-    except (RuntimeError, ValueError) as error:  # every error of the store and of torch's rendezvous
+    except ConnectionError:
+        raise  # the command is gone
+    except Exception as error:  # the store's and torch's rendezvous' errors have no class in common
         frames.send(Broken(str(error).partition("\n")[0]))
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import MODEL, gpurun, write
+from tests.integration.hosts import lacks
 from tests.slurm.cluster import SlurmCluster
+
+pytestmark = pytest.mark.skipif(lacks("sbatch", "slurmctld", "munged"), reason="needs root and Slurm")
 
 JOB = """
 name: two
