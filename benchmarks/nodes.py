@@ -53,8 +53,8 @@ def main(times: int = 3) -> None:
         row = (name, f"{right} of {times}", f"{statistics.median(spent_s):.1f}", f"{max(spent_s):.1f}")
         rows.append(row)
     text = (
-        "Two hosts in network namespaces, one gloo rank each: from the event to the end of the last command; the cause "
-        "counts as right if every node that is left names it.\n\n"
+        "Two hosts in network namespaces, one gloo rank each: from the event to the end of the last command. "
+        "The cause counts as right if every node that is left names it.\n\n"
     )
     record(
         "Several nodes",

@@ -3,8 +3,9 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,6 @@ from launcher.cluster.messages import (
 from launcher.cluster.timeline import rank_exits
 from launcher.cluster.transfer import Outbox
 from launcher.host import usable_cores
-from launcher.records import LaunchOrder
 from launcher.run.ranks import Ranks
 from launcher.run.wire import StartRequest
 from launcher.rundir import RunDir, write_bytes, write_json
@@ -112,14 +112,10 @@ class Follower:
     def launch(self, message: Launch) -> None:
         """Starts this node's ranks, with its own paths."""
         self.attempt, self.name = message.attempt, message.name
-        order = msgspec.json.decode(message.order, type=LaunchOrder)
-        share = max(1, usable_cores() // len(message.requests))
-        own = replace(
-            order,
-            run_dir=str(self.places.run),
-            job_dir=str(self.places.job_dir),
-            threads=min(order.threads, share),
-        )
+        order = msgspec.json.decode(message.order, type=dict[str, Any])
+        own = order | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
+        if "threads" in order:
+            own["threads"] = min(order["threads"], max(1, usable_cores() // len(message.requests)))
         write_json(self.places.order(self.name), own)
         self.pool.start([self.translated(request) for request in message.requests])
 

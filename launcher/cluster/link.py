@@ -133,9 +133,11 @@ class Link:
         if self._stderr < 0:
             return
         linger_s = LOST_LINGER_S if self._lost_one else LINGER_S
+        # A link without its node 0 hangs in a call that may never return: it ends with the command.
+        limit_s = 0.0 if self._lost_one and self.rank > 0 else linger_s + _QUIT_S
         with contextlib.suppress(OSError):
             self._frames.send(Quit(linger_s))
-            deadline = self._clock() + linger_s + _QUIT_S
+            deadline = self._clock() + limit_s
             while (left_s := deadline - self._clock()) > 0:
                 ready = select.select([self._frames.stream], [], [], left_s)[0]
                 if not ready or self._frames.reports() is None:

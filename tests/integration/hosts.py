@@ -56,12 +56,13 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.work = folder / "work"
         self.folders = tuple(folder / name for name in NAMES)
+        self.temporary = tuple(folder / f"tmp-{name}" for name in NAMES)
         tag = os.getpid()
         self._spaces = [f"gpurun-{tag}-{index}" for index in range(2)]
         self._commands: list[Command] = []
 
     def __enter__(self) -> Self:
-        for path in (self.work, *self.folders):
+        for path in (self.work, *self.folders, *self.temporary):
             path.mkdir(parents=True, exist_ok=True)
         for space in self._spaces:
             _ip("netns", "add", space)
@@ -89,7 +90,7 @@ class Hosts:
         argv += ["sh", NAMES[host], str(self.folders[host]), str(self.work), sys.executable, "-m", "launcher"]
         process = subprocess.Popen(
             [*argv, *args],
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -90,7 +90,8 @@ def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) 
         ]
         assert all((run / rank["trace"]).stat().st_size > 0 for rank in variant["ranks"])
     assert (run / "launches" / "01-ddp-2" / "log" / "rank1.log").is_file()
-    assert not [path.name for path in hosts.folders[1].iterdir() if path.name not in ("job.yaml", "model.py")]
+    assert {path.name for path in hosts.folders[1].iterdir()} == {"job.yaml", "model.py"}
+    assert not list(hosts.temporary[1].glob("gpurun-*"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
