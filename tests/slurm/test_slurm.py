@@ -25,7 +25,7 @@ steps: {rounds: 2, early_stop: false}
 profile: {steps: 0}
 gradient_check: false
 """
-JOB_S = 90.0
+JOB_S = 240.0
 """A job that takes longer hangs."""
 
 
