@@ -111,6 +111,13 @@ class SlurmCluster:
             assert time.monotonic() < deadline, f"job {job_id} is still {state}"
             time.sleep(0.1)
 
+    def await_over(self, job_id: int, timeout_s: float) -> None:
+        """Returns when Slurm has tidied up after a job, and the last of its processes has ended."""
+        deadline = time.monotonic() + timeout_s
+        while self.run("squeue", "-h", "--job", str(job_id)) or _has_step(job_id):
+            assert time.monotonic() < deadline, f"processes of job {job_id} are left"
+            time.sleep(0.1)
+
     def _start(self) -> None:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -148,6 +155,18 @@ class SlurmCluster:
             check=False,
         )
         return done.stdout.split() == ["idle"] * len(NODES)
+
+
+def _has_step(job_id: int) -> bool:
+    """Whether a step of the job still runs, or the `srun` that began it."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if f"slurmstepd: [{job_id}." in command or (command.startswith("srun") and f"-{job_id}" in command):
+            return True
+    return False
 
 
 def _await(condition: object, what: str) -> None:

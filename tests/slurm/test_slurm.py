@@ -52,6 +52,7 @@ def submitted(folder: Path, slurm: SlurmCluster, body: str) -> int:
 def test_a_job_runs_on_two_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
     job_id = submitted(tmp_path, slurm, "return")
     slurm.await_state(job_id, "COMPLETED", JOB_S)
+    slurm.await_over(job_id, JOB_S)
     run = tmp_path / "runs" / "two" / f"slurm-{job_id}"
     comparison = json.loads((run / "comparison.json").read_text())
     (variant,) = comparison["variants"]
@@ -66,6 +67,7 @@ def test_a_job_that_fails_has_failed_for_slurm_too(tmp_path: Path, slurm: SlurmC
     body = "if os.environ['RANK'] == '3' and calls > 5: raise ValueError('no such thing')"
     job_id = submitted(tmp_path, slurm, body)
     slurm.await_state(job_id, "FAILED", JOB_S)
+    slurm.await_over(job_id, JOB_S)
     assert "rank 3 raised ValueError: no such thing" in (tmp_path / f"slurm-{job_id}.out").read_text()
 
 
@@ -78,7 +80,4 @@ def test_a_cancelled_job_leaves_nothing(tmp_path: Path, slurm: SlurmCluster) -> 
         time.sleep(0.05)
     slurm.run("scancel", str(job_id))
     slurm.await_state(job_id, "CANCELLED", JOB_S)
-    deadline = time.monotonic() + JOB_S
-    while slurm.run("squeue", "-h", "--job", str(job_id)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    slurm.await_over(job_id, JOB_S)
