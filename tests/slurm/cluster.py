@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from launcher.run.proctree import descendants
+
 NODES = ("ci0", "ci1")
 START_S = 30.0
 CONFIG = """\
@@ -159,9 +161,9 @@ class SlurmCluster:
 
 def _has_step(job_id: int) -> bool:
     """Whether a step of the job still runs, or the `srun` that began it."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in descendants(os.getpid()):
         try:
-            command = path.read_text().replace("\0", " ")
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
         if f"slurmstepd: [{job_id}." in command or (command.startswith("srun") and f"-{job_id}" in command):
