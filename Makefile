@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRAINER := .venv-trainer
 
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup trainer demo test lint bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -12,18 +13,31 @@ help: ## Show what there is to make
 
 setup: $(READY) ## Make the virtual environment with pinned versions (torch's CPU build)
 
-# An editable install by path: setuptools' import hook would cost every command 20 ms.
+# An editable install by path: setuptools' import hook would cost every command 20 ms. pip compiles all packages but
+# editable ones, and where PYTHONDONTWRITEBYTECODE is set (many containers) nothing else would: 60 ms.
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e ".[dev]"
+	@$(BIN)/python -m compileall -q launcher workloads
+	@touch $@
+
+trainer: $(TRAINER)/.ready ## Make the environment of the test with a Hugging Face Trainer
+
+# It sees the packages of the first one, torch among them, by a path file, and adds its own.
+$(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
+	@echo "setting up $(TRAINER) (once)"
+	@test -x $(TRAINER)/bin/python || $(PYTHON) -m venv $(TRAINER)
+	@site='import site; print(site.getsitepackages()[0])'; \
+		$(BIN)/python -c "$$site" > "$$($(TRAINER)/bin/python -c "$$site")/parent.pth"
+	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
-test: $(READY) ## Run all tests
+test: $(READY) $(TRAINER)/.ready ## Run all tests
 	$(BIN)/python -m pytest
 
 lint: $(READY) ## ruff, ruff format, mypy --strict
@@ -34,9 +48,11 @@ lint: $(READY) ## ruff, ruff format, mypy --strict
 bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
 
-docs: $(READY) ## Write docs/job-file.md anew from the schema
+docs: $(READY) ## Write docs/job-file.md and docs/workloads.md anew from the schema and the workloads' source
 	$(BIN)/python -c "from pathlib import Path; from launcher.spec.reference import job_reference; \
-		Path('docs/job-file.md').write_text(job_reference())"
+		from launcher.spec.catalogue import workload_reference; \
+		Path('docs/job-file.md').write_text(job_reference()); \
+		Path('docs/workloads.md').write_text(workload_reference())"
 
 clean: ## Remove the virtual environment and all caches (not runs/)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(TRAINER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

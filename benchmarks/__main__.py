@@ -3,7 +3,23 @@
 import importlib
 import sys
 
-NAMES = ("startup", "launch", "overhead", "sweep", "accuracy", "statistics", "reliability", "truth", "nodes")
+NAMES = (
+    "startup",
+    "launch",
+    "hooks",
+    "overhead",
+    "sweep",
+    "accuracy",
+    "statistics",
+    "reliability",
+    "supervision",
+    "truth",
+    "trace",
+    "profiler",
+    "balanced",
+    "timeline",
+    "nodes",
+)
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:

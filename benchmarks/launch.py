@@ -1,11 +1,22 @@
-"""From the command to the moment when all ranks have done one all_reduce: gpurun against torchrun."""
+"""From the command to the moment when all ranks have done one all_reduce, against torchrun and accelerate.
 
+`python -m benchmarks.launch 1 2 4 8 16` measures these numbers of ranks; the figures of others are kept.
+"""
+
+import json
 import statistics
+import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.timing import BIN, in_turn, ratio, record, table, wall_s
+
+GPURUN = [sys.executable, "-m", "launcher"]
+ACCELERATE = Path(__file__).resolve().parents[1] / ".venv-trainer" / "bin" / "accelerate"
+FIGURES = Path(tempfile.gettempdir()) / "gpurun-launch-figures.json"
+"""Of the counts measured so far: all of them at once take minutes of a quiet machine."""
 
 READY = """
 import os, time
@@ -73,53 +84,62 @@ def last_ready_s(folder: Path, started_ns: int, ranks: int) -> float:
     return (last_ns - started_ns) / 1e9
 
 
-def torchrun_s(folder: Path, ranks: int) -> float:
+def command_s(folder: Path, ranks: int, argv: list[str]) -> float:
+    """Seconds from the start of a command until the last of its ranks was ready."""
     started_ns = time.time_ns()
-    argv = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "script.py"]
     wall_s(argv, folder, {"READY_FOLDER": str(folder)})
     return last_ready_s(folder, started_ns, ranks)
 
 
-def gpurun_s(folder: Path, ranks: int) -> float:
-    started_ns = time.time_ns()
-    wall_s([str(BIN / "gpurun"), f"job{ranks}.yaml"], folder)
-    return last_ready_s(folder, started_ns, ranks)
+def commands(ranks: int) -> dict[str, list[str]]:
+    """What is compared, by name; accelerate where the environment of its own has been made."""
+    found = {
+        "workload": [*GPURUN, f"job{ranks}.yaml"],
+        "script": [*GPURUN, "run", "script.py", "--devices", f"cpu:{ranks}"],
+        "torchrun": [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "script.py"],
+    }
+    if ACCELERATE.exists():
+        options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
+        found["accelerate"] = [str(ACCELERATE), "launch", *options, "script.py"]
+    return found
 
 
-def main(runs: int = 5) -> None:
-    """Writes the section "Launch"."""
-    rows = []
+def measure(ranks: int, runs: int) -> dict[str, float]:
+    """Median seconds by command, and our two's ratios to torchrun: medians of neighbouring runs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
         (folder / "ready.py").write_text(WORKLOAD)
-        for ranks in (1, 2, 8):
-            (folder / f"job{ranks}.yaml").write_text(job(ranks, folder))
-            figures = in_turn(
-                {
-                    "gpurun": lambda n=ranks: gpurun_s(folder, n),  # type: ignore[misc]
-                    "torchrun": lambda n=ranks: torchrun_s(folder, n),  # type: ignore[misc]
-                },
-                runs,
-            )
-            medians = {key: statistics.median(values) for key, values in figures.items()}
-            goal = {1: "≤ 1.0", 8: "≤ 0.35"}.get(ranks, "")
-            rows.append(
-                [
-                    str(ranks),
-                    f"{medians['gpurun']:.2f}",
-                    f"{medians['torchrun']:.2f}",
-                    f"{ratio(figures['gpurun'], figures['torchrun']):.2f}",
-                    goal,
-                ]
-            )
-    header = ["ranks", "gpurun s", "torchrun s", "ratio (median of pairs)", "goal"]
+        (folder / f"job{ranks}.yaml").write_text(job(ranks, folder))
+        turns = {key: partial(command_s, folder, ranks, argv) for key, argv in commands(ranks).items()}
+        figures = in_turn(turns, runs)
+    found = {key: statistics.median(values) for key, values in figures.items()}
+    for key in ("workload", "script"):
+        found[f"{key} ratio"] = ratio(figures[key], figures["torchrun"])
+    return found
+
+
+def main(counts: tuple[int, ...] = (1, 2, 4, 8, 16), runs: int = 3) -> None:
+    """Writes the section "Launch"."""
+    known: dict[str, dict[str, float]] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for ranks in counts:
+        known[str(ranks)] = measure(ranks, runs)
+    FIGURES.write_text(json.dumps(known))
+    goals = {"8": "workload ≤ 0.25, script ≤ 0.70"}
+    columns = ["workload", "script", "torchrun", "accelerate", "workload ratio", "script ratio"]
+    rows = [
+        [ranks, *(f"{found[key]:.2f}" if key in found else "" for key in columns), goals.get(ranks, "")]
+        for ranks, found in sorted(known.items(), key=lambda item: int(item[0]))
+    ]
+    header = ["ranks", "workload s", "script s", "torchrun s", "accelerate s", "workload", "script", "goal"]
     record(
         "Launch",
         "From the command to the moment when all gloo ranks have done one all_reduce "
-        f"(1 rank: its first tensor); medians of {runs} alternating runs.\n\n" + table(header, rows),
+        "(a workload on 1 rank: its first tensor): gpurun with a workload and with a script, torchrun and "
+        f"`accelerate launch` with the same script. Medians of {runs} runs in turn; the ratios are ours to "
+        "torchrun's, medians of neighbouring runs.\n\n" + table(header, rows),
     )
 
 
 if __name__ == "__main__":
-    main()
+    main(tuple(int(word) for word in sys.argv[1:]) or (1, 2, 4, 8, 16))

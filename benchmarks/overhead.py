@@ -72,6 +72,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from launcher.records import LaunchOrder, VariantOrder
     from launcher.worker.clock import clock_for
     from launcher.worker.journal import Journal
+    from launcher.worker.live import Live
     from launcher.worker.load import load_workload
     from launcher.worker.measure import Bench, no_garbage_collection
     from launcher.worker.peers import Group
@@ -103,9 +104,9 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     torch.manual_seed(0)
     workload = load_workload(workload_name, params, out.parent)
     trainer = Trainer(workload, order, rank)
-    bench = Bench(
-        order, trainer, clock_for(torch.device("cpu")), Group(), Journal(order, rank), torch.device("cpu")
-    )
+    cpu = torch.device("cpu")
+    live = Live(order, rank, None)
+    bench = Bench(order, trainer, clock_for(cpu), Group(), Journal(order, rank), cpu, live)
 
     torch.manual_seed(0)
     bare = load_workload(workload_name, params, out.parent)

@@ -12,6 +12,31 @@ if TYPE_CHECKING:
     from launcher.cluster.facts import NodeFlags
 
 F = TypeVar("F", bound=Callable[..., Any])
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the job: steps.rounds=12.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+only_rank_option = click.option(
+    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only."
+)
+quiet_option = click.option(
+    "--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it."
+)
+
+
+class ProgramCommand(click.Command):
+    """A command whose last words belong to a program, behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            raise SpecError(f"gpurun run has no option {option}; the program's own go behind `--`") from None
 
 
 class JobGroup(click.Group):
@@ -54,6 +79,22 @@ def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None)
     if not 0 <= percent < float("inf"):
         raise click.BadParameter(f"{value!r} must not be negative")
     return percent
+
+
+def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """`0,2-3` as 0, 2, 3."""
+    if value is None:
+        return None
+    ranks: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            ranks += range(int(first), int(last if dash else first) + 1)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no list of ranks; write 0,2-3") from None
+    if not ranks or min(ranks) < 0:
+        raise click.BadParameter(f"{value!r} names no rank; write 0,2-3")
+    return tuple(dict.fromkeys(ranks))
 
 
 def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:

@@ -9,9 +9,23 @@ from typing import Any, TypeVar
 import click
 
 from launcher import __version__
-from launcher.arguments import JobGroup, node_flags, node_options, parse_percent, parse_steps
+from launcher.arguments import (
+    JobGroup,
+    json_option,
+    node_flags,
+    node_options,
+    only_rank_option,
+    parse_percent,
+    parse_steps,
+    quiet_option,
+    set_option,
+)
 from launcher.commands_cluster import submit
+from launcher.commands_job_file import register_job_file
+from launcher.commands_run import run_command
+from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
+from launcher.workloads_command import workloads_command
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,14 +43,6 @@ def show_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the job: steps.rounds=12.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 
@@ -53,6 +59,8 @@ def cli() -> None:
     \b
     gpurun JOB.yaml [--out RUN] [--json] [--resume [RUN]] [--set KEY=VALUE]
         runs the job; `gpurun job --help` tells more
+    gpurun run TRAIN.py [--devices cpu:2] [-- ARGS...]
+        runs a program unchanged, without a job file
     """
 
 
@@ -70,12 +78,16 @@ def cli() -> None:
     help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
 @node_options
+@only_rank_option
+@quiet_option
 @json_option
 @set_option
 def job_command(
     job: Path | None,
     out: Path | None,
     resume: Path | None,
+    only_rank: int | None,
+    quiet: bool,
     as_json: bool,
     overrides: tuple[str, ...],
     **about_nodes: Any,
@@ -97,9 +109,10 @@ def job_command(
     if job is None and resume is None:
         raise SpecError("which job? gpurun JOB.yaml; `gpurun init` writes one to start from")
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from launcher.run.job import invocation_of, run_job
+        from launcher.run.job import Output, invocation_of, run_job
 
-        finished = run_job(guard, invocation_of(job, overrides), out, resume, node_flags(**about_nodes))
+        output, flags = Output(quiet, only_rank), node_flags(**about_nodes)
+        finished = run_job(guard, invocation_of(job, overrides), out, resume, output, flags)
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)
@@ -115,6 +128,14 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
     from launcher.report.table import render_table
 
     click.echo(render_table(comparison, width(), plain=not sys.stdout.isatty(), run_path=str(path)))
+
+
+def print_lines_to_paste(comparison: Any) -> None:
+    """What takes the fastest uneven split home, if there is one."""
+    from launcher.report.paste import lines_to_paste
+
+    if text := lines_to_paste(comparison):
+        click.echo(f"\n{text}")
 
 
 @cli.command()
@@ -146,19 +167,27 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
 @cli.command()
 @run_argument
 @click.option(
-    "--format", "formats", default="table", metavar="LIST", help="Of table, json, tensorboard; by commas."
+    "--format",
+    "formats",
+    default="table",
+    metavar="LIST",
+    help="Of table, json, tensorboard, html, shi2016; by commas.",
 )
 def report(run: Path, formats: str) -> None:
-    """Render a run again, from its directory alone.
+    """Render a run again, from its directory alone; for an uneven split also the lines to train with it.
 
-    Example: gpurun report runs/gpt-splits/latest --format table,tensorboard
+    shi2016 sets a run of the classics beside the times that Shi et al. published in 2016.
+
+    html is one file that opens anywhere, offline, and can be sent by mail: RUN/report.html.
+
+    Example: gpurun report runs/gpt-splits/latest --format table,html
     """
     from launcher.compare.build import compare_run
     from launcher.run.open import find_run
 
     names = [name.strip() for name in formats.split(",")]
-    if unknown := set(names) - {"table", "json", "tensorboard"}:
-        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json and tensorboard")
+    if unknown := set(names) - {"table", "json", "tensorboard", "html", "shi2016"}:
+        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard, html and shi2016")
     found = find_run(run)
     comparison = compare_run(found)
     for name in names:
@@ -167,15 +196,25 @@ def report(run: Path, formats: str) -> None:
 
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
+        elif name == "shi2016":
+            from launcher.workloads_command import print_beside_published
+
+            print_beside_published(comparison)
+        elif name == "html":
+            from launcher.report.html import write_html
+
+            click.echo(f"wrote {write_html(comparison, found)}; open it in a browser", err=True)
         else:
             print_comparison(comparison, found.path, as_json=name == "json")
+            if name == "table":
+                print_lines_to_paste(comparison)
 
 
 @cli.command()
 @run_argument
 @click.option("--port", default=0, help="Port on 127.0.0.1; default: a free one.")
 def view(run: Path, port: int) -> None:
-    """Open TensorBoard for a run, or for a folder of runs, on 127.0.0.1 until Ctrl-C.
+    """Open TensorBoard for a run, or a folder of runs or Kineto traces, on 127.0.0.1 until Ctrl-C.
 
     Example: gpurun view runs/gpt-splits/latest
     """
@@ -213,7 +252,7 @@ def devices(as_json: bool) -> None:
     "--merge",
     type=click.Path(path_type=Path),
     metavar="OUT.json.gz",
-    help="Also write one trace of all ranks, on one clock, for Perfetto.",
+    help="Also write one trace of all ranks and steps, on one clock, for Perfetto.",
 )
 @json_option
 def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_json: bool) -> None:
@@ -226,7 +265,16 @@ def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_j
     from launcher.run.open import traces_of
     from launcher.trace.analyse import analyse_paths
 
+    if merge is not None and steps is not None:
+        raise SpecError(
+            "--merge writes all steps, so it can't be combined with --steps; leave out one of them"
+        )
     files = [found for path in paths for found in traces_of(path)]
+    if merge is not None:
+        from launcher.trace.discover import find_traces
+        from launcher.trace.merged_file import place_for
+
+        place_for(merge, find_traces(files).files)  # before the traces are read, which may take minutes
     report = analyse_paths(files, steps)
     if steps is not None and not any(rank.steps for rank in report.ranks):
         raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *report.warnings]))
@@ -328,34 +376,10 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     click.echo(render_trace_diff(difference, width()), nl=False)
 
 
-@cli.command()
-@click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
-def init(path: Path, force: bool) -> None:
-    """Write a commented job file to start from.
-
-    Example: gpurun init job.yaml
-    """
-    from launcher.rundir import write_bytes
-    from launcher.spec.template import job_template
-
-    if path.exists() and not force:
-        raise SpecError(f"{path} exists; --force overwrites it")
-    write_bytes(path, job_template().encode())
-    click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
-
-
-@cli.command()
-def schema() -> None:
-    """Print the JSON Schema of job files, for editors.
-
-    Example: gpurun schema > job.schema.json
-    """
-    from launcher.spec.schema import job_schema
-
-    show_json(job_schema())
-
-
+cli.add_command(run_command)
+cli.add_command(workloads_command)
+register_running(cli)
+register_job_file(cli)
 cli.add_command(submit)
 
 

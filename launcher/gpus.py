@@ -7,6 +7,12 @@ from typing import Any
 
 GIB = 1 << 30
 
+BUSY_GIB = 1.0
+"""A process that holds less on a GPU is a monitor or a server that waits."""
+BUSY_PERCENT = 10
+BUSY_SHARE = 0.1
+"""Of a GPU's memory: in a container the processes that hold it may not be listed."""
+
 COMMON_ANCESTOR = {
     0: "PCIe, one board",
     10: "PCIe, one switch",
@@ -16,6 +22,8 @@ COMMON_ANCESTOR = {
     50: "PCIe, between CPUs",
 }
 """Source: `nvmlGpuTopologyLevel_t` of the NVML API reference."""
+MIG_ENABLED = 1
+"""Source: `NVML_DEVICE_MIG_ENABLE` of the NVML API reference."""
 LINK_TO_SWITCH = 2
 """Source: `nvmlIntNvLinkDeviceType_t` of the NVML API reference."""
 
@@ -49,6 +57,23 @@ class Gpu:
     power_w: float | None
     power_limit_w: float | None
     temperature_c: int | None
+    bus: str = ""
+    """PCI address, `0000:1b:00.0`; of a MIG instance that of its GPU."""
+    numa_node: int | None = None
+    """The node that it is attached to; `None` where there is one only, or it isn't known."""
+
+    @property
+    def busy_with(self) -> str | None:
+        """What somebody else does on it, as far as it would disturb; `None`: it is free."""
+        users = [process for process in self.processes if (process.used_gib or 0.0) >= BUSY_GIB]
+        if users:
+            names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in users)
+            return f"{names} uses {sum(process.used_gib or 0.0 for process in users):.1f} GiB"
+        if (self.utilisation_percent or 0) >= BUSY_PERCENT:
+            return f"it is {self.utilisation_percent} % utilised"
+        if self.used_gib and self.memory_gib and self.used_gib >= BUSY_SHARE * self.memory_gib:
+            return f"{self.used_gib:.1f} of {self.memory_gib:.1f} GiB are in use"
+        return None
 
 
 @dataclass(frozen=True)
@@ -99,22 +124,36 @@ def inspect_gpus(nvml: Any, visible: str | None) -> Gpus:
 
 
 def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    """NVML handles by CUDA's rules: UUIDs may be cut short, and the first unknown device ends the list."""
+    """NVML handles by CUDA's rules: UUIDs may be cut short, and the first unknown device ends the list.
+
+    A GPU in MIG mode can't be used itself: its instances stand in its place.
+    """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     if visible is None:
-        return handles
+        return [instance for handle in handles for instance in _instances(nvml, handle)]
     uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
     found = []
     for token in (part.strip() for part in visible.split(",")):
         if token.startswith("MIG-"):
             handle = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, token)
+            named = [] if handle is None else [handle]
         else:
             position = _position(token, uuids)
-            handle = None if position is None else handles[position]
-        if handle is None:
+            named = [] if position is None else _instances(nvml, handles[position])
+        if not named:
             break
-        found.append(handle)
+        found += named
     return found
+
+
+def _instances(nvml: Any, handle: Any) -> list[Any]:
+    """The MIG instances of a GPU; itself where it isn't divided."""
+    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if not mode or mode[0] != MIG_ENABLED:
+        return [handle]
+    count = _ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    found = [_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index) for index in range(count)]
+    return [instance for instance in found if instance is not None]
 
 
 def _position(token: str, uuids: Sequence[str]) -> int | None:
@@ -142,6 +181,7 @@ def _gpu(nvml: Any, index: int, handles: Sequence[Any]) -> Gpu:
         power_w=_thousandth(_ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)),
         power_limit_w=_thousandth(_ask(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
         temperature_c=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        bus=_address(nvml, handle),
     )
 
 
@@ -194,6 +234,15 @@ def _nvlinks(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
             bus = _bus(_ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
             by_bus[bus] = by_bus.get(bus, 0) + 1
     return to_switch, by_bus
+
+
+def _address(nvml: Any, handle: Any) -> str:
+    """The PCI address of a GPU, or of the one that a MIG instance is a part of."""
+    pci = _ask(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    if pci is None:
+        parent = _ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        pci = None if parent is None else _ask(nvml, nvml.nvmlDeviceGetPciInfo, parent)
+    return _bus(pci)
 
 
 def _bus(pci: Any) -> str:

@@ -3,11 +3,12 @@
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.gpus import GIB, Gpu, GpuProcess, inspect_gpus, load_nvml
+from launcher.topology import Topology, gpu_node, inspect_topology
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
 
@@ -32,6 +33,7 @@ class Machine:
     driver: str | None
     cuda_driver_version: str | None
     nvml_error: str | None
+    topology: Topology
 
 
 def inspect_machine(
@@ -53,10 +55,11 @@ def inspect_machine(
         cpu_cores=usable_cores(root),
         memory_gib=total / GIB,
         memory_available_gib=available / GIB,
-        gpus=found.gpus,
+        gpus=tuple(replace(gpu, numa_node=gpu_node(gpu.bus, root)) for gpu in found.gpus),
         driver=found.driver,
         cuda_driver_version=found.cuda_driver_version,
         nvml_error=found.nvml_error,
+        topology=inspect_topology(root=root),
     )
 
 
@@ -83,6 +86,18 @@ def usable_cores(root: Path = Path("/")) -> int:
     cores = len(os.sched_getaffinity(0))
     quota = min((cores, *_quotas(root)))
     return max(1, round(quota))
+
+
+def has_own_quota(root: Path = Path("/")) -> bool:
+    """Whether this process is alone in a cgroup that limits its CPU: it is a slower device by intent.
+
+    Waiting for such a quota looks like waiting for a core, but nobody competes for it.
+    """
+    folder = next(iter(_cgroups(root, "cpu")), None)
+    if folder is None or len((_read(folder / "cgroup.procs") or "").split()) != 1:
+        return False
+    limits = ((_read(folder / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
+    return any(limit.isdecimal() for limit in limits)
 
 
 def _quotas(root: Path) -> list[float]:

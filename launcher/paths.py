@@ -31,8 +31,22 @@ class RunPaths:
         return self.path / "invocation.json"
 
     @property
+    def fit(self) -> Path:
+        """What `global_batch: max` came to."""
+        return self.path / "fit.json"
+
+    @property
     def comparison(self) -> Path:
         return self.path / "comparison.json"
+
+    @property
+    def running(self) -> Path:
+        """Who works on this run now; gone when nobody does."""
+        return self.path / "running.json"
+
+    @property
+    def restarts(self) -> Path:
+        return self.path / "restarts.jsonl"
 
     def launch(self, launch_id: str) -> Path:
         return self.path / "launches" / launch_id
@@ -45,6 +59,23 @@ class RunPaths:
 
     def launch_facts(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "facts.json"
+
+    def control(self, launch_id: str) -> Path:
+        """Folder of what its ranks and the command share while they run; nobody else may look into it."""
+        return self.launch(launch_id) / "control"
+
+    def capture_request(self, launch_id: str, number: int) -> Path:
+        return self.control(launch_id) / f"capture{number}.json"
+
+    def capture(self, launch_id: str, number: int) -> Path:
+        """Folder of the traces that `gpurun capture` has taken."""
+        return self.launch(launch_id) / "captures" / str(number)
+
+    def root_cause(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "failure.json"
+
+    def hang(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "hang.json"
 
     def rendezvous(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "rendezvous"
@@ -61,6 +92,10 @@ class RunPaths:
     def steps(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.jsonl"
 
+    def points(self, variant_id: str) -> Path:
+        """What a micro-benchmark measured."""
+        return self.variant(variant_id) / "points.jsonl"
+
     def trace(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
 
@@ -71,6 +106,10 @@ class RunPaths:
     def traced(self, variant_id: str) -> Path:
         """What the traces of all ranks come to."""
         return self.variant(variant_id) / "trace.json"
+
+    def balance(self, variant_id: str) -> Path:
+        """How a balanced split was found."""
+        return self.variant(variant_id) / "balance.json"
 
     def facts(self, variant_id: str) -> Path:
         return self.variant(variant_id) / "facts.json"

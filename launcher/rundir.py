@@ -12,7 +12,18 @@ import msgspec
 
 from launcher.errors import MachineError
 from launcher.paths import RunPaths
-from launcher.records import Event, FailureRecord, LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from launcher.records import (
+    Balance,
+    Event,
+    FailureRecord,
+    Fit,
+    OrderHead,
+    PointRecord,
+    Restart,
+    StepRecord,
+    VariantFacts,
+    VariantStatus,
+)
 
 T = TypeVar("T")
 
@@ -20,8 +31,9 @@ T = TypeVar("T")
 class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
-    def read_order(self, launch_id: str) -> LaunchOrder:
-        return read_json(self.order(launch_id), LaunchOrder)
+    def read_order_head(self, launch_id: str) -> OrderHead:
+        """Of any launch, of a workload or a program."""
+        return read_json(self.order(launch_id), OrderHead)
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written."""
@@ -29,9 +41,30 @@ class RunDir(RunPaths):
         ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
         return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
 
+    def damage(self, variant_id: str) -> tuple[str, ...]:
+        """What can't be read of a variant's step records; a last line that was cut off is no damage."""
+        found = []
+        for file in sorted(self.variant(variant_id).glob("rank*.jsonl")):
+            lines = file.read_bytes().count(b"\n")
+            lost = lines - sum(1 for _ in read_lines(file, StepRecord))
+            if lost:
+                found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are left out")
+        return tuple(found)
+
+    def read_points(self, variant_id: str) -> list[PointRecord]:
+        return list(read_lines(self.points(variant_id), PointRecord))
+
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)
         return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+
+    def read_fit(self) -> Fit | None:
+        return read_json(self.fit, Fit) if self.fit.exists() else None
+
+    def read_balance(self, variant_id: str) -> Balance | None:
+        """`None` where no devices have been measured for it, or not yet."""
+        path = self.balance(variant_id)
+        return read_json(path, Balance) if path.exists() else None
 
     def read_status(self, variant_id: str) -> VariantStatus | None:
         path = self.status(variant_id)
@@ -40,6 +73,9 @@ class RunDir(RunPaths):
     def read_failures(self, launch_id: str) -> list[FailureRecord]:
         files = sorted((self.launch(launch_id) / "failures").glob("rank*.json"))
         return [read_json(file, FailureRecord) for file in files]
+
+    def read_restarts(self) -> list[Restart]:
+        return list(read_lines(self.restarts, Restart))
 
     def read_events(self, launch_id: str) -> list[Event]:
         return list(read_lines(self.events(launch_id), Event))

@@ -7,13 +7,17 @@ from fractions import Fraction
 from launcher.errors import SpecError
 from launcher.units import plural
 
+BALANCED = "balanced"
+"""The split whose devices are measured before it is chosen."""
+
 
 @dataclass(frozen=True)
 class Split:
-    """Samples per device, with the job's own word for it: `even`, `48/16`, `3:1`."""
+    """Samples per device, with the job's own word for it: `even`, `48/16`, `3:1`, `balanced`."""
 
     name: str
     samples: tuple[int, ...]
+    """Empty for `balanced`: that is known only once the devices have been measured."""
 
 
 def resolve_split(split: str | tuple[int, ...], global_batch: int, num_devices: int) -> Split:
@@ -28,14 +32,17 @@ def resolve_split(split: str | tuple[int, ...], global_batch: int, num_devices: 
         return Split("/".join(map(str, split)), check_samples(split, global_batch, num_devices))
     if split == "even":
         return Split(split, split_even(global_batch, num_devices))
+    if split == BALANCED:
+        _check_positive(global_batch, num_devices)
+        return Split(split, (global_batch,) if num_devices == 1 else ())
     return Split(split, split_ratio(split, global_batch, num_devices))
 
 
 def parts_of(split: str | tuple[int, ...]) -> int | None:
-    """For how many devices a split of the job file is; `None` for `even`, which fits any number."""
+    """For how many devices a split of the job file is; `None` for `even` and `balanced`, which fit any."""
     if isinstance(split, tuple):
         return len(split)
-    return None if split == "even" else split.count(":") + 1
+    return None if split in ("even", BALANCED) else split.count(":") + 1
 
 
 def is_same_split(
@@ -96,14 +103,27 @@ def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, .
         raise SpecError(f"the split {ratio} is for {plural(len(weights), 'device')}, not for {num_devices}")
     if min(weights) == 0:
         raise SpecError(f"the split {ratio} gives a device nothing; name fewer devices instead")
-    quotas = [Fraction(global_batch * weight, sum(weights)) for weight in weights]
-    samples = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(num_devices), key=lambda device: (samples[device] - quotas[device], device))
-    for device in by_remainder[: global_batch - sum(samples)]:
-        samples[device] += 1
+    samples = split_proportional(global_batch, weights)
     if min(samples) == 0:
         raise SpecError(f"the split {ratio} of {plural(global_batch, 'sample')} gives a device nothing")
+    return samples
+
+
+def split_proportional(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Samples in proportion to positive weights, by largest remainder; a device may get none."""
+    exact = [Fraction(weight) for weight in weights]
+    quotas = [batch * weight / sum(exact) for weight in exact]
+    samples = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(weights)), key=lambda device: (samples[device] - quotas[device], device))
+    for device in by_remainder[: batch - sum(samples)]:
+        samples[device] += 1
     return tuple(samples)
+
+
+def split_near_even(batch: int, num_devices: int) -> tuple[int, ...]:
+    """Samples that differ by 1 at most, the larger parts first; unlike `torch.chunk`'s, for all devices."""
+    size, larger = divmod(batch, num_devices)
+    return (size + 1,) * larger + (size,) * (num_devices - larger)
 
 
 def check_samples(samples: tuple[int, ...], global_batch: int, num_devices: int) -> tuple[int, ...]:

@@ -64,9 +64,12 @@ def _processes() -> set[str]:
     found = set()
     for pid in descendants(os.getpid()):
         try:
-            found.add(f"{pid} ({Path(f'/proc/{pid}/cmdline').read_text().replace(chr(0), ' ').strip()})")
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ").strip()
         except OSError:
             continue
+        # A browser starts and ends helpers as it likes; they end with it, and it is looked for.
+        if "chromium --type=" not in command:
+            found.add(f"{pid} ({command})")
     return found
 
 

@@ -53,6 +53,8 @@ class Workload:
     """A map-style dataset of `(input, target)` samples, read by a DataLoader inside the measured step."""
     num_workers: int = 0
     """Processes that read `dataset` on each rank."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the results should know, in whole sentences: files that were skipped, for one."""
 
 
 class _Place(threading.local):

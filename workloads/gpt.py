@@ -1,53 +1,59 @@
-"""A small causal language model over bytes: pre-norm transformer blocks, as GPT-2 has them."""
+"""Causal language models over bytes of real text: pre-norm transformer blocks, as GPT-2 has them.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"
+"""
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.base import Workload
-from workloads.text import random_windows
+from workloads.text import Corpus, corpus, open_corpus, random_windows
+from workloads.transformer import Block
 
-VOCABULARY = 256
-"""One token per value of a byte."""
+BYTES = 256
+"""Tokens are bytes whatever the vocabulary, so that no tokenizer is needed: a larger one only widens the
+first and the last layer, whose work then is that of a model with as many tokens."""
 
 
-class Block(nn.Module):
-    """Self-attention and a two-layer perceptron, each behind a layer norm and around a residual."""
+@dataclass(frozen=True)
+class Shape:
+    """What a model's size is made of."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.projection = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+    layers: int
+    width: int
+    heads: int
+    context: int
+    """Tokens of a sample."""
+    vocabulary: int
+    tied: bool
+    """Whether first and last layer share their weights, as in GPT-2."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        mixed: Tensor = x + self.mlp(self.mlp_norm(x))
-        return mixed
 
-    def attention(self, x: Tensor) -> Tensor:
-        samples, length, width = x.shape
-        qkv = self.qkv(x).view(samples, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, length, width))
-        return projected
+PRESETS = {
+    "tiny": Shape(layers=4, width=256, heads=4, context=128, vocabulary=BYTES, tied=False),
+    "small": Shape(layers=6, width=384, heads=6, context=256, vocabulary=BYTES, tied=False),
+    "124M": Shape(layers=12, width=768, heads=12, context=1024, vocabulary=50257, tied=True),
+}
 
 
 class GPT(nn.Module):
     """Tokens (samples, length) to logits (samples, length, vocabulary)."""
 
-    def __init__(self, layers: int, width: int, heads: int, context: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Parameter(torch.zeros(context, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Parameter(torch.zeros(shape.context, shape.width))
+        self.blocks = nn.Sequential(
+            *(Block(shape.width, shape.heads, is_causal=True) for _ in range(shape.layers))
+        )
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.apply(initialize)
+        if shape.tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
@@ -67,23 +73,78 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def build(
-    layers: int = 4, width: int = 256, heads: int = 4, context: int = 128, learning_rate: float = 3e-4
+    preset: str = "tiny",
+    layers: int | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+    context: int | None = None,
+    vocabulary: int | None = None,
+    learning_rate: float = 3e-4,
+    text: str = "",
 ) -> Workload:
-    """A GPT of `layers` blocks; a sample is `context` bytes of the text and those that follow each of them.
+    """A causal language model; a sample is `context` bytes of the text and those that follow each of them.
+
+    Args:
+        preset: tiny (3.3 M parameters), small (10.9 M) or 124M (GPT-2 small: 124,439,808).
+        layers: transformer blocks; this and the next four take the place of the preset's.
+        width: of the residual stream.
+        heads: of each attention; they share the width.
+        context: tokens of a sample.
+        vocabulary: rows of the first and last layer, at least 256: tokens are bytes all the same.
+        learning_rate: of AdamW.
+        text: a file, or a folder of files; without it the Python standard library's own source.
 
     Raises:
-        ValueError: the heads don't share the width evenly.
+        ValueError: the shape makes no sense, or there is not enough text.
     """
-    if width % heads:
-        raise ValueError(f"width must be a multiple of heads, but {width} is none of {heads}")
+    base = preset_of(preset)
+    shape = checked(
+        replace(
+            base,
+            layers=base.layers if layers is None else layers,
+            width=base.width if width is None else width,
+            heads=base.heads if heads is None else heads,
+            context=base.context if context is None else context,
+            vocabulary=base.vocabulary if vocabulary is None else vocabulary,
+        )
+    )
+    source = open_corpus(text) if text else Corpus(corpus())
+    if len(source.text) <= shape.context:
+        raise ValueError(f"{text} has {len(source.text)} bytes, but a sample takes {shape.context + 1}")
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        windows = random_windows(size, context + 1, generator)
+        windows = random_windows(size, shape.context + 1, generator, source.text)
         return windows[:, :-1], windows[:, 1:]
 
     return Workload(
-        GPT(layers, width, heads, context),
+        GPT(shape),
         batch,
         next_token_loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=learning_rate),
+        notes=source.notes,
     )
+
+
+def preset_of(name: str) -> Shape:
+    """The preset of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, but it is {name}")
+    return PRESETS[name]
+
+
+def checked(shape: Shape) -> Shape:
+    """The shape, if a model can have it.
+
+    Raises:
+        ValueError: a number is too small, or the heads don't share the width evenly.
+    """
+    for name, least in (("layers", 1), ("width", 1), ("heads", 1), ("context", 1), ("vocabulary", BYTES)):
+        if getattr(shape, name) < least:
+            raise ValueError(f"{name} must be at least {least}, but it is {getattr(shape, name)}")
+    if shape.width % shape.heads:
+        raise ValueError(f"width must be a multiple of heads, but {shape.width} is none of {shape.heads}")
+    return shape

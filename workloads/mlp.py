@@ -10,7 +10,14 @@ from workloads.base import Workload
 
 
 def build(width: int = 512, layers: int = 3, inputs: int = 784, classes: int = 10) -> Workload:
-    """`layers` linear layers with ReLU between them; the class is the largest of some inputs."""
+    """`layers` linear layers with ReLU between them; the class is the largest of some inputs.
+
+    Args:
+        width: of the layers between the first and the last.
+        layers: linear layers, the first and the last included.
+        inputs: numbers of a sample.
+        classes: numbers that come out.
+    """
     sizes = [inputs, *[width] * (layers - 1), classes]
     modules: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes):

@@ -2,9 +2,11 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+Kind = Literal["training", "micro-benchmark"]
 
 
 @dataclass(frozen=True)
@@ -13,17 +15,98 @@ class Builtin:
 
     module: str
     summary: str
+    bound_by: str
+    """What its time goes into."""
+    function: str = "build"
+    kind: Kind = "training"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a job that it gives a value where the job doesn't: the published batch of a classic."""
 
     def load(self) -> Callable[..., Any]:
-        """The module's `build` function."""
-        build: Callable[..., Any] = importlib.import_module(self.module).build
+        """The function that builds it."""
+        build: Callable[..., Any] = getattr(importlib.import_module(self.module), self.function)
         return build
 
 
+def _classic(family: str, name: str, batch: int, bound_by: str, summary: str) -> Builtin:
+    """A network of Shi et al. 2016 with the batch that they published."""
+    return Builtin(f"workloads.{family}", summary, bound_by, name, defaults={"global_batch": batch})
+
+
+def _probe(name: str, strategy: str, bound_by: str, summary: str) -> Builtin:
+    """A micro-benchmark: it has no batch, and its devices are used by this strategy."""
+    module = f"workloads.probes.{name}"
+    return Builtin(module, summary, bound_by, name, "micro-benchmark", {"strategy": strategy})
+
+
+_DENSE, _CONVOLUTIONS = "large matrix products, and reading their weights", "convolutions"
+
 BUILTINS: Mapping[str, Builtin] = MappingProxyType(
     {
-        "gpt": Builtin("workloads.gpt", "a small causal language model on the Python library's own source"),
-        "mlp": Builtin("workloads.mlp", "a multi-layer perceptron on random vectors"),
-        "sleep": Builtin("workloads.sleep", "sleeps alpha + beta·b ms per device: steps of a known duration"),
+        "gpt": Builtin(
+            "workloads.gpt",
+            "a causal language model on real text; presets tiny, small and 124M (GPT-2 small)",
+            "matrix products and attention",
+        ),
+        "vit_b16": Builtin(
+            "workloads.vit",
+            "the vision transformer ViT-B/16, on random images or those of a folder",
+            "matrix products and attention; from a folder, maybe reading",
+            "vit_b16",
+        ),
+        "resnet50": _classic(
+            "resnet",
+            "resnet50",
+            16,
+            "convolutions and memory (norms, ReLUs); from a folder, maybe reading",
+            "ResNet-50 for 224² images, random or from a folder; version 1 (Shi et al. 2016) or 1.5",
+        ),
+        "mlp": Builtin(
+            "workloads.mlp", "a multi-layer perceptron on random vectors", "small matrix products"
+        ),
+        "fcn_s": _classic("fcn", "fcn_s", 64, _DENSE, "FCN-S: four layers, 118 M parameters"),
+        "alexnet_s": _classic(
+            "alexnet",
+            "alexnet_s",
+            16,
+            "convolutions, and reading the weights of its linear layers",
+            "AlexNet-S for 224² images, 62 M parameters",
+        ),
+        "fcn_r": _classic("fcn", "fcn_r", 1024, "large matrix products", "FCN-R: four layers, as for MNIST"),
+        "alexnet_r": _classic(
+            "alexnet", "alexnet_r", 1024, _CONVOLUTIONS, "AlexNet-R for 32² images, 85,000 parameters"
+        ),
+        "resnet56": _classic(
+            "resnet_cifar",
+            "resnet56",
+            128,
+            "many small convolutions and norms: memory, and launching them",
+            "ResNet-56 for 32² images",
+        ),
+        "lstm": _classic(
+            "lstm",
+            "lstm",
+            128,
+            "the last layer's matrix product; steps in sequence",
+            "two LSTM layers of 256",
+        ),
+        "allreduce": _probe(
+            "allreduce",
+            "ddp",
+            "the links between the devices",
+            "all-reduce: latency, algorithm and bus bandwidth",
+        ),
+        "h2d": _probe(
+            "h2d", "dp", "PCIe, NVLink or memory", "copies between host and devices, pinned and pageable"
+        ),
+        "crossover": _probe(
+            "crossover", "single", "transfer, then arithmetic", "from which size on the GPU beats the CPU"
+        ),
+        "matmul": _probe("matmul", "single", "arithmetic", "matrix products: FLOP/s over size"),
+        "sleep": Builtin(
+            "workloads.sleep",
+            "sleeps alpha + beta·b ms per device: steps of a known duration",
+            "nothing: it sleeps",
+        ),
     }
 )

@@ -45,6 +45,10 @@ def of_device(values: PerDevice, index: int) -> float:
 def build(alpha_ms: PerDevice = 0.0, beta_ms: PerDevice = 0.0) -> Workload:
     """A step that lasts alpha + beta·b ms for b samples on a device; both 0 is the zero sleep.
 
+    Args:
+        alpha_ms: what a step takes however few samples it has; one number, or one per device.
+        beta_ms: what each sample adds; one number, or one per device.
+
     Raises:
         ValueError: a time is negative.
     """

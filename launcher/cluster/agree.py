@@ -33,7 +33,7 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
             return _differ("jobs", f"`{key}`", ours, theirs, first, other)
     if first.program_sha256 != other.program_sha256:
         return (
-            f"the nodes have different programs: {first.job.get('workload')} is not the same file on "
+            f"the nodes have different programs: {program_of(first.job)} is not the same file on "
             f"{_name(first)} and {_name(other)}\n    copy it, or use a shared folder"
         )
     return None
@@ -65,9 +65,14 @@ def missing_nodes(num_nodes: int, known: Mapping[int, Hello], timeout_s: float) 
     )
 
 
-def program_sha256(workload: str, job_dir: Path) -> str | None:
-    """Of the file that a workload such as `train.py:build` names; `None` if it names none."""
-    path = job_dir / workload.partition(":")[0]
+def program_of(job: Mapping[str, Any]) -> str:
+    """The file that a job runs: of `script: train.py`, or of a workload such as `train.py:build`."""
+    return str(job.get("script") or job.get("workload") or "").partition(":")[0]
+
+
+def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
+    """Of the file that the job runs; `None` if it names none."""
+    path = job_dir / program_of(job)
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
     except OSError:

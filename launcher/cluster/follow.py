@@ -1,6 +1,5 @@
 """Nodes other than the first: they start what node 0 tells them to, and send it what comes of it."""
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,30 +10,33 @@ import msgspec
 
 from launcher.cluster.link import Link
 from launcher.cluster.messages import (
-    Dump,
-    Dumped,
     Exits,
     Launch,
+    Look,
     Message,
     Port,
     Preloads,
     Run,
     Said,
+    Seen,
+    Steps,
     Stop,
     Stopped,
     Taken,
 )
 from launcher.cluster.timeline import rank_exits
 from launcher.cluster.transfer import Outbox
-from launcher.host import usable_cores
-from launcher.run.ranks import Ranks
+from launcher.control import leave, read_states
+from launcher.run.observe import Sight
+from launcher.run.ranks import Pools, Ranks
+from launcher.run.relay import Relay
 from launcher.run.wire import StartRequest
 from launcher.rundir import RunDir, write_bytes, write_json
 
 _POLL_S = 0.05
 _WAIT_S = 1.0
-_STACKS_S = 1.5
-"""How long ranks may take to write their stacks; they do it within milliseconds."""
+_STEPS_EVERY_S = 1.0
+"""How often node 0 is told that steps were made."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Places:
     job_dir: Path
     leaders_run: str
     leaders_job_dir: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this node writes into node 0's run directory."""
+        return self.run != self.scratch
 
     def order(self, name: str) -> Path:
         """Always this node's own: what stands in it differs from node to node."""
@@ -71,14 +78,25 @@ class Follower:
     """A node that does what node 0 says."""
 
     link: Link
-    pool: Ranks
+    pools: Pools
     places: Places
     say: Callable[[str], None]
+    relay: Relay | None = None
+    """Shows what this node's ranks write; `None`: nobody wants to see it."""
     attempt: int = 0
     name: str = ""
+    ranks: frozenset[int] = frozenset()
+    """Of this node, in this attempt."""
+    failed: bool = False
+    """Whether one of them has."""
+    steps: tuple[int, ...] = ()
+    """As node 0 knows them."""
+    told_s: float = 0.0
+    pool: Ranks = field(init=False)
     outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
+        self.pool = self.pools.get({})
         self.outbox = Outbox(self.places.run, self.link.rank)
 
     def run(self) -> None:
@@ -92,6 +110,9 @@ class Follower:
             for message in self.link.poll(_POLL_S):
                 self.handle(message)
             self.report_exits()
+            self.report_steps()
+            if self.relay is not None and not self.failed:
+                self.relay.look()
 
     def handle(self, message: Message) -> None:
         """Does what node 0 wants."""
@@ -103,21 +124,24 @@ class Follower:
             self.launch(message)
         elif isinstance(message, Port):
             write_bytes(RunDir(self.places.run).rendezvous(self.name), message.content)
-        elif isinstance(message, Dump):
-            self.dump_stacks()
-            self.link.send(0, Dumped(message.attempt, self.link.rank))
+        elif isinstance(message, Look):
+            self.link.send(0, Seen(message.attempt, self.link.rank, self.sights()))
         elif isinstance(message, Stop):
             self.stop(message.grace_s)
 
     def launch(self, message: Launch) -> None:
         """Starts this node's ranks, with its own paths."""
         self.attempt, self.name = message.attempt, message.name
+        self.failed, self.steps = False, ()
         order = msgspec.json.decode(message.order, type=dict[str, Any])
         own = order | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
-        if "threads" in order:
-            own["threads"] = min(order["threads"], max(1, usable_cores() // len(message.requests)))
         write_json(self.places.order(self.name), own)
-        self.pool.start([self.translated(request) for request in message.requests])
+        requests = [self.translated(request) for request in message.requests]
+        self.ranks = frozenset(request.rank for request in requests)
+        if self.relay is not None:
+            self.relay.follow({request.rank: Path(request.log) for request in requests})
+        self.pool = self.pools.get(message.env)
+        self.pool.start(requests)
 
     def translated(self, request: StartRequest) -> StartRequest:
         """The request with this node's paths."""
@@ -127,42 +151,52 @@ class Follower:
             args=tuple(places.translate(text, self.name) for text in request.args),
             log=places.translate(request.log, self.name),
             cwd=places.translate(request.cwd, self.name),
+            control=places.translate(request.control, self.name),
         )
 
     def report_exits(self) -> None:
         """Tells at once which ranks have ended: the number of this message says who was first."""
         if exits := self.pool.poll(0.0):
+            self.failed = self.failed or any(exit_.returncode for exit_ in exits)
             self.link.send(0, Exits(self.attempt, self.link.rank, rank_exits(exits)))
+
+    @property
+    def control(self) -> Path:
+        """Folder of this node's control blocks; where the run directory is shared, of all nodes'."""
+        return RunDir(self.places.run).control(self.name)
+
+    def report_steps(self) -> None:
+        """Tells now and then that ranks make steps: node 0 looks whether any of all does."""
+        now_s = time.monotonic()
+        if not self.ranks or now_s - self.told_s < _STEPS_EVERY_S:
+            return
+        self.told_s = now_s
+        states = read_states(self.control)
+        steps = tuple(states[rank].steps for rank in sorted(self.ranks & states.keys()))
+        if steps != self.steps:
+            self.steps = steps
+            self.link.send(0, Steps(self.attempt, self.link.rank, steps))
+
+    def sights(self) -> tuple[Sight, ...]:
+        """What this node's ranks are doing."""
+        return tuple(sight for sight in self.pool.observe(self.control) if sight.rank in self.ranks)
 
     def stop(self, grace_s: float) -> None:
         """Ends the ranks, and sends all that they wrote."""
         self.report_exits()
         self.pool.stop(grace_s)
         exits = rank_exits(self.pool.poll(0.0))
-        self.send_files()
+        if self.relay is not None and not self.failed and not any(exit_.returncode for exit_ in exits):
+            self.relay.finish()
+        if not self.places.is_shared:
+            leave(self.control)
+            self.send_files()
+        self.ranks = frozenset()
         self.link.send(0, Stopped(self.attempt, self.link.rank, exits))
 
-    def dump_stacks(self) -> None:
-        """Has the ranks write their stacks, and sends the logs once they no longer grow."""
-        self.pool.dump_stacks()
-        deadline = time.monotonic() + _STACKS_S
-        before, size = -1, self.log_bytes()
-        while size != before and time.monotonic() < deadline:
-            time.sleep(5 * _POLL_S)
-            before, size = size, self.log_bytes()
-        self.send_files()
-
-    def log_bytes(self) -> int:
-        """Size of all logs of this attempt on this node."""
-        folder = RunDir(self.places.run).launch(self.name) / "log"
-        with contextlib.suppress(OSError):
-            return sum(path.stat().st_size for path in folder.iterdir())
-        return 0
-
     def send_files(self) -> None:
-        """Sends what node 0 doesn't have; a shared directory has it all."""
-        if self.places.run == self.places.scratch:
-            self.outbox.send(lambda chunk: self.link.send(0, chunk), self.await_taken)
+        """Sends what node 0 doesn't have."""
+        self.outbox.send(lambda chunk: self.link.send(0, chunk), self.await_taken)
 
     def await_taken(self) -> None:
         """Returns when one more chunk has arrived."""

@@ -39,13 +39,14 @@ class Joined:
 
 def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine: Machine) -> Hello:
     """What this node says of itself."""
+    job = spec.resolved()
     return Hello(
         version=__version__,
         rank=facts.rank,
         node=node_of(machine, machine.hostname, place.address, place.interface),
         rendezvous=place.rendezvous,
-        job=spec.resolved(),
-        program_sha256=program_sha256(spec.workload, job_dir),
+        job=job,
+        program_sha256=program_sha256(job, job_dir),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from launcher.plan.nodes import Node
+from launcher.run.observe import Sight
 from launcher.run.wire import StartRequest
 
 
@@ -111,6 +112,8 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     job_dir: str
     token: str
     """Name of a file in it: a node that sees it shares the directory."""
+    envs: tuple[Mapping[str, str], ...]
+    """The environments that servers need in this run."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -119,8 +122,10 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     name: str
     order: bytes
-    """The `LaunchOrder` as JSON, with node 0's paths."""
+    """The `LaunchOrder` or `ProgramOrder` as JSON, with node 0's paths."""
     requests: tuple[StartRequest, ...]
+    env: Mapping[str, str]
+    """Of the server that is to start them."""
 
 
 class Port(msgspec.Struct, frozen=True, tag=True):
@@ -136,8 +141,8 @@ class Preloads(msgspec.Struct, frozen=True, tag=True):
     modules: tuple[str, ...]
 
 
-class Dump(msgspec.Struct, frozen=True, tag=True):
-    """Have all ranks write their stacks, and send them."""
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Look at all ranks from outside, and say what is to be seen."""
 
     attempt: int
 
@@ -188,11 +193,20 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     content: bytes
 
 
-class Dumped(msgspec.Struct, frozen=True, tag=True):
-    """Stacks have been written and sent."""
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """What the node's ranks were doing."""
 
     attempt: int
     node: int
+    sights: tuple[Sight, ...]
+
+
+class Steps(msgspec.Struct, frozen=True, tag=True):
+    """How many steps the node's ranks have made, in no order: only whether it changes is of interest."""
+
+    attempt: int
+    node: int
+    steps: tuple[int, ...]
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
@@ -204,8 +218,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Hello | Welcome | Run | Launch | Port | Preloads | Dump | Stop | Said | Taken
-    | Exits | Chunk | Dumped | Stopped
+    Hello | Welcome | Run | Launch | Port | Preloads | Look | Stop | Said | Taken
+    | Exits | Chunk | Seen | Steps | Stopped
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

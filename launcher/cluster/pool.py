@@ -1,21 +1,22 @@
 """Node 0's ranks and those of all other nodes, as if they were on one machine."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.cluster.link import Link
 from launcher.cluster.messages import (
     Chunk,
-    Dump,
-    Dumped,
     Exits,
     Launch,
+    Look,
     Message,
     Port,
     Preloads,
     Said,
+    Seen,
+    Steps,
     Stop,
     Stopped,
     Taken,
@@ -25,14 +26,16 @@ from launcher.cluster.transfer import write_chunk
 from launcher.errors import NodesError
 from launcher.records import FailureRecord
 from launcher.run.blame import Exit
-from launcher.run.ranks import Ranks
+from launcher.run.look import answer, asked
+from launcher.run.observe import STACKS_S, Sight
+from launcher.run.ranks import Pools, Ranks
 from launcher.run.wire import StartRequest
 from launcher.rundir import RunDir, read_json, write_json
 
 _POLL_S = 0.05
 _BEFORE_STOP_NS = 10_000_000
-_DUMP_S = 4.0
-"""How long the stacks of other nodes may take: they arrive in their logs."""
+_LOOK_S = STACKS_S + 2.0
+"""How long other nodes may take to look at their ranks, and to tell."""
 
 
 class ClusterPool:
@@ -41,32 +44,44 @@ class ClusterPool:
     All ends go through node 0's mailbox, those of its own ranks too: the store's counter puts them in order.
     """
 
-    def __init__(self, local: Ranks, link: Link, run: RunDir, num_nodes: int) -> None:
-        self._local, self._link, self._run = local, link, run
+    def __init__(self, local: Pools, link: Link, run: RunDir, num_nodes: int) -> None:
+        self._pools, self._link, self._run = local, link, run
+        self._env: Mapping[str, str] = {}
+        self._local: Ranks = local.get({})
         self._others = range(1, num_nodes)
         self._attempt = 0
         self._name = ""
         self._working: set[int] = set()
         """Nodes that have ranks in this attempt and have not said that they have ended them."""
-        self._dumping: set[int] = set()
+        self._looking: set[int] = set()
+        """Nodes that have not said yet what they see."""
+        self._sights: dict[int, Sight] = {}
+        self._steps: dict[int, tuple[int, ...]] = {}
+        """By node."""
         self._exits: list[Exit] = []
         self._timeline = Timeline()
         self._port_pending = False
         self._lost = False
         self._asked_to_stop_ns: int | None = None
 
+    def get(self, env: Mapping[str, str]) -> Ranks:
+        """This pool, from now on with servers of this environment on all nodes."""
+        self._env, self._local = env, self._pools.get(env)
+        return self
+
     def start(self, processes: Sequence[StartRequest]) -> None:
         """Starts the ranks of one launch on their nodes; returns at once."""
         by_node: dict[int, list[StartRequest]] = {}
         for process in processes:
             by_node.setdefault(node_rank(process), []).append(process)
-        order = Path(processes[0].args[0])
+        order = Path(processes[-1].args[0])  # the first may be the store
         self._attempt += 1
         self._name, self._timeline = order.parent.name, Timeline()
         self._working, self._port_pending = set(by_node), len(by_node) > 1
-        for node, requests in by_node.items():
-            if node != 0:
-                self._link.send(node, Launch(self._attempt, self._name, order.read_bytes(), tuple(requests)))
+        self._steps.clear()
+        for node in self._working - {0}:
+            what = (self._attempt, self._name, order.read_bytes(), tuple(by_node[node]))
+            self._link.send(node, Launch(*what, env=self._env))
         self._local.start(by_node.get(0, []))
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -92,18 +107,29 @@ class ClusterPool:
                 self._link.suspect(any(exit_.returncode for exit_ in exits))
                 self._link.send(0, Exits(self._attempt, 0, rank_exits(exits)))
             self._pass_port_on()
+            self._answer_a_look()
             if self._exits or time.monotonic() >= deadline:
                 exits, self._exits = self._exits, []
                 return exits
 
-    def dump_stacks(self) -> None:
-        """Every running rank writes the stacks of its threads to its log, here and elsewhere."""
-        self._local.dump_stacks()
-        self._dumping = self._working - {0}
-        self._send_all(self._dumping, Dump(self._attempt))
-        deadline = time.monotonic() + _DUMP_S
-        while self._dumping and time.monotonic() < deadline:
+    def forward(self, number: int) -> None:
+        """Sends a signal to this node's ranks: the others' commands get one of their own."""
+        self._local.forward(number)
+
+    def observe(self, folder: Path) -> tuple[Sight, ...]:
+        """All running ranks of all nodes, by rank; nodes that don't answer in time are left out."""
+        self._looking, self._sights = self._working - {0}, {}
+        self._send_all(self._looking, Look(self._attempt))
+        own = self._local.observe(folder)
+        deadline = time.monotonic() + _LOOK_S
+        while self._looking and time.monotonic() < deadline:
             self._take_mail(_POLL_S)
+        seen = {sight.rank: sight for sight in own} | self._sights
+        return tuple(sight for _, sight in sorted(seen.items()))
+
+    def steps_elsewhere(self) -> tuple[int, ...]:
+        """Steps of the other nodes' ranks, as of their last word."""
+        return tuple(count for node in sorted(self._steps) for count in self._steps[node])
 
     def stop(self, grace_s: float) -> None:
         """Ends all ranks on all nodes; returns when what they wrote is here.
@@ -150,8 +176,11 @@ class ClusterPool:
             self._exits += self._timeline.place(message.exits, now_ns)
             if stopped:
                 self._working.discard(message.node)
-        elif isinstance(message, Dumped) and message.attempt == self._attempt:
-            self._dumping.discard(message.node)
+        elif isinstance(message, Seen) and message.attempt == self._attempt:
+            self._looking.discard(message.node)
+            self._sights |= {sight.rank: sight for sight in message.sights}
+        elif isinstance(message, Steps) and message.attempt == self._attempt:
+            self._steps[message.node] = message.steps
 
     def _pass_port_on(self) -> None:
         """Rank 0 has written down where it listens: other nodes' ranks look for that in a file of theirs."""
@@ -159,6 +188,11 @@ class ClusterPool:
         if self._port_pending and path.exists():
             self._port_pending = False
             self._send_all(self._working - {0}, Port(self._attempt, path.read_bytes()))
+
+    def _answer_a_look(self) -> None:
+        """`gpurun stacks` in another terminal wants to know what all ranks are doing."""
+        if self._working and (token := asked(self._run, self._name)) is not None:
+            answer(self._run, self._name, token, self.observe(self._run.control(self._name)))
 
     def _put_records_in_order(self) -> None:
         """Gives the ranks' own accounts times that can be compared."""
@@ -170,5 +204,5 @@ class ClusterPool:
 
 
 def node_rank(process: StartRequest) -> int:
-    """The node that a rank belongs to."""
-    return int(process.env["GROUP_RANK"])
+    """The node that a rank belongs to; the store of a program, which is no rank, is on node 0."""
+    return int(process.env.get("GROUP_RANK", "0"))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.cluster.facts import NodeFlags
-from launcher.cluster.follow import Follower, Places, find_run
+from launcher.cluster.follow import Follower, find_run
 from launcher.cluster.join import Joined, joined
 from launcher.cluster.link import LINGER_S, Link
 from launcher.cluster.messages import End, Run, Said
@@ -20,8 +20,9 @@ from launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
 from launcher.host import Machine, inspect_machine
 from launcher.run.guard import Guard
 from launcher.run.job import Finished, Job, carry_out, prepare
-from launcher.run.pool import WorkerPool
+from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress
+from launcher.run.signals import forwarded
 from launcher.rundir import write_bytes
 
 _LAST_WORDS_S = 0.5
@@ -30,7 +31,7 @@ _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
 
 
-def run_on_nodes(guard: Guard, pool: WorkerPool, job: Job, flags: NodeFlags) -> Finished | None:
+def run_on_nodes(guard: Guard, pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:
     """Runs this node's part. `None` on nodes other than the first, which has the results.
 
     Raises:
@@ -39,20 +40,21 @@ def run_on_nodes(guard: Guard, pool: WorkerPool, job: Job, flags: NodeFlags) -> 
     machine = inspect_machine()
     with joined(guard, job.spec, job.job_dir, flags, machine) as here:
         if here.rank == 0:
-            return lead(here, pool, job, machine)
-        follow(here, pool, job.job_dir)
+            return lead(here, pools, job, machine)
+        follow(here, pools, job)
         return None
 
 
-def lead(here: Joined, pool: WorkerPool, job: Job, machine: Machine) -> Finished:
+def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finished:
     """Node 0: plans for all nodes, and carries the plan out."""
-    ready = prepare(job, machine, here.nodes)
+    ready = prepare(job, machine, pools.get({}), here.nodes)
+    pools.keep_only(ready.envs)
     with token_in(ready.run.path) as token:
-        run_dir, job_dir = ready.run.path.resolve(), str(job.job_dir)
+        run = Run(str(ready.run.path.resolve()), str(job.job_dir), token, tuple(ready.envs))
         for rank in range(1, len(here.hosts)):
-            here.link.send(rank, Run(str(run_dir), job_dir, token))
-        ranks = ClusterPool(pool, here.link, ready.run, len(here.hosts))
-        finished = carry_out(ready, ranks, ranks.tell)
+            here.link.send(rank, run)
+        ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts))
+        finished = carry_out(ready, ranks, job.output, ranks.tell)
     error = finished.error
     if not isinstance(error, NodesEnded):
         with contextlib.suppress(GpurunError):  # the link may be what has failed
@@ -72,7 +74,7 @@ def token_in(folder: Path) -> Iterator[str]:
             (folder / name).unlink()
 
 
-def follow(here: Joined, pool: WorkerPool, job_dir: Path) -> None:
+def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
     """Another node: does what node 0 says until the run is over.
 
     Raises:
@@ -83,8 +85,12 @@ def follow(here: Joined, pool: WorkerPool, job_dir: Path) -> None:
             f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
         )
         try:
-            places = await_run(here.link, scratch, job_dir)
-            Follower(here.link, pool, places, progress.say).run()
+            run = await_run(here.link)
+            pools.keep_only(run.envs)
+            places = find_run(run, scratch, job.job_dir)
+            follower = Follower(here.link, pools, places, progress.say, job.output.relay(progress.say))
+            with forwarded(lambda number: follower.pool.forward(number)):
+                follower.run()
         except NodesEnded as end:
             for message in end.unread:
                 if isinstance(message, Said):
@@ -101,12 +107,12 @@ def let_node_0_go_first(link: Link) -> None:
     time.sleep(_LAST_WORDS_S)
 
 
-def await_run(link: Link, scratch: Path, job_dir: Path) -> Places:
-    """Where node 0 keeps the run, and whether that is here, too."""
+def await_run(link: Link) -> Run:
+    """Where node 0 keeps the run."""
     message = link.take(Run, _RUN_S)
     if message is None:
         raise NodesError(f"node 0 ({link.hosts[0]}) did not begin the run within {_RUN_S:g} s")
-    return find_run(message, scratch, job_dir)
+    return message
 
 
 @contextmanager

@@ -1,10 +1,15 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from launcher.compare.balanced import balanced
+from launcher.compare.batch_curve import batch_curves
 from launcher.compare.difference import Differences, planned_looks
+from launcher.compare.disturbed import disturbances, disturbed_variants, unranked
 from launcher.compare.figures import (
     exposed_comm,
     launch_medians_ms,
@@ -17,12 +22,16 @@ from launcher.compare.findings import findings
 from launcher.compare.measured import Measured, read_measured
 from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.notes import notes
-from launcher.compare.standings import standings
+from launcher.compare.probes import probe_result, probe_summary
+from launcher.compare.standings import Standings, standings
 from launcher.compare.summary import summary
+from launcher.compare.throughput import gpu_names, throughput
 from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
 from launcher.plan.nodes import Node
 from launcher.rundir import RunDir, read_json
+from launcher.spec.builtins import is_probe
+from launcher.units import plural
 
 SCHEMA = 1
 
@@ -38,33 +47,47 @@ def compare_run(run: RunDir) -> Comparison:
     looks = planned_looks(plan, stops_early(job))
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
     differences = Differences(measured, plan.baseline, looks)
-    results = tuple(variant_result(run, one, differences, plan.nodes) for one in measured.values())
-    ranking = standings(results, differences)
+    host = read_mapping(run.host)
+    results = tuple(variant_result(run, one, differences, host, plan.nodes) for one in measured.values())
+    disturbed = disturbances(results)
+    if disturbed:
+        differences = replace(differences, disturbed=disturbed_variants(results))
+        results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
+    ranking = standings(results, differences) if is_one_task(plan) else None
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
         job=job,
-        host=read_mapping(run.host),
+        host=host,
         baseline=plan.baseline,
         ci_level=1 - looks[-1][1] if len(plan.variants) > 1 else None,
         noise=noise(measured[plan.baseline]),
         variants=results,
-        fastest=ranking.leader.id if ranking else None,
-        summary=summary(ranking, plan.baseline),
-        notes=notes(plan, measured),
+        fastest=ranking.leader.id if ranking and not disturbed else None,
+        summary=closing_sentence(plan, results, ranking, disturbed),
+        notes=(*notes(plan, measured), *restart_notes(run)),
+        restarts=len(run.read_restarts()),
         complete=all(is_complete(one, plan) for one in measured.values()),
+        batch_curves=batch_curves(results),
+        disturbed=disturbed,
     )
 
 
 def variant_result(
-    run: RunDir, measured: Measured, differences: Differences, nodes: Sequence[Node] = ()
+    run: RunDir,
+    measured: Measured,
+    differences: Differences,
+    host: Mapping[str, Any],
+    nodes: Sequence[Node] = (),
 ) -> VariantResult:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = step_time(measured)
     traced = read_traced(run, variant.id)
     ranks = rank_figures(run, measured, traced, nodes)
-    found = findings(measured, ranks, step_ms.median if step_ms else None)
+    median_ms = step_ms.median if step_ms else None
+    found = findings(measured, ranks, median_ms)
+    rates = throughput(measured, median_ms, host)
     return VariantResult(
         id=variant.id,
         strategy=variant.strategy,
@@ -81,7 +104,7 @@ def variant_result(
         rounds=len(measured.timed),
         launches=len(measured.launch_medians_ns),
         step_ms=step_ms,
-        samples_per_s=1e3 * variant.global_batch / step_ms.median if step_ms else None,
+        samples_per_s=rates.samples_per_s,
         vs_baseline=differences.vs_baseline(variant.id),
         scaling_efficiency=scaling_efficiency(measured, differences.measured.values()),
         gradient_error=facts.gradient_error,
@@ -90,7 +113,49 @@ def variant_result(
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
         launch_medians_ms=launch_medians_ms(measured),
+        balanced=balanced(measured, step_ms, differences.measured),
+        workload=variant.workload,
+        threads=variant.threads,
+        flop_per_s=rates.flop_per_s,
+        mfu=rates.mfu,
+        input_bytes_per_s=rates.input_bytes_per_s,
+        joules_per_sample=rates.joules_per_sample,
+        probe=probe_result(
+            measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
+        ),
+        wall_s=median(measured.wall_s) if measured.wall_s else None,
     )
+
+
+def is_one_task(plan: Plan) -> bool:
+    """Whether all variants do the same work, so that one of them can be the fastest."""
+    workloads = {variant.workload for variant in plan.variants}
+    return len(workloads) == 1 and not any(is_probe(name) for name in workloads)
+
+
+def closing_sentence(
+    plan: Plan, results: Sequence[VariantResult], ranking: Standings | None, disturbed: Sequence[str]
+) -> str:
+    """Which is fastest; or why that can't be said."""
+    if not is_one_task(plan):
+        return apart_summary(plan, results)
+    return unranked(results, disturbed) if disturbed else summary(ranking, plan.baseline)
+
+
+def apart_summary(plan: Plan, results: Sequence[VariantResult]) -> str:
+    """The sentence under variants that are not compared with each other."""
+    if is_probe(plan.workload):
+        return probe_summary(plan.workload, {result.id: result.probe for result in results})
+    workloads = list(dict.fromkeys(variant.workload for variant in plan.variants))
+    return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
+
+
+def restart_notes(run: RunDir) -> tuple[str, ...]:
+    """That launches were started again, and after what."""
+    reasons = [restart.reason for restart in run.read_restarts()]
+    if not reasons:
+        return ()
+    return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

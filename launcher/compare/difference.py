@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from launcher.compare.measured import Measured
@@ -33,22 +33,35 @@ class Differences:
     measured: Mapping[str, Measured]
     baseline: str
     looks: Looks
+    disturbed: frozenset[str] = frozenset()
+    """Variants whose times are not those of their splits: with them nothing is decided."""
 
     def vs_baseline(self, variant: str) -> Difference | None:
         """What stands in the table; `None` where one of the two has no times that count."""
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
-        return against_baseline(one, baseline, self.looks) if one.counts and baseline.counts else None
+        is_same_work = one.variant.workload == baseline.variant.workload
+        if not (one.counts and baseline.counts and is_same_work):
+            return None
+        return self.sound(variant, self.baseline, against_baseline(one, baseline, self.looks))
 
     def between(self, variant: str, other: str) -> Difference:
         """`variant` against `other`, both with times that count; never at odds with `vs_baseline`."""
         one, two = self.measured[variant], self.measured[other]
         if other == self.baseline:
-            return against_baseline(one, two, self.looks)
-        if variant == self.baseline:
-            return opposite(against_baseline(two, one, self.looks))
-        return against_other(one, two, self.looks[-1][1])
+            difference = against_baseline(one, two, self.looks)
+        elif variant == self.baseline:
+            difference = opposite(against_baseline(two, one, self.looks))
+        else:
+            difference = against_other(one, two, self.looks[-1][1])
+        return self.sound(variant, other, difference)
+
+    def sound(self, variant: str, other: str, difference: Difference) -> Difference:
+        """The difference, without a verdict where one of the two was disturbed."""
+        if self.disturbed.isdisjoint((variant, other)):
+            return difference
+        return replace(difference, verdict="inconclusive")
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""
@@ -81,6 +94,8 @@ def opposite(difference: Difference) -> Difference:
 
 def samples_ratio(measured: Measured, other: Measured) -> float:
     """Global batch over the other's: 1 where step times may be compared as they are."""
+    if measured.variant.global_batch is None or other.variant.global_batch is None:
+        return 1.0
     return measured.variant.global_batch / other.variant.global_batch
 
 

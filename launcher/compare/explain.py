@@ -5,7 +5,7 @@ grown by most of what the slower variant takes longer, and by more than single s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launcher.compare.model import RankFigures, VariantResult
@@ -14,6 +14,10 @@ from launcher.units import format_ms
 
 MENTION_FROM = 0.05
 """A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""
+SHOW_GROWTH_BELOW = 0.95
+"""Up to which share of a loss its growth is told beside it; above, they are the same to a reader."""
+TRACED_AS_TIMED = 0.15
+"""Recording makes short steps longer, and other steps are never quite alike; from here on it is said."""
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
@@ -39,19 +43,31 @@ class Loss:
     ms: float
     span_ms: float
     text: str
+    more_ms: float | None = None
+    """By how much it grew over the variant compared with: healthy steps lose some of it, too."""
 
     @property
     def is_wait(self) -> bool:
         return self.kind in ("split", "straggler")
 
     def __str__(self) -> str:
-        return self.text.format(ms=f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms")
+        told = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
+        if self.more_ms is not None and self.more_ms < SHOW_GROWTH_BELOW * self.ms:
+            told += f" ({format_ms(self.more_ms)} more)"
+        return self.text.format(ms=told)
 
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
     loss = main_cause(slower, faster)
-    return None if loss is None else str(loss)
+    return None if loss is None else f"{loss}{_longer_when_traced(loss, slower)}"
+
+
+def _longer_when_traced(loss: Loss, variant: VariantResult) -> str:
+    """That the steps of the trace aren't as long as the timed ones, where a reader would stumble over it."""
+    if variant.step_ms is None or abs(loss.span_ms / variant.step_ms.median - 1) <= TRACED_AS_TIMED:
+        return ""
+    return f" (in traced steps; timed ones take {format_ms(variant.step_ms.median)} ms)"
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
@@ -62,12 +78,11 @@ def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
     before = losses(faster.ranks)
     if not before or longer_ms <= 0:
         return None
-    told = [
-        (more_ms, loss)
-        for loss in losses(slower.ranks)
-        if (more_ms := loss.ms - _as_much(loss, before)) >= max(MOST * longer_ms, MENTION_FROM * loss.span_ms)
-    ]
-    return max(told, key=lambda item: item[0])[1] if told else None
+    grown = [(loss.ms - _as_much(loss, before), loss) for loss in losses(slower.ranks)]
+    more_ms, most = max(grown, key=lambda item: item[0], default=(0.0, None))
+    if most is None or more_ms < max(MOST * longer_ms, MENTION_FROM * most.span_ms):
+        return None
+    return replace(most, more_ms=more_ms)
 
 
 def _as_much(loss: Loss, before: Iterable[Loss]) -> float:
@@ -118,23 +133,29 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
         wait_ms = 0.0  # it waits, but not because some rank has more to do
     if any(_more_ms(kind, cause, waiting) >= MOST * wait_ms for kind in ("input", "copies", "host")):
         wait_ms = 0.0  # that rank isn't slow at computing: what it loses itself says why it is late
-    kind: Kind = "split" if cause.local_batch > waiting.local_batch else "straggler"
+    kind: Kind = "split" if _samples_ratio(cause, waiting) > 1 else "straggler"
     text = f"rank {waiting.rank} waits {{ms}} for rank {cause.rank}{_reason(cause, waiting)}"
     return Loss(kind, (cause.rank,), wait_ms, waiting.span_ms or 0.0, text)
 
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
     """What the cause loses more than its samples explain."""
-    samples = max(1.0, cause.local_batch / waiting.local_batch)
+    samples = max(1.0, _samples_ratio(cause, waiting))
     return _part_ms(cause, kind) - samples * _part_ms(waiting, kind)
 
 
 def _reason(cause: RankFigures, waiting: RankFigures) -> str:
-    if cause.local_batch > waiting.local_batch:
+    if cause.local_batch is None:
+        return ", which takes longer"
+    ratio = _samples_ratio(cause, waiting)
+    if ratio > 1:
         return "'s larger batch"
-    if cause.local_batch == waiting.local_batch:
-        return ", which takes longer for as many samples"
-    return ", which takes longer for fewer samples"
+    return f", which takes longer for {'as many' if ratio == 1 else 'fewer'} samples"
+
+
+def _samples_ratio(cause: RankFigures, waiting: RankFigures) -> float:
+    """1 where the samples of ranks aren't known."""
+    return (cause.local_batch or 1) / (waiting.local_batch or 1)
 
 
 def _work_ms(rank: RankFigures) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median, stdev
 
+from launcher.compare.disturbed import queue_percent, throttled
 from launcher.compare.measured import Measured
 from launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, StepTime
 from launcher.compare.rounds import round_blocks_ns
@@ -73,15 +74,15 @@ def rank_figures(
     """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
     breakdowns = traced.ranks if traced else {}
     alone = len(measured.variant.devices) == 1
+    devices = measured.variant.devices
+    split = measured.variant.split or (None,) * len(devices)
     return tuple(
         with_breakdown(
             _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
             breakdowns.get(rank),
             alone,
         )
-        for rank, (device, local_batch) in enumerate(
-            zip(measured.variant.devices, measured.variant.split, strict=True)
-        )
+        for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
 
 
@@ -91,7 +92,7 @@ def host_of(device: str, nodes: Sequence[Node]) -> str | None:
 
 
 def _one_rank(
-    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int, host: str | None
+    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
 ) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = [step for step in steps if step.kind == "timed"]
@@ -106,6 +107,8 @@ def _one_rank(
         peak_gib=max(peaks) / 2**30 if peaks else None,
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
+        queue_percent=queue_percent(timed),
+        throttled=throttled(timed),
         host=host,
     )
 

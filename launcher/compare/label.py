@@ -1,8 +1,12 @@
 """What a sentence calls a variant: by its samples, which say more than the job's word for the split."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from launcher.plan.model import PROGRAM
+from launcher.splits import BALANCED
 
 if TYPE_CHECKING:
     from launcher.compare.model import VariantResult
@@ -13,9 +17,18 @@ LONGEST_SPLIT = 16
 
 
 def variant_label(variant: "Variant | VariantResult") -> str:
-    """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`."""
-    split = () if variant.strategy == "single" else (split_text(variant.split),)
-    return " ".join((variant.strategy, *split, *varied_texts(variant.varied)))
+    """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`; of a program all that varies."""
+    if variant.strategy == PROGRAM:
+        return " ".join(varied_texts(variant.varied)) or f"{PROGRAM} {len(variant.devices)}"
+    return " ".join((variant.strategy, *_split_words(variant), *varied_texts(variant.varied)))
+
+
+def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
+    """`48/16`; `balanced 46/18`, which may be the samples of another split too; nothing for `single`."""
+    if variant.strategy == "single":
+        return ()
+    word = (BALANCED,) if variant.split_name == BALANCED else ()
+    return (*word, split_text(variant.split)) if variant.split else word
 
 
 def split_text(split: Sequence[int]) -> str:
@@ -28,7 +41,15 @@ def split_text(split: Sequence[int]) -> str:
 
 def varied_texts(varied: Mapping[str, Any]) -> list[str]:
     """`key=value` for every varied key, each on one line."""
-    return [f"{key}={value_text(value)}" for key, value in varied.items()]
+    return [
+        varied_text(key, value) if key == "args" else f"{key}={varied_text(key, value)}"
+        for key, value in varied.items()
+    ]
+
+
+def varied_text(key: str, value: Any) -> str:
+    """A varied key's value; a program's arguments as a shell takes them."""
+    return (shlex.join(value) or "no args") if key == "args" else value_text(value)
 
 
 def value_text(value: Any) -> str:

@@ -1,11 +1,11 @@
 """What a run directory holds about one variant, read once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.compare.rounds import launch_medians, round_times
 from launcher.plan.model import Plan, Variant
-from launcher.records import RoundTime, StepRecord, VariantFacts, VariantStatus
+from launcher.records import Balance, PointRecord, RoundTime, StepRecord, VariantFacts, VariantStatus
 from launcher.rundir import RunDir
 
 
@@ -26,6 +26,12 @@ class Measured:
     """The baseline's second blocks; empty for the others."""
     launch_medians_ns: Mapping[int, float]
     """By repetition."""
+    balance: Balance | None = None
+    """How its samples were found, where the split is `balanced`."""
+    points: Sequence[PointRecord] = ()
+    """Of a micro-benchmark, which has no steps."""
+    wall_s: tuple[float, ...] = ()
+    """Of a program: how long each launch took that ended well."""
 
     @property
     def counts(self) -> bool:
@@ -36,21 +42,41 @@ class Measured:
 def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     """Reads the files of `variant`; what is not there yet is empty."""
     launches = [launch for launch in plan.launches if variant.id in launch.variants]
-    world_size = len(variant.devices) if variant.strategy == "ddp" else 1
+    world_size = variant.world_size
     steps = run.read_steps(variant.id)
     timed = round_times(steps, world_size, "timed")
+    damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
+    facts = replace(facts, warnings=(*facts.warnings, *damage))
+    balance = None if variant.split else run.read_balance(variant.id)
     status = run.read_status(variant.id)
+    if damage and not timed and status is not None and status.status == "ok":
+        status = VariantStatus("failed", damage[0])
+    points = run.read_points(variant.id)
     return Measured(
-        variant=variant,
+        variant=replace(variant, split=balance.best.split) if balance else variant,
         group=launches[0].group if launches else "",
-        status=_effective_status(status, facts, bool(timed)),
+        status=_effective_status(status, facts, bool(timed or points)),
         finished=status is not None,
         facts=facts,
         steps=steps,
         timed=timed,
         aa=round_times(steps, world_size, "aa"),
         launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+        balance=balance,
+        points=points,
+        wall_s=_wall_s(run, variant) if variant.is_program else (),
+    )
+
+
+def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
+    """From the moment when rank 0 runs the program, of the attempts that came to their end."""
+    files = sorted((run.path / "launches").glob("*/events.jsonl"))
+    logs = ([e for e in run.read_events(file.parent.name) if e.stage != "start"] for file in files)
+    return tuple(
+        (events[-1].time_ns - events[0].time_ns) / 1e9
+        for events in logs
+        if events and events[0].variant == variant.id and events[-1].stage == "done"
     )
 
 

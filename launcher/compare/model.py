@@ -56,16 +56,61 @@ class ExposedComm:
 
 
 @dataclass(frozen=True)
+class DeviceCost:
+    """What samples cost on one device, measured while all were busy: α + β·b milliseconds."""
+
+    device: str
+    alpha_ms: float
+    alpha_ci: Interval | None
+    beta_ms: float
+    beta_ci: Interval | None
+    straight: bool
+    """Whether the measured points lie on that line; else the points themselves were used."""
+    points: tuple[tuple[int, float], ...]
+    """Samples and milliseconds."""
+    max_samples: int | None
+    """The most that fitted into the device's memory, where more did not."""
+
+
+@dataclass(frozen=True)
+class SplitCost:
+    """A split, and what its step takes by the devices' costs and the measured overhead."""
+
+    split: tuple[int, ...]
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """How a balanced split was found, and how near to the optimum its measured step is."""
+
+    devices: tuple[DeviceCost, ...]
+    optimum_ms: float
+    """T*: the slowest device's time in the best split of whole samples. No split computes faster."""
+    overhead_ms: float
+    """What a step takes beyond that: communication, and for `dp` all that its first device does alone."""
+    predicted_ms: float
+    measured_ms: float | None
+    optimum_over_measured: float | None
+    """T*/T: 1 would be a step of computing alone, perfectly balanced."""
+    even: SplitCost | None
+    proportional: SplitCost | None
+    """In proportion to speed (1/β): what one would take who thinks of speed alone."""
+    same_as: tuple[str, ...]
+    """Other variants of the job that came to the same samples."""
+
+
+@dataclass(frozen=True)
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
     Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
-    those in it that is nearest to the medians: compute + exposed transfer, wait and memcpy + idle = span.
+    those in it in which least else ran: compute + exposed transfer, wait and memcpy + idle = span.
     """
 
     rank: int
     device: str
-    local_batch: int
+    local_batch: int | None
     step_ms: float | None
     phases_ms: Mapping[str, float]
     peak_gib: float | None
@@ -85,8 +130,53 @@ class RankFigures:
     transfer_ms: float | None = None
     """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
+    queue_percent: float | None = None
+    """Of its step: time in which a thread of it was ready to run, but had no core; median over rounds."""
+    throttled: str | None = None
+    """Why the GPU's clock was low in most rounds."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One size; the median over rounds."""
+
+    size: int
+    time_us: float
+    ci_us: Interval | None
+    """95 %."""
+    gb_per_s: float | None = None
+    """10⁹ bytes per second: of the message, whatever crosses the links (algorithm bandwidth)."""
+    bus_gb_per_s: float | None = None
+    """10⁹ bytes per second over the busiest link."""
+    gflop_per_s: float | None = None
+    ceiling_percent: float | None = None
+    """`gflop_per_s` as a share of the curve's best."""
+    peak_percent: float | None = None
+    """`gflop_per_s` as a share of what the GPU is sold with, where that is known."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All sizes of one series."""
+
+    series: str
+    unit: Literal["bytes", "rows"]
+    points: tuple[CurvePoint, ...]
+    latency_us: float | None = None
+    """Of a copy or a collective: what it takes however small it is."""
+    fitted_gb_per_s: float | None = None
+    """What every further byte takes."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a micro-benchmark measured."""
+
+    curves: tuple[Curve, ...]
+    crossover_size: int | None = None
+    """The smallest size from which on the second curve is faster at every size; `None`: it never is."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +188,9 @@ class VariantResult:
     devices: tuple[str, ...]
     split: tuple[int, ...]
     split_name: str
-    global_batch: int
-    precision: str
-    accumulate: int
+    global_batch: int | None
+    precision: str | None
+    accumulate: int | None
     varied: Mapping[str, Any]
     status: Status
     reason: str | None
@@ -118,6 +208,44 @@ class VariantResult:
     ranks: tuple[RankFigures, ...]
     launch_medians_ms: tuple[float, ...] = ()
     """Median step of each launch, by repetition: what two runs are compared by."""
+    balanced: Balanced | None = None
+    """`None` for every split that the job names by itself."""
+    workload: str = ""
+    threads: int = 0
+    """Intra-op threads of one device; 0 in runs that are older than this field."""
+    flop_per_s: float | None = None
+    """Forward and backward on all devices; the optimizer's operations are not counted."""
+    mfu: float | None = None
+    """Model FLOP utilisation: `flop_per_s` as a share of the GPUs' peak in this precision."""
+    input_bytes_per_s: float | None = None
+    """Inputs and targets."""
+    joules_per_sample: float | None = None
+    """What the GPUs took, by their driver's counter."""
+    probe: ProbeResult | None = None
+    """What a micro-benchmark measured; it has no steps."""
+    wall_s: float | None = None
+    """How long a program runs, from its start to the end of its last rank: median over launches."""
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """One global batch of a curve."""
+
+    variant: str
+    global_batch: int
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class BatchCurve:
+    """Throughput over batch size, all else being equal."""
+
+    label: str
+    """What the variants have in common: `ddp even`."""
+    points: tuple[BatchPoint, ...]
+    """By rising batch."""
+    knee: int | None
+    """The smallest batch within 10 % of the highest throughput; `None` if it still grows at the end."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +261,15 @@ class Comparison:
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
-    """The variant with the highest throughput; how sure its lead is says `summary`."""
+    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is says
+    `summary`."""
     summary: str
     notes: tuple[str, ...]
     complete: bool
     """Whether all that was planned has been run."""
+    batch_curves: tuple[BatchCurve, ...] = ()
+    """Where at least three global batches were compared."""
+    disturbed: tuple[str, ...] = ()
+    """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""
+    restarts: int = 0
+    """How often launches were started again after a failure."""

@@ -6,13 +6,17 @@ from launcher.compare.label import variant_label, varied_texts
 from launcher.compare.measured import Measured
 from launcher.compare.summary import MORE_LAUNCHES
 from launcher.plan.model import LeftOut, Plan
+from launcher.spec.builtins import is_probe
 from launcher.stats.launches import MIN_PAIRS
 
 
 def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     """The plan's notes, and what the measurement adds to them."""
     baseline = measured[plan.baseline]
-    others = [one for one in measured.values() if one is not baseline]
+    workload = baseline.variant.workload
+    others = [one for one in measured.values() if one is not baseline and one.variant.workload == workload]
+    if is_probe(workload):
+        others = []
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
     if others and baseline.finished and not baseline.counts:
         return (*found, _lost_baseline(baseline))

@@ -58,7 +58,7 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
 
 
 def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
-    """Variants with figures that count, by their difference from the baseline; without it, by throughput.
+    """Variants with figures that count, by their difference from the baseline, else by time per sample.
 
     Not by the medians that stand in the table: those of variants that stopped early are of other rounds, and
     those of several launches scatter as launches do, while the difference is taken between neighbours.
@@ -66,7 +66,7 @@ def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
     ranked = [result for result in results if is_ranked(result)]
     percents = {result.id: percent_behind_baseline(result) for result in ranked}
     if None in percents.values():
-        return sorted(ranked, key=lambda result: -(result.samples_per_s or 0.0))
+        return sorted(ranked, key=time_per_sample)
     return sorted(ranked, key=lambda result: percents[result.id] or 0.0)
 
 
@@ -80,7 +80,12 @@ def percent_behind_baseline(result: VariantResult) -> float | None:
 
 def is_ranked(result: VariantResult) -> bool:
     """Whether a variant ended well enough to be called fast."""
-    return result.status in ("ok", "unsteady") and result.samples_per_s is not None
+    return result.status in ("ok", "unsteady") and result.step_ms is not None
+
+
+def time_per_sample(result: VariantResult) -> float:
+    """In ms; per step where the samples aren't known, which they are of all variants or of none."""
+    return result.step_ms.median / (result.global_batch or 1) if result.step_ms else 0.0
 
 
 def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from launcher.compare.explain import why_slower
 from launcher.compare.label import variant_label
 from launcher.compare.model import Difference, VariantResult
-from launcher.compare.standings import Rival, Standings
+from launcher.compare.standings import Rival, Standings, time_per_sample
+from launcher.plan.model import PROGRAM
 from launcher.units import format_ms, format_percent, format_percent_interval
 
 MORE_LAUNCHES = "steps: {launches: 6}"
@@ -28,11 +29,14 @@ def summary(standings: Standings | None, baseline: str) -> str:
         return f"Fastest: {_clear_lead(standings, baseline)}."
     if all(rival.behind.ci is None for rival in undecided):
         return f"Fastest by median: {_unproven_lead(standings, undecided)}."
-    return f"No split is clearly fastest: {_close_race(standings.leader, undecided)}."
+    what = "variant" if standings.leader.strategy == PROGRAM else "split"
+    return f"No {what} is clearly fastest: {_close_race(standings.leader, undecided)}."
 
 
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
+    if leader.strategy == PROGRAM and step is not None:
+        return f"{variant_label(leader)}: {format_ms(step.median)} ms per step."
     time = f", {format_ms(step.median)} ms per step" if step else ""
     return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."
 
@@ -126,7 +130,7 @@ def _signed(difference: Difference) -> str:
 
 def _median_gap_percent(leader: VariantResult, other: VariantResult) -> float:
     """How much longer the other takes per sample, by the medians in the table."""
-    return 100 * ((leader.samples_per_s or 0.0) / (other.samples_per_s or 1.0) - 1)
+    return 100 * (time_per_sample(other) / time_per_sample(leader) - 1)
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -7,9 +7,8 @@ outcome, and is made anew when a trace is another file than the one that it was 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from operator import sub
 from pathlib import Path
-from statistics import mean, median_low
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from launcher.errors import MachineError
@@ -18,7 +17,7 @@ from launcher.rundir import RunDir, read_json, write_json
 if TYPE_CHECKING:
     from launcher.trace.model import RankTrace, StepBreakdown
 
-SCHEMA = 2
+SCHEMA = 3
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -47,6 +46,11 @@ class RankBreakdown:
     def exposed_comm_ns(self) -> int:
         """Communication while nothing computes, wherever it runs."""
         return self.exposed_transfer_ns + self.exposed_wait_ns + self.idle_comm_ns
+
+    @property
+    def busy_ns(self) -> int:
+        """The step without waiting for slower ranks."""
+        return self.span_ns - self.exposed_wait_ns
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
         return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
     warnings = tuple(_relative(text, root) for text in analysis.report.warnings if text not in named)
-    steps, ranks = typical_steps(analysis.report.ranks)
+    steps, ranks = undisturbed_steps(analysis.report.ranks)
     return Traced(SCHEMA, stamps, steps, ranks, warnings)
 
 
@@ -111,26 +115,22 @@ def _relative(text: str, root: Path) -> str:
     return text.replace(f"{root}/", "")
 
 
-def typical_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
-    """Steps that all ranks have, and their mean: the half that is nearest to the medians of all ranks' parts.
+def undisturbed_steps(ranks: Iterable["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
+    """Steps that all ranks have, and their mean: the half in which all ranks together were busy least.
 
-    A mean of whole steps, unlike medians of each part, adds up, and its ranks belong together: what one waits
-    is what another still computes. Half of the steps, since the others may be those in which something else
-    ran; several, since a single one has parts that are long or short by chance.
+    What else runs on a machine only ever adds to a step; waiting doesn't count here, for it is what the other
+    ranks have to do, and belongs to the outcome. A mean of whole steps, unlike medians of each part, adds up,
+    and its ranks belong together: what one waits is what another still computes. Several steps, since a
+    single one has parts that are long or short by chance.
     """
     by_rank = {rank.rank: {step.step: rank_breakdown(step) for step in rank.steps} for rank in ranks}
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
     if not common:
         return (), {}
-    distance_ns = dict.fromkeys(sorted(common), 0)
-    for steps in by_rank.values():
-        parts_ns = {number: _parts_ns(steps[number]) for number in distance_ns}
-        medians_ns = [median_low(values) for values in zip(*parts_ns.values(), strict=True)]
-        for number, values in parts_ns.items():
-            distance_ns[number] += sum(map(abs, map(sub, values, medians_ns)))
-    nearest = sorted(distance_ns, key=distance_ns.__getitem__)[: (len(distance_ns) + 1) // 2]
-    return tuple(sorted(nearest)), {
-        rank: mean_breakdown([steps[number] for number in nearest]) for rank, steps in by_rank.items()
+    busy_ns = {number: sum(steps[number].busy_ns for steps in by_rank.values()) for number in sorted(common)}
+    chosen = sorted(busy_ns, key=busy_ns.__getitem__)[: (len(busy_ns) + 1) // 2]
+    return tuple(sorted(chosen)), {
+        rank: mean_breakdown([steps[number] for number in chosen]) for rank, steps in by_rank.items()
     }
 
 
@@ -141,22 +141,8 @@ def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
         values = [getattr(step, field.name) for step in steps]
         means[field.name] = None if None in values else round(mean(values))
     found = RankBreakdown(**means)  # type: ignore[arg-type]
-    busy_ns = found.compute_ns + found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
-    return replace(found, idle_ns=found.span_ns - busy_ns)
-
-
-def _parts_ns(step: RankBreakdown) -> tuple[int, ...]:
-    """The step's length, and the parts of it that an explanation may speak of."""
-    return (
-        step.span_ns,
-        step.compute_ns,
-        step.exposed_transfer_ns,
-        step.exposed_wait_ns,
-        step.exposed_memcpy_ns,
-        step.input_ns,
-        step.host_ns,
-        step.idle_comm_ns,
-    )
+    other_ns = found.compute_ns + found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
+    return replace(found, idle_ns=found.span_ns - other_ns)
 
 
 def rank_breakdown(step: "StepBreakdown") -> RankBreakdown:

@@ -1,6 +1,7 @@
 """In which rounds steps are timed without communication as well."""
 
 from launcher.plan.model import Launch
+from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 
 ABLATION_ROUNDS = 6
@@ -12,5 +13,7 @@ def ablation_rounds(spec: JobSpec, launch: Launch) -> int:
 
     Like the traces, the ablation explains and doesn't compare: a job that wants none of it has neither.
     """
+    if is_probe(spec.workload):
+        return 0
     wanted = spec.profile.steps > 0 and launch.repetition == 0 and len(launch.processes) > 1
     return min(ABLATION_ROUNDS, launch.rounds) if wanted else 0

@@ -1,6 +1,7 @@
 """Which variant all others are compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launcher.errors import SpecError
 from launcher.plan.combination import Candidate, Combination
@@ -36,19 +37,27 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
 
 def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
     named = {key: value for key in Baseline.model_fields if (value := getattr(wanted, key)) is not None}
-    params, split = named.pop("params", {}), named.pop("split", None)
-    has_params = all(key in origin.params and origin.params[key] == value for key, value in params.items())
+    params, env, split = named.pop("params", {}), named.pop("env", {}), named.pop("split", None)
+    args = named.pop("args", None)
     return (
-        has_params
+        _has(origin.params, params)
+        and _has(origin.env, env)
+        and (args is None or args in (origin.stated.get("args"), origin.args))
         and all(getattr(origin, key) == value for key, value in named.items())
         and (split is None or _has_split(wanted, origin, samples))
     )
+
+
+def _has(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(key in given and given[key] == value for key, value in wanted.items())
 
 
 def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
     """By the samples, whatever the job calls them; `single` has no split, and is meant only by its name."""
     if origin.strategy == "single":
         return wanted.strategy == "single"
+    if not samples:  # balanced: nobody knows its samples yet
+        return wanted.split == origin.split
     return wanted.split is not None and comes_to(wanted.split, samples)
 
 

@@ -3,23 +3,37 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
-from launcher.plan.devices import MachineLike, gpu_index, is_cuda
+from launcher.plan.binding import bind_ranks
+from launcher.plan.devices import MachineLike, gpu_index, is_cuda, visible_gpus
 from launcher.plan.estimate import estimate_s
-from launcher.plan.expand import expand
+from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
-from launcher.plan.nodes import Node, device_of_node, node_of_device
+from launcher.plan.nodes import (
+    Node,
+    Place,
+    all_devices,
+    device_of_node,
+    interface_env,
+    node_of_device,
+    places,
+)
+from launcher.plan.program import program_processes
+from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 
 __all__ = ["Group", "build_plan", "estimate_s"]
 
 LAUNCHES_TO_COMPARE = 6
 """With fewer pairs of launches a comparison across launches stays inconclusive."""
+
+ASSUMED_SAMPLES = 64
+"""On each device, in a plan that is made before the largest batch is known."""
 
 MAX_PROCESSES = 20_000
 """A run that starts more would take days; keeps a slip in the job file from filling the memory."""
@@ -43,91 +57,103 @@ def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) 
         SpecError: the job makes no sense on these devices, or its plan would be too large.
         MachineError: the machine lacks what the job asks for.
     """
-    expansion = expand(spec, machine, nodes)
-    machines = tuple(nodes) or (machine,)
+    assumed, notes = assume_batch(spec, machine, nodes)
+    expansion = expand(assumed, machine, nodes)
     groups = _groups(expansion.variants)
-    repetitions = spec.steps.launches or (1 if len(groups) == 1 else LAUNCHES_TO_COMPARE)
+    is_compared = len(groups) > 1 and not is_probe(spec.workload)
+    repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_compared else 1)
     _check_size(spec, groups, repetitions)
     _check_ranks(spec, expansion.variants)
     return Plan(
         name=spec.name,
-        workload=spec.workload,
+        workload=str(spec.program or spec.workload),
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(groups, repetitions, math.ceil(spec.steps.rounds / repetitions), machines),
-        notes=expansion.notes,
+        launches=_launches(spec, groups, repetitions, tuple(nodes) or (machine,)),
+        notes=(*notes, *expansion.notes),
         nodes=tuple(nodes),
     )
+
+
+def assume_batch(
+    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """The job with a batch to plan with where nobody has looked yet what `max` comes to, and a note of it."""
+    if spec.global_batch != "max" or spec.compare.global_batch:
+        return spec, ()
+    batch = ASSUMED_SAMPLES * len(all_devices(spec.devices, machine, nodes))
+    note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
+    return spec.model_copy(update={"global_batch": batch}), (note,)
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
     members: dict[str, list[Variant]] = {}
     for variant in variants:
-        shared = (variant.strategy, variant.devices, variant.precision, variant.params, variant.seed)
-        members.setdefault(json.dumps(shared, sort_keys=True), []).append(variant)
+        key = variant.id if variant.is_program else json.dumps(processes_of(variant), sort_keys=True)
+        members.setdefault(key, []).append(variant)
     firsts = [group[0] for group in members.values()]
-    names = make_unique([group_id(first.strategy, len(first.devices), first.varied) for first in firsts])
+    names = make_unique([_group_name(first) for first in firsts])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
 
 
+def _group_name(first: Variant) -> str:
+    """Of a program the variant's own: no other can share its processes."""
+    return first.id if first.is_program else group_id(first.strategy, len(first.devices), first.varied)
+
+
 def _launches(
-    groups: tuple[Group, ...], repetitions: int, rounds: int, machines: Sequence[MachineLike]
+    spec: JobSpec, groups: tuple[Group, ...], repetitions: int, machines: Sequence[MachineLike]
 ) -> tuple[Launch, ...]:
     """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
+    rounds = 1 if spec.program else math.ceil(spec.steps.rounds / repetitions)
     order = [
         (repetition, group)
         for repetition in range(repetitions)
         for group in (groups if repetition % 2 == 0 else groups[::-1])
     ]
-    return tuple(
-        _launch(f"{position:02d}-{group.name}", group, repetition, rounds, machines)
+    launches = (
+        _launch(spec, f"{position:02d}-{group.name}", group, repetition, rounds, machines)
         for position, (repetition, group) in enumerate(order, start=1)
     )
+    return tuple(_bound(launch, spec.bind, machines) for launch in launches)
 
 
 def _launch(
-    launch_id: str, group: Group, repetition: int, rounds: int, machines: Sequence[MachineLike]
+    spec: JobSpec,
+    launch_id: str,
+    group: Group,
+    repetition: int,
+    rounds: int,
+    machines: Sequence[MachineLike],
 ) -> Launch:
     first = group.variants[0]
-    owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
-    places = _places([node_of_device(devices[0]) for devices in owned])
-    processes = [
-        _process(launch_id, place, devices, first, machines)
-        for place, devices in zip(places, owned, strict=True)
-    ]
+    if first.is_program:
+        processes = program_processes(spec, launch_id, first, machines)
+    else:
+        processes = _processes(launch_id, first, machines)
     return Launch(
         id=launch_id,
         group=group.name,
         repetition=repetition,
         variants=tuple(variant.id for variant in group.variants),
         rounds=rounds,
-        processes=tuple(processes),
+        processes=processes,
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a rank stands among all ranks, and among those of its node."""
-
-    rank: int
-    world_size: int
-    node: int
-    local_rank: int
-    local_world_size: int
-
-
-def _places(nodes: Sequence[int]) -> list[_Place]:
-    """The places of the ranks whose nodes are given, in their order."""
-    return [
-        _Place(rank, len(nodes), node, nodes[:rank].count(node), nodes.count(node))
-        for rank, node in enumerate(nodes)
-    ]
+def _processes(launch_id: str, first: Variant, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
+    owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
+    found = places([node_of_device(devices[0]) for devices in owned])
+    return tuple(
+        _process(launch_id, place, devices, first, machines)
+        for place, devices in zip(found, owned, strict=True)
+    )
 
 
 def _process(
     launch_id: str,
-    place: _Place,
+    place: Place,
     devices: tuple[str, ...],
     variant: Variant,
     machines: Sequence[MachineLike],
@@ -139,8 +165,8 @@ def _process(
         argv=("python", "-m", "launcher.worker", order, str(place.rank)),
         env={
             **_rank_env(place),
-            **(_interface_env(machine) if variant.strategy == "ddp" else {}),
-            **_visible_gpus(tuple(map(device_of_node, devices)), machine),
+            **(interface_env(machine) if variant.strategy == "ddp" else {}),
+            **visible_gpus(tuple(map(device_of_node, devices)), machine),
         },
         devices=devices,
         log=_HERE.log(launch_id, place.rank).as_posix(),
@@ -148,7 +174,31 @@ def _process(
     )
 
 
-def _rank_env(place: _Place) -> Mapping[str, str]:
+def device_env(device: str, rank: int, machine: MachineLike) -> Mapping[str, str]:
+    """The environment of a process that has one device to itself, and no peers."""
+    alone = Place(rank, 1, node=0, local_rank=rank, local_world_size=1)
+    return {**_rank_env(alone), **visible_gpus((device,), machine)}
+
+
+def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch:
+    """The launch with the cores of its ranks, of each on its own node."""
+    if bind == "none":
+        return launch
+    cpus: dict[int, tuple[int, ...]] = {}
+    for node, machine in enumerate(machines):
+        its = [process for process in launch.processes if process.node == node]
+        numa = [_numa_node(process.devices[0], machine) for process in its]
+        cpus |= zip((process.rank for process in its), bind_ranks(bind, numa, machine.topology), strict=True)
+    return replace(
+        launch, processes=tuple(replace(process, cpus=cpus[process.rank]) for process in launch.processes)
+    )
+
+
+def _numa_node(device: str, machine: MachineLike) -> int | None:
+    return machine.gpus[gpu_index(device)].numa_node if is_cuda([device]) else None
+
+
+def _rank_env(place: Place) -> Mapping[str, str]:
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),
@@ -158,25 +208,8 @@ def _rank_env(place: _Place) -> Mapping[str, str]:
     }
 
 
-def _interface_env(machine: MachineLike) -> Mapping[str, str]:
-    """What gloo and NCCL speak through: else the first interface that the host's name resolves to."""
-    if not isinstance(machine, Node):
-        return {"GLOO_SOCKET_IFNAME": "lo"}
-    return {"GLOO_SOCKET_IFNAME": machine.interface, "NCCL_SOCKET_IFNAME": machine.interface}
-
-
-def _visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
-    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
-    if not is_cuda(devices):
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    distinct = dict.fromkeys(devices)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
-
-
 def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:
-    per_repetition = sum(
-        len(group.variants[0].devices) if group.variants[0].strategy == "ddp" else 1 for group in groups
-    )
+    per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
         message = (
             f"the plan would start {per_repetition * repetitions:,} processes; {MAX_PROCESSES:,} is the most"

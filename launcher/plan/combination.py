@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import SpecError
-from launcher.plan.model import Variant
+from launcher.plan.model import PROGRAM, Variant
+from launcher.spec.builtins import default_batch
 from launcher.spec.model import JobSpec
 
 MAX_COMBINATIONS = 1000
@@ -18,17 +19,31 @@ MAX_COMBINATIONS = 1000
 class Combination:
     """One value for every key that may vary, as the job states them."""
 
+    workload: str
     strategy: str
     device_count: int
     split: str | tuple[int, ...]
-    global_batch: int
+    global_batch: int | None
     precision: str
+    compile: bool
+    channels_last: bool
+    threads: int | str
     accumulate: int
     params: Mapping[str, Any]
     """The job's, with those of `compare` laid over them."""
+    args: tuple[str, ...]
+    """The program's: the job's, then those of `compare`."""
+    env: Mapping[str, str]
+    """The program's: the job's, with those of `compare` laid over them."""
     seed: int
     stated: Mapping[str, Any]
     """What stands under `compare` for this combination."""
+
+    @property
+    def samples(self) -> int:
+        """The global batch of a workload's combination, which always has one."""
+        assert self.global_batch is not None, "a program isn't split"
+        return self.global_batch
 
 
 class ImpossibleError(SpecError):
@@ -64,21 +79,34 @@ def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Co
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*lists.values()):
         stated = dict(zip(lists, values, strict=True))
-        strategy = stated.get("strategy", spec.strategy)
+        strategy = PROGRAM if spec.program else stated.get("strategy", spec.strategy)
         most = {"single": 1, "dp": num_local}.get(strategy, num_devices)
         yield _combination(spec, stated, strategy, most)
 
 
 def _combination(spec: JobSpec, stated: dict[str, Any], strategy: str, most: int) -> Combination:
+    workload = stated.get("workload", spec.workload) or ""
     default_count = 1 if strategy == "single" else spec.device_count or most
     return Combination(
+        workload=workload,
         strategy=strategy,
         device_count=stated.get("device_count", default_count),
         split=stated.get("split", spec.split),
-        global_batch=stated.get("global_batch", spec.global_batch),
+        global_batch=_batch(spec, stated, workload),
         precision=stated.get("precision", spec.precision),
+        compile=stated.get("compile", spec.compile),
+        channels_last=stated.get("channels_last", spec.channels_last),
+        threads=stated.get("threads", spec.threads),
         accumulate=stated.get("accumulate", spec.accumulate),
         params={**spec.params, **stated.get("params", {})},
+        args=(*spec.args, *stated.get("args", ())),
+        env={**spec.env, **stated.get("env", {})},
         seed=stated.get("seed", spec.seed),
         stated=stated,
     )
+
+
+def _batch(spec: JobSpec, stated: Mapping[str, Any], workload: str) -> int | None:
+    """The global batch; `None` for a program whose job doesn't say it."""
+    batch = stated.get("global_batch", spec.global_batch)
+    return batch if spec.program else batch or default_batch(workload) or 1

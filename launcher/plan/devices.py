@@ -1,15 +1,17 @@
 """Which devices of this machine a job means."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from launcher.errors import MachineError, SpecError
+from launcher.topology import Topology
 from launcher.units import plural
 
 Devices = str | tuple[str, ...]
 
 _AUTO_CPU_DEVICES = 2
+UUID_PREFIXES = ("GPU-", "MIG-")
 
 
 class GpuLike(Protocol):
@@ -19,6 +21,10 @@ class GpuLike(Protocol):
     def uuid(self) -> str: ...
     @property
     def name(self) -> str: ...
+    @property
+    def busy_with(self) -> str | None: ...
+    @property
+    def numa_node(self) -> int | None: ...
 
 
 class MachineLike(Protocol):
@@ -28,6 +34,8 @@ class MachineLike(Protocol):
     def cpu_cores(self) -> int: ...
     @property
     def gpus(self) -> Sequence[GpuLike]: ...
+    @property
+    def topology(self) -> Topology: ...
 
 
 def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
@@ -40,17 +48,32 @@ def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
         MachineError: a GPU is asked for that is not there.
     """
     if devices == "auto":
-        return _gpus(machine) or _cpus(max(1, min(_AUTO_CPU_DEVICES, machine.cpu_cores)))
+        return (
+            _free_gpus(machine) or _gpus(machine) or _cpus(max(1, min(_AUTO_CPU_DEVICES, machine.cpu_cores)))
+        )
     if devices == "cuda":
         return _gpus(machine) or _refuse("`devices: cuda`", machine)
     if isinstance(devices, str):
         return _cpus(int(devices.removeprefix("cpu:")))
+    devices = tuple(_by_position(name, machine) for name in devices)
     if len({name.partition(":")[0] for name in devices}) > 1:
         raise SpecError("CPU and CUDA devices can't share a batch: name devices of one kind")
     if not is_cuda(devices):
         return _cpus(len(devices))
     missing = [name for name in devices if gpu_index(name) >= len(machine.gpus)]
     return devices if not missing else _refuse(f"the job asks for {', '.join(missing)}", machine)
+
+
+def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
+    """Which GPUs `auto` has left out, and which of those that are used somebody else uses too."""
+    notes = []
+    for index, gpu in enumerate(machine.gpus):
+        name = f"cuda:{index}"
+        if gpu.busy_with and name in devices:
+            notes.append(f"{name} is in use by others, which disturbs the times: {gpu.busy_with}")
+        elif gpu.busy_with and wish == "auto":
+            notes.append(f"{name} is left out, since others use it: {gpu.busy_with}")
+    return tuple(notes)
 
 
 def device_notes(devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
@@ -72,6 +95,30 @@ def is_cuda(devices: Sequence[str]) -> bool:
 def gpu_index(name: str) -> int:
     """Position of `cuda:i` (`cuda:i@node`) among its machine's GPUs."""
     return int(name.partition("@")[0].partition(":")[2])
+
+
+def _by_position(name: str, machine: MachineLike) -> str:
+    """`cuda:i` for the UUID of a GPU or MIG instance, which may be cut short; other names as they are."""
+    if not name.startswith(UUID_PREFIXES):
+        return name
+    found = [index for index, gpu in enumerate(machine.gpus) if gpu.uuid.startswith(name)]
+    if len(found) == 1:
+        return f"cuda:{found[0]}"
+    uuids = "".join(f"\n    cuda:{index} is {gpu.uuid}" for index, gpu in enumerate(machine.gpus))
+    what = "several GPUs begin with" if found else "no GPU that may be used here is"
+    raise MachineError(f"`devices`: {what} {name}{uuids}")
+
+
+def _free_gpus(machine: MachineLike) -> tuple[str, ...]:
+    return tuple(f"cuda:{index}" for index, gpu in enumerate(machine.gpus) if not gpu.busy_with)
+
+
+def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
+    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
+    if not is_cuda(devices):
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    distinct = dict.fromkeys(devices)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
 
 
 def _gpus(machine: MachineLike) -> tuple[str, ...]:

@@ -17,7 +17,12 @@ _STEADY_STEPS = 10
 
 
 def estimate_s(plan: Plan, spec: JobSpec) -> float:
-    """Seconds that the run takes at the most if its steps are short; early stops make it shorter."""
+    """Seconds that the run takes at the most if its steps are short; early stops make it shorter.
+
+    0 for a program, of which nothing can be said.
+    """
+    if spec.program is not None:
+        return 0.0
     return sum(_launch_s(plan, spec, launch) for launch in plan.launches)
 
 

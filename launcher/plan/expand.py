@@ -9,9 +9,11 @@ from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
 from launcher.plan.devices import MachineLike, is_cuda
-from launcher.plan.ids import make_unique, variant_id
+from launcher.plan.ids import make_unique, program_id, variant_id
 from launcher.plan.model import LeftOut, Variant
-from launcher.plan.nodes import Node, all_devices, node_of_device, notes_on
+from launcher.plan.nodes import Node, all_devices, cores_per_device, node_of_device, notes_on
+from launcher.plan.program import program_variant
+from launcher.spec.builtins import is_probe
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
 from launcher.spec.model import JobSpec
@@ -41,7 +43,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices)
+    built, refused = _build_all(spec, devices, cores_per_device(devices, machine, nodes))
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
@@ -50,7 +52,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
         left_out=_left_out(refused),
         baseline=choose_baseline(spec, candidates),
         notes=(
-            *notes_on(devices, machine, nodes),
+            *notes_on(spec.devices, devices, machine, nodes),
             *_unused_splits(built),
             *_chunk_notes(candidates),
             *_merge_notes(built, candidates),
@@ -59,14 +61,18 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
 
 
 def _build_all(
-    spec: JobSpec, devices: tuple[str, ...]
+    spec: JobSpec, devices: tuple[str, ...], share: int
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
     num_local = sum(node_of_device(device) == 0 for device in devices)
     for wanted in combinations(spec, len(devices), num_local):
         try:
-            built.append((wanted, _variant(wanted, devices)))
+            if spec.program is not None:
+                variant = program_variant(spec, wanted, devices)
+            else:
+                variant = _variant(wanted, devices, share, spec.min_local_batch)
+            built.append((wanted, variant))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -84,18 +90,29 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if key not in besides}
 
 
-def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
+def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: int) -> Variant:
     """The variant, still without an id.
+
+    Args:
+        wanted: the values that the job states for it.
+        devices: all that the job may use.
+        share: of the cores, a device's own.
+        least: the fewest samples that `balanced` may give a device.
 
     Raises:
         ImpossibleError: there can't be such a variant.
     """
-    split = _split(wanted, len(devices))
-    _check_reach(wanted, devices[: len(split.samples)])
+    split = _split(wanted, len(devices), least)
+    _check_reach(wanted, devices[: len(split.samples) or wanted.device_count])
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
-    if min(split.samples) < wanted.accumulate:
-        fewest = plural(min(split.samples), "sample")
+    if wanted.threads != "auto" and is_cuda(devices):
+        raise ImpossibleError("threads", "threads are those of CPU devices")
+    if wanted.compile and wanted.strategy == "dp":
+        raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
+    fewest_samples = min(split.samples, default=wanted.samples // wanted.device_count)
+    if fewest_samples < wanted.accumulate:
+        fewest = plural(fewest_samples, "sample")
         reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
         raise ImpossibleError("accumulate", reason)
     besides = {
@@ -104,28 +121,37 @@ def _variant(wanted: Combination, devices: tuple[str, ...]) -> Variant:
     return Variant(
         id="",
         strategy=wanted.strategy,
-        devices=devices[: len(split.samples)],
+        devices=devices[: len(split.samples) or wanted.device_count],
         split=split.samples,
         split_name=split.name,
-        global_batch=wanted.global_batch,
+        global_batch=sum(split.samples) or wanted.samples,
         precision=wanted.precision,
         accumulate=wanted.accumulate,
         params=wanted.params,
         seed=wanted.seed,
         varied=besides,
+        workload=wanted.workload,
+        compile=wanted.compile,
+        channels_last=wanted.channels_last,
+        threads=wanted.threads if isinstance(wanted.threads, int) else share,
     )
 
 
-def _split(wanted: Combination, num_devices: int) -> Split:
+def _split(wanted: Combination, num_devices: int, least: int) -> Split:
     if wanted.strategy == "single":
         if wanted.device_count != 1:
             raise ImpossibleError("device_count", f"single uses one device, not {wanted.device_count}")
-        return Split("-", (wanted.global_batch,))
+        return Split("-", (wanted.samples,))
     if wanted.device_count > num_devices:
         reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
+    if is_probe(wanted.workload):
+        return Split("-", (1,) * wanted.device_count)
     try:
-        return resolve_split(wanted.split, wanted.global_batch, wanted.device_count)
+        split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
+        if not split.samples:
+            check_room(wanted, least)
+        return split
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
 
@@ -134,6 +160,18 @@ def _check_reach(wanted: Combination, devices: tuple[str, ...]) -> None:
     """Only processes span nodes; the threads of one don't."""
     if wanted.strategy == "dp" and node_of_device(devices[-1]) > 0:
         raise ImpossibleError("strategy", "dp is one process, which can't use the devices of several nodes")
+
+
+def check_room(wanted: Combination, least: int) -> None:
+    """Whether a balanced split can give every device what it must have.
+
+    Raises:
+        ImpossibleError: it can't.
+    """
+    if wanted.samples < least * wanted.device_count:
+        samples = plural(wanted.samples, "sample")
+        reason = f"{samples} can't give {wanted.device_count} devices {least} each; `min_local_batch: 0` lets"
+        raise ImpossibleError("split", f"{reason} `balanced` leave some out")
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
@@ -145,19 +183,41 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
     return list(merged.values())
 
 
+def processes_of(variant: Variant) -> tuple[Any, ...]:
+    """What variants that share processes have in common: all but their batches."""
+    how = (variant.precision, variant.compile, variant.channels_last, variant.threads)
+    return (
+        variant.workload,
+        variant.params,
+        variant.strategy,
+        variant.devices,
+        *how,
+        variant.seed,
+        variant.args,
+        variant.env,
+    )
+
+
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
-    work = (variant.strategy, variant.devices, variant.split, variant.precision, variant.accumulate)
-    return json.dumps((*work, variant.params, variant.seed), sort_keys=True)
+    split = variant.split or (variant.split_name, variant.global_batch)
+    return json.dumps((processes_of(variant), split, variant.accumulate), sort_keys=True)
 
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:
     variants = [candidate.variant for candidate in candidates]
-    names = make_unique([variant_id(v.strategy, len(v.devices), v.split_name, v.varied) for v in variants])
+    names = make_unique([_name(variant) for variant in variants])
     return [
         replace(candidate, variant=replace(candidate.variant, id=name))
         for candidate, name in zip(candidates, names, strict=True)
     ]
+
+
+def _name(variant: Variant) -> str:
+    count = len(variant.devices)
+    if variant.is_program:
+        return program_id(count, variant.varied)
+    return variant_id(variant.strategy, count, variant.split_name, variant.varied)
 
 
 def _chunk_notes(candidates: list[Candidate]) -> list[str]:
@@ -186,7 +246,7 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
 
 def _unused_splits(built: list[tuple[Combination, Variant]]) -> list[str]:
     """Splits of a job that has nothing but `single`."""
-    if any(variant.strategy != "single" for _, variant in built):
+    if any(variant.strategy != "single" for _, variant in built):  # a program's job has none
         return []
     unused = dict.fromkeys(wanted.split for wanted, _ in built if wanted.split != "even")
     names = (split if isinstance(split, str) else "/".join(map(str, split)) for split in unused)

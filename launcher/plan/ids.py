@@ -17,9 +17,15 @@ def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping
     return _join(parts, varied)
 
 
+def program_id(num_devices: int, varied: Mapping[str, Any]) -> str:
+    """`script-count[-words…]`: the arguments and variables that vary."""
+    besides = {key: value for key, value in varied.items() if key != "device_count"}
+    return _join(["script", str(num_devices)], besides)
+
+
 def group_id(strategy: str, num_devices: int, varied: Mapping[str, Any]) -> str:
     """`strategy-count[-key-value…]` of the variants that share processes."""
-    shared = {key: varied[key] for key in ("precision", "params", "seed") if key in varied}
+    shared = {key: varied[key] for key in varied if key not in ("global_batch", "accumulate")}
     return _join([strategy, str(num_devices)], shared)
 
 
@@ -39,9 +45,16 @@ def make_unique(names: Sequence[str]) -> tuple[str, ...]:
 
 def _join(parts: list[str], varied: Mapping[str, Any]) -> str:
     for key, value in varied.items():
-        pairs = value.items() if key == "params" else [(key, value)]
-        parts += [f"{name}-{_word(item)}" for name, item in pairs]
+        parts += _words(key, value)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(parts))[:_MAX_CHARS]
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """`width-64` of params and variables, `batch-64` of the arguments `--batch 64`."""
+    if key == "args":
+        return [word for argument in value if (word := str(argument).strip("-"))]
+    pairs = value.items() if key in ("params", "env") else [(key, value)]
+    return [f"{name}-{_word(item)}" for name, item in pairs]
 
 
 def _word(value: Any) -> str:

@@ -1,10 +1,14 @@
 """What a run will do, as data: variants, launches and the processes of each launch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.plan.nodes import Node
+from launcher.records import LOOPBACK
+
+PROGRAM = "script"
+"""The strategy of variants that are programs."""
 
 
 @dataclass(frozen=True)
@@ -14,26 +18,44 @@ class Variant:
     id: str
     """`strategy-count-split[-key-value…]`, unique in a plan and safe as a file name."""
     strategy: str
-    """`single`, `dp` or `ddp`."""
+    """`single`, `dp` or `ddp`; `script` for a program that runs unchanged."""
     devices: tuple[str, ...]
     """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`; of several nodes `cuda:1@0`."""
     split: tuple[int, ...]
-    """Samples per device and optimizer step; adds up to `global_batch`."""
+    """Samples per device and optimizer step; adds up to `global_batch`. Empty for a program, and for
+    `balanced` in a plan: its first launch finds them."""
     split_name: str
-    """The job's own word: `even`, `48/16`, `3:1`; `-` for `single`."""
-    global_batch: int
-    precision: str
-    accumulate: int
+    """The job's own word: `even`, `48/16`, `3:1`, `balanced`; `-` for `single` and programs."""
+    global_batch: int | None
+    """`None` for a program whose job doesn't say it; it decides all this itself."""
+    precision: str | None
+    accumulate: int | None
     """Micro-batches per optimizer step, on every device."""
     params: Mapping[str, Any]
-    seed: int
+    seed: int | None
     varied: Mapping[str, Any]
-    """The keys under `compare` besides strategy, device_count and split, with this variant's values."""
+    """The keys under `compare` besides strategy, device_count and split, with this variant's values; for a
+    program all keys."""
+    workload: str = ""
+    """As the job names it; empty for programs, and in plans of runs that are older than this field."""
+    compile: bool = False
+    channels_last: bool = False
+    threads: int = 0
+    """Intra-op threads of one device; 0 for programs, and in plans of runs that are older than this field."""
+    args: tuple[str, ...] = ()
+    """A program's whole arguments."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What a program's job adds to the environment."""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether this is a program that runs unchanged, not a workload."""
+        return self.strategy == PROGRAM
 
     @property
     def world_size(self) -> int:
-        """Processes that train together: one per device for `ddp`, else one in all."""
-        return len(self.devices) if self.strategy == "ddp" else 1
+        """Processes that train together: one per device for `ddp` and programs, else one in all."""
+        return len(self.devices) if self.strategy in ("ddp", PROGRAM) else 1
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,8 @@ class Process:
     """Global names of the devices that it owns: one for `single` and `ddp`, all for `dp`."""
     log: str
     """Path of its stdout and stderr, relative to the run directory."""
+    cpus: tuple[int, ...] = ()
+    """Hardware threads that it may run on; empty: all that the command may."""
     node: int = 0
     """Rank of the node that it runs on."""
 
@@ -82,6 +106,7 @@ class Plan:
 
     name: str
     workload: str
+    """Or the program: `train.py`, `-m package.train`."""
     baseline: str
     variants: tuple[Variant, ...]
     left_out: tuple[LeftOut, ...]
@@ -90,6 +115,11 @@ class Plan:
     """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
     nodes: tuple[Node, ...] = ()
     """By node rank, where the job has several."""
+
+    @property
+    def address(self) -> str:
+        """Where the first node's ranks listen for the others."""
+        return self.nodes[0].address if self.nodes else LOOPBACK
 
     def variant(self, variant_id: str) -> Variant:
         return next(variant for variant in self.variants if variant.id == variant_id)

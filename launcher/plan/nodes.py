@@ -1,10 +1,11 @@
 """The nodes of a job, and the devices of all of them together."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from launcher.errors import MachineError
-from launcher.plan.devices import Devices, MachineLike, device_notes, resolve_devices
+from launcher.plan.devices import Devices, MachineLike, busy_notes, device_notes, resolve_devices
+from launcher.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,8 @@ class NodeGpu:
 
     uuid: str
     name: str
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,13 @@ class Node:
     """Network interface that has this address, or the one that the person chose: gloo's and NCCL's."""
     cpu_cores: int
     gpus: tuple[NodeGpu, ...]
+    topology: Topology = field(default_factory=lambda: Topology({}, ()))
 
 
 def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:
     """The machine as a node."""
-    gpus = tuple(NodeGpu(gpu.uuid, gpu.name) for gpu in machine.gpus)
-    return Node(host, address, interface, machine.cpu_cores, gpus)
+    gpus = tuple(NodeGpu(gpu.uuid, gpu.name, gpu.busy_with, gpu.numa_node) for gpu in machine.gpus)
+    return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology)
 
 
 def all_devices(devices: Devices, machine: MachineLike, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -71,13 +75,49 @@ def device_of_node(name: str) -> str:
     return name.partition("@")[0]
 
 
-def notes_on(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> tuple[str, ...]:
+def cores_per_device(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> int:
+    """A CPU device's share of its node's cores; where the nodes differ, the smallest, for all of them."""
+    return min(
+        max(1, each.cpu_cores // max(1, sum(node_of_device(name) == rank for name in devices)))
+        for rank, each in enumerate(nodes or (machine,))
+    )
+
+
+def notes_on(
+    wish: Devices, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]
+) -> tuple[str, ...]:
     """What a person should know about these devices; what is true of several nodes is said once."""
-    machines = nodes or (machine,)
-    notes = [
-        note
-        for rank, each in enumerate(machines)
-        if (own := tuple(device_of_node(name) for name in devices if node_of_device(name) == rank))
-        for note in device_notes(own, each)
-    ]
+    if not nodes:
+        return (*device_notes(devices, machine), *busy_notes(wish, devices, machine))
+    notes: list[str] = []
+    for rank, node in enumerate(nodes):
+        own = tuple(device_of_node(name) for name in devices if node_of_device(name) == rank)
+        notes += device_notes(own, node)
+        notes += (f"{node.host}: {note}" for note in busy_notes(wish, own, node))
     return tuple(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands among all ranks, and among those of its node."""
+
+    rank: int
+    world_size: int
+    node: int
+    local_rank: int
+    local_world_size: int
+
+
+def places(nodes: Sequence[int]) -> list[Place]:
+    """The places of the ranks whose nodes are given, in their order."""
+    return [
+        Place(rank, len(nodes), node, nodes[:rank].count(node), nodes.count(node))
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def interface_env(machine: MachineLike) -> Mapping[str, str]:
+    """What gloo and NCCL speak through: else the first interface that the host's name resolves to."""
+    if not isinstance(machine, Node):
+        return {"GLOO_SOCKET_IFNAME": "lo"}
+    return {"GLOO_SOCKET_IFNAME": machine.interface, "NCCL_SOCKET_IFNAME": machine.interface}

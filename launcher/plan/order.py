@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from launcher.plan.ablation import ablation_rounds
 from launcher.plan.devices import MachineLike, is_cuda, resolve_devices
 from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import LOOPBACK, LaunchOrder, ProfileOrder, RoundTime, VariantOrder
+from launcher.records import (
+    BalanceOrder,
+    LaunchOrder,
+    ProfileOrder,
+    RoundTime,
+    VariantOrder,
+)
 from launcher.spec.model import JobSpec
+from launcher.spec.values import MAX_COUNT
+from launcher.splits import split_near_even
 
 
 def order_for(
@@ -20,6 +29,8 @@ def order_for(
     machine: MachineLike,
     looks: tuple[tuple[int, float], ...],
     prior: Mapping[str, tuple[RoundTime, ...]],
+    found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    caps: tuple[int, ...] = (),
 ) -> LaunchOrder:
     """Everything that the workers of `launch` need.
 
@@ -29,22 +40,26 @@ def order_for(
     Args:
         looks: (rounds so far, α of one comparison): when to look, at which level.
         prior: rounds of earlier launches that the looks count as well, by variant.
+        found: samples of balanced splits that an earlier launch has found, by variant.
+        caps: the most samples of each device of the job, where they are known.
     """
     variants = [plan.variant(variant_id) for variant_id in launch.variants]
     first, is_first = variants[0], launch.repetition == 0
     return LaunchOrder(
         launch=launch.id,
         run_dir=str(run_dir),
-        workload=spec.workload,
+        workload=first.workload or str(spec.workload),
         job_dir=str(job_dir),
         params=first.params,
         strategy=first.strategy,
         devices=worker_devices(first),
         backend=backend_for(first),
-        precision=first.precision,
-        seed=first.seed,
-        threads=max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
-        variants=tuple(VariantOrder(item.id, item.split, item.accumulate) for item in variants),
+        precision=str(first.precision),
+        seed=first.seed or 0,
+        compile=first.compile,
+        channels_last=first.channels_last,
+        threads=first.threads or max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
+        variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
         baseline=plan.baseline if plan.baseline in launch.variants else None,
         warmup=spec.steps.warmup,
         rounds=launch.rounds,
@@ -54,8 +69,22 @@ def order_for(
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),
         draw=str(run_dir),
-        address=plan.nodes[0].address if plan.nodes else LOOPBACK,
+        address=plan.address,
     )
+
+
+def variant_order(
+    variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
+) -> VariantOrder:
+    """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
+    accumulate = variant.accumulate or 1
+    if variant.split or found:
+        return VariantOrder(variant.id, variant.split or found or (), accumulate)
+    num_devices = len(variant.devices)
+    start = split_near_even(variant.global_batch or 1, num_devices)
+    minimum = max(spec.min_local_batch, accumulate if accumulate > 1 else 0)
+    balance = BalanceOrder(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
+    return VariantOrder(variant.id, start, accumulate, balance)
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from rich.text import Text
 
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, Noise, VariantResult
+from launcher.report.balanced import balanced_lines
+from launcher.report.batch_curve import batch_curve_lines
 from launcher.report.cells import interval_text
 from launcher.report.page import Page
 from launcher.units import format_number
@@ -20,7 +22,8 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
     compared = any(one.vs_baseline and one.vs_baseline.ci for one in comparison.variants)
     level = comparison.ci_level if compared else None
     facts = [*noise_lines(comparison.noise, level), *gradient_lines(comparison.variants)]
-    notes = [Text(note) for note in (*facts, *comparison.notes)]
+    found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
+    notes = [Text(note) for note in (*found, *facts, *comparison.notes)]
     warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
     if not comparison.complete:
         text = "This run is not complete: the same command with --resume measures what is missing."

@@ -21,6 +21,9 @@ METRICS = {
     "step_ms": "step (ms)",
     "samples_per_s": "samples/s",
     "exposed_comm_percent": "exposed communication (% of the step)",
+    "gflop_per_s": "GFLOP/s",
+    "mfu_percent": "model FLOP utilisation (%)",
+    "joules_per_sample": "energy (J/sample)",
 }
 
 
@@ -63,12 +66,14 @@ def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
 def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
     """What the variant is, by column. `split` is text: a filter by value, not an axis of numbers."""
     fixed: dict[str, str | float] = {
-        "split": split_label(variant) or str(variant.global_batch),
+        "split": split_label(variant) or str(variant.global_batch or "-"),
         "strategy": variant.strategy,
         "device_count": float(len(variant.devices)),
-        "precision": variant.precision,
-        "global_batch": float(variant.global_batch),
     }
+    if variant.precision is not None:
+        fixed["precision"] = variant.precision
+    if variant.global_batch is not None:
+        fixed["global_batch"] = float(variant.global_batch)
     return fixed | {key: _hparam(value) for key, value in _flat(variant.varied).items()}
 
 
@@ -79,6 +84,9 @@ def metrics(variant: VariantResult) -> dict[str, float]:
         "step_ms": step_ms,
         "samples_per_s": variant.samples_per_s,
         "exposed_comm_percent": _exposed_percent(variant, step_ms),
+        "gflop_per_s": None if variant.flop_per_s is None else variant.flop_per_s / 1e9,
+        "mfu_percent": None if variant.mfu is None else 100 * variant.mfu,
+        "joules_per_sample": variant.joules_per_sample,
     }
     return {tag: value for tag, value in values.items() if value is not None and isfinite(value)}
 

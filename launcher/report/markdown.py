@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, VariantResult
+from launcher.report.balanced import balanced_lines
+from launcher.report.batch_curve import batch_curve_lines
 from launcher.report.cells import number_text, uncertainty_text, verdict_text
 from launcher.report.footer import gradient_lines, noise_lines, warning_lines
 from launcher.report.order import by_rank
@@ -20,7 +22,13 @@ def summary_markdown(comparison: Comparison) -> str:
     rows = [_row(variant) for variant in (*ranked, *unranked)]
     lines = [f"**{escape(comparison.summary)}**", "", *_table(rows), ""]
     lines += [f"- {escape(line)}" for line in (*facts, *warning_lines(comparison.variants))]
-    return "\n".join(lines)
+    found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
+    return "\n".join([*lines, *_indented(found)])
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    """Lines whose columns must stay beneath each other."""
+    return ["", *(f"    {line}" for line in lines)] if lines else []
 
 
 def escape(text: str) -> str:

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
 
 
 def split_label(variant: "Variant | VariantResult") -> str:
-    """The samples per device, with the job's word where the samples don't say it; empty for `single`."""
-    if variant.strategy == "single":
+    """The samples per device, with the job's word where they don't say it; empty for `single`, programs."""
+    if not variant.split or variant.strategy == "single":
         return ""
+    if not variant.split:
+        return variant.split_name  # balanced, before its devices are measured
     samples = split_text(variant.split)
     literal = "/".join(str(part) for part in variant.split)
     return samples if variant.split_name in ("even", "-", literal) else f"{samples} ({variant.split_name})"

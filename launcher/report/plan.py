@@ -1,5 +1,6 @@
 """What `gpurun check` shows: everything that a run will do, before it does any of it."""
 
+import shlex
 import sys
 
 from launcher.compare.label import value_text, varied_texts
@@ -7,7 +8,9 @@ from launcher.plan.estimate import estimate_s
 from launcher.plan.model import Plan, Variant
 from launcher.report.grid import GAP, cut, grid, wrap
 from launcher.report.names import split_label
+from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
+from launcher.stats.steady import first_traced_step, warmup_minimum
 from launcher.units import format_count, format_duration, plural
 
 
@@ -37,32 +40,53 @@ def headlines(plan: Plan, spec: JobSpec) -> tuple[str, str]:
 
 def _header(plan: Plan, spec: JobSpec) -> str:
     """`gpt-splits: gpt (layers=4 width=256), global batch 64, bf16, on cpu:0 and cpu:1`."""
-    workload = f"{plan.workload} ({value_text(spec.params)})" if spec.params else plan.workload
-    batches = dict.fromkeys(format_count(variant.global_batch) for variant in plan.variants)
-    precisions = dict.fromkeys(variant.precision for variant in plan.variants)
-    devices = dict.fromkeys(device for variant in plan.variants for device in variant.devices)
-    return (
-        f"{plan.name}: {workload}, global batch {', '.join(batches)}, "
-        f"{', '.join(precisions)}, on {' '.join(devices)}"
-    )
+    if spec.program is not None:
+        words = ("-m", spec.module) if spec.module else (spec.program,)
+        return f"{plan.name}: {shlex.join((*words, *spec.args))}, on {_all_devices(plan)}"
+    workload = ", ".join(dict.fromkeys(variant.workload or plan.workload for variant in plan.variants))
+    workload += f" ({value_text(spec.params)})" if spec.params else ""
+    batches = dict.fromkeys(format_count(variant.global_batch or 0) for variant in plan.variants)
+    batch = "" if is_probe(plan.workload) else f"global batch {', '.join(batches)}, "
+    precisions = dict.fromkeys(str(variant.precision) for variant in plan.variants)
+    return f"{plan.name}: {workload}, {batch}{', '.join(precisions)}, on {_all_devices(plan)}"
+
+
+def _all_devices(plan: Plan) -> str:
+    return " ".join(dict.fromkeys(device for variant in plan.variants for device in variant.devices))
 
 
 def _size(plan: Plan, spec: JobSpec) -> str:
     variants = "1 variant" if len(plan.variants) == 1 else f"{len(plan.variants)} variants"
     launches = "1 launch" if len(plan.launches) == 1 else f"{len(plan.launches)} launches"
+    if spec.program is not None:
+        return f"{variants} in {launches}"
     return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
 
 
 def _limits(plan: Plan, spec: JobSpec) -> str:
     """What ends a run. Several launches never end early: their verdicts need all of them."""
-    ends_early = spec.steps.early_stop and len(plan.launches) == 1
+    if spec.program is not None:
+        return _program_limits(spec)
+    ends_early = spec.steps.early_stop and len(plan.launches) == 1 and not is_probe(plan.workload)
     parts = ["rounds end early once all is decided" if ends_early else "all rounds are run"]
-    if spec.profile.steps:
+    if spec.profile.steps and not is_probe(plan.workload):
         steps = plural(spec.profile.steps, "step")
         parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
     parts.append(f"a variant may take {format_duration(spec.timeout_s)}")
     sentence = "; ".join(parts)
     return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _program_limits(spec: JobSpec) -> str:
+    """How the program's steps are used."""
+    first = warmup_minimum(spec.steps.warmup)
+    parts = [f"Steps count once they are steady, after {first} at the least"]
+    if spec.profile.steps:
+        traced = first_traced_step(spec.steps.warmup) + 1
+        parts.append(f"steps {traced} to {traced + spec.profile.steps - 1} are traced instead")
+    if spec.limit_s < float("inf"):
+        parts.append(f"a launch may take {format_duration(spec.limit_s)}")
+    return "; ".join(parts) + "."
 
 
 def _left_out_lines(plan: Plan, width: int) -> list[str]:
@@ -93,7 +117,7 @@ def _variant_row(plan: Plan, variant: Variant) -> tuple[str, ...]:
     )
     return (
         variant.id,
-        split_label(variant) or str(variant.global_batch),
+        split_label(variant) or str(variant.global_batch or "-"),
         devices_text(variant.devices),
         times,
         "baseline" if variant.id == plan.baseline else "",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
+from launcher.compare.model import CurvePoint, ProbeResult
 from launcher.compare.slowest import BEFORE_COMMUNICATION
 from launcher.records import StepRecord
 
@@ -53,6 +54,21 @@ def round_points(ranks: Mapping[int, Sequence[StepRecord]], starts_s: RoundStart
         block = {rank: found[key] for rank, found in blocks.items() if key in found}
         points.append(Point(number, time_s, _round_values(block, phases)))
     return points
+
+
+def curve_points(probe: ProbeResult | None, time_s: float) -> list[Point]:
+    """A point per size of a micro-benchmark's curves, at the size in place of a step: `curve/SERIES/us`."""
+    return [
+        Point(point.size, time_s, _finite(_curve_values(curve.series.replace(" ", "_"), point)))
+        for curve in (probe.curves if probe else ())
+        for point in curve.points
+    ]
+
+
+def _curve_values(series: str, point: CurvePoint) -> dict[str, float]:
+    rates = {"GB_per_s": point.gb_per_s, "bus_GB_per_s": point.bus_gb_per_s, "GFLOP_per_s": point.gflop_per_s}
+    known = {f"curve/{series}/{name}": rate for name, rate in rates.items() if rate is not None}
+    return {f"curve/{series}/us": point.time_us, **known}
 
 
 def _at(timed: Mapping[int, Sequence[StepRecord]], step: int) -> dict[int, StepRecord]:

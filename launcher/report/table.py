@@ -10,11 +10,12 @@ from math import floor, log10
 
 from rich.text import Text
 
-from launcher.compare.label import value_text
+from launcher.compare.label import varied_text
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
 from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
+from launcher.report.curves import curve_lines
 from launcher.report.footer import footer
 from launcher.report.names import split_label
 from launcher.report.order import by_rank
@@ -35,11 +36,14 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
     """
     page = Page(width, plain, run_path)
+    if any(variant.probe for variant in comparison.variants):
+        return to_string([*curve_lines(comparison), Text(), *footer(comparison, page)], page)
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked, plain)
     bars = bar.parts_of(ranked)
-    figures = figures if plain else _fitting(names, figures, width, any(bars))
+    wanted = figures
+    figures = wanted if plain else _fitting(names, wanted, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
     for row, variant in enumerate(unranked, start=len(ranked)):
@@ -47,6 +51,7 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
+    lines += _hidden_line([column.header for column in wanted if column not in figures])
     return to_string([*lines, *footer(comparison, page)], page)
 
 
@@ -58,9 +63,9 @@ def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
         Column("split", tuple(Text(split_label(variant)) for variant in variants)),
     ]
     for key in keys:
-        values = (value_text(v.varied[key]) if key in v.varied else "" for v in variants)
+        values = (varied_text(key, v.varied[key]) if key in v.varied else "" for v in variants)
         columns.append(Column(key, tuple(Text(textwrap.shorten(x, 24, placeholder="…")) for x in values)))
-    return columns
+    return [column for column in columns if not column.is_empty]
 
 
 def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column]:
@@ -72,6 +77,10 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
         Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
+        Column("GFLOP/s", tuple(_giga_text(v.flop_per_s, plain) for v in ranked), right=True, drop=5),
+        Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
+        Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
+        Column("run s", tuple(number_text(v.wall_s, 1) for v in ranked), right=True, drop=2),
         Column("eff.", tuple(number_text(v.scaling_efficiency, 2) for v in ranked), right=True, drop=3),
         Column("peak GiB", tuple(number_text(_peak_gib(v), 2) for v in ranked), right=True, drop=4),
     ]
@@ -93,6 +102,12 @@ def _bar_column(bars: Sequence[Sequence[bar.Part]], room: int, plain: bool) -> l
         return []
     cells = min(max(room, BAR_CELLS[0]), BAR_CELLS[1])
     return [Column(BAR_HEADER, tuple(bar.draw(parts, cells, full_ms, plain) for parts in bars))]
+
+
+def _hidden_line(headers: Sequence[str]) -> list[Text]:
+    """What a narrow terminal keeps back."""
+    text = f"No room for: {', '.join(headers)}. A wider terminal or a pipe shows them."
+    return [Text(text, "dim")] if headers else []
 
 
 def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastest: str | None) -> list[Text]:
@@ -123,7 +138,8 @@ def _unranked_lines(
 
 
 def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
-    reason = " ".join((variant.reason or "no figures").split())
+    ran = "no figures" if variant.wall_s is None else f"no steps; ran for {variant.wall_s:.1f} s"
+    reason = " ".join((variant.reason or ran).split())
     if variant.step_ms:
         reason = f"about {variant.step_ms.median:.3g} ms; {reason}"
     if page.plain:
@@ -136,6 +152,18 @@ def _samples_text(samples_per_s: float | None, plain: bool) -> Text:
     """A program that reads the plain table gets digits only."""
     text = number_text(samples_per_s, 0)
     return Text(text.plain.replace(THOUSANDS, "")) if plain else text
+
+
+def _giga_text(rate: float | None, plain: bool) -> Text:
+    """A rate in 10⁹ per second; small ones with decimals."""
+    if rate is None:
+        return Text("")
+    text = number_text(rate / 1e9, 0 if rate >= 1e11 else 2)
+    return Text(text.plain.replace(THOUSANDS, "")) if plain else text
+
+
+def _percent_text(share: float | None) -> Text:
+    return Text("" if share is None else f"{100 * share:.1f} %")
 
 
 def _peak_gib(variant: VariantResult) -> float | None:

@@ -14,11 +14,11 @@ from tensorboard.compat.proto.event_pb2 import SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from launcher.compare.model import Comparison, VariantResult
+from launcher.compare.model import BatchCurve, Comparison, VariantResult
 from launcher.report import hparams
 from launcher.report.dashboards import layout_value, text_value
 from launcher.report.markdown import summary_markdown
-from launcher.report.series import Point, RoundStarts, round_points, step_points
+from launcher.report.series import Point, RoundStarts, curve_points, round_points, step_points
 from launcher.rundir import RunDir, write_bytes
 
 SUFFIX = ".gpurun"
@@ -42,7 +42,20 @@ def _root_events(comparison: Comparison) -> list[EventProto]:
         layout_value(),
         text_value("summary", summary_markdown(comparison)),
     ]
-    return [_event(0, time.time(), values)]
+    return [_event(0, time.time(), values), *_batch_events(comparison.batch_curves)]
+
+
+def _batch_events(curves: Sequence[BatchCurve]) -> list[EventProto]:
+    """Throughput with the global batch in the place of the step: the chart's axis."""
+    return [
+        _event(point.global_batch, time.time(), _scalars({_over_batch(curve): point.samples_per_s}))
+        for curve in curves
+        for point in curve.points
+    ]
+
+
+def _over_batch(curve: BatchCurve) -> str:
+    return f"samples_per_s_over_batch/{curve.label.replace(' ', '_')}"
 
 
 def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
@@ -55,6 +68,7 @@ def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
         _event(0, min(times_s), values),
         *map(_point_event, round_points(ranks, starts_s)),
         *map(_point_event, step_points(ranks, starts_s)),
+        *map(_point_event, curve_points(variant.probe, min(times_s))),
         _event(0, max(times_s), [hparams.end_value(variant, max(times_s))]),
     ]
 

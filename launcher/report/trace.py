@@ -17,6 +17,8 @@ from launcher.trace.model import Breakdown, CollectiveReport, NameTotal, TraceRe
 MAX_STEPS = 20
 MAX_NAMES = 10
 MAX_WARNINGS = 20
+MAX_PERCENT = 1000
+"""From here on a growth reads better as a factor."""
 BAR_WIDTH = 20
 _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("▇", lambda each: each.compute_us),
@@ -61,7 +63,7 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
     """What changed, as text, `width` columns wide."""
     a, b = diff.num_ranks
     parts: list[RenderableType] = [f"A: {a} ranks, B: {b} ranks; ms per step and rank", ""]
-    parts.append(_changes("", diff.classes))
+    parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
     for title, changes in (("kernels", diff.kernels), ("operators", diff.ops)):
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
@@ -184,12 +186,15 @@ def _changes(title: str, changes: Sequence[Change]) -> Table:
     table = _table(("A", "B", "change", "%"), expand=True)
     table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
     for each in changes:
-        percent = "new" if each.percent is None and each.b_us else "-"
-        if each.percent is not None:
-            percent = f"{each.percent:+.1f}"
         name = _clean(each.name.replace("_", " ") if not title else each.name)
-        table.add_row(_ms(each.a_us), _ms(each.b_us), f"{each.change_us / 1000:+,.3f}", percent, name)
+        table.add_row(_ms(each.a_us), _ms(each.b_us), f"{each.change_us / 1000:+,.3f}", _percent(each), name)
     return table
+
+
+def _percent(each: Change) -> str:
+    if each.percent is None:
+        return "new" if each.b_us else "-"
+    return f"{each.percent:+.1f}" if each.percent < MAX_PERCENT else f"× {each.b_us / each.a_us:,.0f}"
 
 
 def _warnings(warnings: Sequence[str]) -> list[RenderableType]:

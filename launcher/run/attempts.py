@@ -29,7 +29,7 @@ def finished_variants(run: RunDir, launch: Launch) -> set[str]:
     for attempt in attempts(run, launch):
         events = run.read_events(attempt)
         if events and events[-1].stage == "done":
-            finished |= {variant.id for variant in run.read_order(attempt).variants}
+            finished |= run_variants(run, attempt)
     return finished
 
 
@@ -71,12 +71,14 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
         gradient_reference=checked.gradient_reference,
         warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
+        flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),
+        bytes_per_sample=next((f.bytes_per_sample for f in known if f.bytes_per_sample is not None), None),
     )
 
 
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
-    return {variant.id for variant in run.read_order(attempt).variants}
+    return {variant.id for variant in run.read_order_head(attempt).variants}
 
 
 def status_of(facts: VariantFacts) -> VariantStatus:

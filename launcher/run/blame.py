@@ -12,6 +12,8 @@ from typing import Literal
 
 from launcher.frames import is_users
 from launcher.records import FailureRecord
+from launcher.run.limits import remedy
+from launcher.run.lines import NOISE
 from launcher.run.stacks import Fatal, fatal_error
 
 _ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -23,8 +25,10 @@ none of them: NCCL's watchdog aborts a rank whose peer is gone.
 """
 
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
-_NOISE = "USDT:"
-"""Begins lines that torch's profiler prints at its every start and stop."""
+
+
+_RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
+"""What torch writes before every line of a traceback once there is a process group."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,12 @@ class Failure:
     """Ranks that ended only because of it."""
     secondary: bool
     """No cause was found: even this rank only lost its peer."""
+    error: str | None = None
+    """The exception's type, where there was one."""
+    code: int | None = None
+    """Exit code, or minus the signal's number, as far as the process has ended by itself."""
+    also: tuple[int, ...] = ()
+    """Ranks that failed a little later, by themselves as it seems: they name no lost peer."""
 
     @property
     def headline(self) -> str:
@@ -110,8 +120,14 @@ def root_cause(exits: Sequence[Exit], records: Sequence[FailureRecord], stopped_
         raise ValueError("no rank has ended")
     suspects = [_suspect(rank, ended.get(rank), by_rank.get(rank), stopped_at_ns) for rank in ranks]
     culprit = min(suspects, key=lambda suspect: (suspect.tier, suspect.time_ns))
-    victims = tuple(s.rank for s in suspects if s is not culprit and not _ended_well(s.exit))
-    return _failure(culprit, victims)
+    others = [s for s in suspects if s is not culprit and not _ended_well(s.exit)]
+    also = tuple(s.rank for s in others if s.tier == 0)
+    victims = tuple(s.rank for s in others if s.tier != 0)
+    return replace(_failure(culprit, victims), also=also, code=_code(culprit.exit))
+
+
+def _code(exit_: Exit | None) -> int | None:
+    return None if exit_ is None or exit_.stopped else exit_.returncode
 
 
 def with_crash(failure: Failure, log: str) -> Failure:
@@ -122,13 +138,14 @@ def with_crash(failure: Failure, log: str) -> Failure:
     return replace(failure, message=f"{fatal.what} at {fatal.place}" if fatal.place else fatal.what)
 
 
-def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20) -> str:
+def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host: str = "") -> str:
     """What happened, where, and where to read on.
 
     Args:
         log: the end of the rank's log; its last lines are shown where they say more than the traceback.
+        host: the machine that the rank ran on.
     """
-    parts = [_what_happened(failure)]
+    parts = [_what_happened(failure, host)]
     shown = users_traceback(failure.traceback)
     if shown:
         parts.append(_indent(shown))
@@ -136,15 +153,25 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20) -> s
     if fatal:
         parts.append(_indent(_crash_text(fatal)))
         log = log[: fatal.start]
-    said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
-    said = [line for line in said if not line.startswith(_NOISE)][-num_lines:]
-    if any(line.strip() for line in said):
+    said = last_lines(log, failure, num_lines)
+    if said:
         parts.append(f"the last lines of its log:\n{_indent(chr(10).join(said))}")
+    if failure.also:
+        parts.append(f"{_ranks(failure.also)} failed as well, a moment later")
     if failure.victims:
         parts.append(f"because of that: {_ranks(failure.victims)} could not go on")
+    if hint := remedy(f"{failure.message}\n{log}"):
+        parts.append(hint)
     whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
     parts.append(f"log{whole}: {log_path}")
     return "\n".join(parts)
+
+
+def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:
+    """The end of a log as far as it says more than the failure; empty where it doesn't."""
+    said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
+    said = [line for line in said if not line.startswith(NOISE)][-num_lines:]
+    return said if any(line.strip() for line in said) else []
 
 
 def users_traceback(text: str) -> str:
@@ -223,6 +250,7 @@ def _failure(culprit: _Suspect, victims: tuple[int, ...]) -> Failure:
         stage=record.stage,
         victims=victims,
         secondary=culprit.tier >= 2,
+        error=record.type,
     )
 
 
@@ -262,8 +290,9 @@ def _record_status(record: FailureRecord) -> str:
     return f"raised {record.type}"
 
 
-def _what_happened(failure: Failure) -> str:
-    where = f" during {failure.stage}" if failure.stage else ""
+def _what_happened(failure: Failure, host: str) -> str:
+    where = f" on {host}" if host else ""
+    where += f" during {failure.stage}" if failure.stage else ""
     where += f" of {failure.variant}" if failure.variant and failure.stage else ""
     text = failure.headline + (f"\n    it happened{where}" if where else "")
     if not failure.traceback:
@@ -276,6 +305,7 @@ def _what_happened(failure: Failure) -> str:
 def _without(log: str, traceback: str, message: str) -> str:
     """The log without what is shown above it already: the traceback, or the message of a user's mistake."""
     shown = (traceback or message).strip()
+    log = _RANK_PREFIX.sub("", log)
     return log.replace(shown, "") if shown else log
 
 

@@ -20,13 +20,12 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from launcher.errors import MachineError
-from launcher.run.proctree import become_subreaper, descendants, kill_descendants
+from launcher.run.limits import start_problem
+from launcher.run.proctree import SHIELDED, become_subreaper, descendants, kill_descendants
 
 SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
 _MAX_REQUEST_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 10.0
-_SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-"""Signals that a person or a batch system sends to everything in sight; the front answers them."""
 
 
 def split_process() -> "Guard":
@@ -36,12 +35,16 @@ def split_process() -> "Guard":
 
     Raises:
         RuntimeError: this process has more than one Python thread already.
+        MachineError: no process can be started.
     """
     if threading.active_count() != 1:
         raise RuntimeError("split_process() must come before any thread is started")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     become_subreaper()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise MachineError(f"can't start: {start_problem(error.errno or 0)}") from error
     if pid == 0:
         _supervise(theirs)
     theirs.close()
@@ -160,7 +163,7 @@ def _supervise(control: socket.socket) -> NoReturn:
 
 def _detach(keep: int) -> None:
     """Lets go of the command's files, which may be pipes that others wait to see closed."""
-    for number in _SHIELDED:
+    for number in SHIELDED:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -218,11 +221,9 @@ class _Supervisor:
         ]
         env = {**os.environ, **request["env"]}
         try:
-            pid = os.posix_spawn(
-                argv[0], argv, env, file_actions=actions, setsigdef=_SHIELDED, setsigmask=[], setpgroup=0
-            )
+            pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigmask=[], setpgroup=0)
         except OSError as error:
-            return {"error": error.strerror}
+            return {"error": start_problem(error.errno or 0)}
         self._servers.add(pid)
         return {"pid": pid}
 

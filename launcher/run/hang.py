@@ -1,101 +1,148 @@
-"""Which rank a launch that takes too long waits for."""
+"""Which rank a launch waits for: pure, from what all ranks were seen to do."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from launcher.run.ranks import Ranks
-from launcher.run.stacks import BACKWARD, Activity, Thread, activity, parse_threads
+from launcher.frames import is_workload
+from launcher.run.collectives import Collective, Gap, find_gap, last_ones
+from launcher.run.observe import Sight
+from launcher.run.stacks import BACKWARD, COLLECTIVE, GPU, Activity, Thread, activity, main_thread
 
-_STACKS_S = 2.0
-"""How long the ranks may take to write their stacks; they do it within milliseconds, unless they swap."""
-_POLL_S = 0.05
 _MOST_RANKS = 8
 """Named one by one."""
 
 
 @dataclass(frozen=True)
+class RankView:
+    """One rank, as `gpurun stacks` shows it."""
+
+    rank: int
+    pid: int
+    steps: int
+    doing: str
+    """`is in `lookup` (train.py:25)`, `waits for the other ranks in a collective`."""
+    collectives: tuple[Collective, ...]
+    """The newest one of each process group."""
+    threads: tuple[Thread, ...]
+
+
+@dataclass(frozen=True)
 class Hang:
-    """What the stacks of all ranks show, and no more than that."""
+    """What stacks and collectives of all ranks show, and no more than that."""
 
     rank: int | None
-    """The rank to look at: the only kind that doesn't wait; `None` where the stacks single out none."""
+    """The rank to look at: one that doesn't wait; `None` where nothing singles one out."""
     headline: str
-    """For one line; empty where there were no stacks."""
+    """For one line; empty where there is nothing to tell."""
     details: tuple[str, ...]
     """What each rank was doing."""
+    missing: tuple[int, ...] = ()
+    """Ranks that have not called a collective in which others wait."""
+    ranks: tuple[RankView, ...] = ()
 
 
-def observe(pool: Ranks, logs: Mapping[int, Path]) -> Hang:
-    """Has all running ranks write their stacks into their logs, and reads them there."""
-    before = {rank: _size(log) for rank, log in logs.items()}
-    pool.dump_stacks()
-    deadline = time.monotonic() + _STACKS_S
-    seen: dict[int, tuple[Thread, ...]] = {}
-    while time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        # A stack is written frame by frame: it is complete when it no longer grows.
-        last, seen = seen, {rank: parse_threads(_read(log, before[rank])) for rank, log in logs.items()}
-        if seen == last and all(any(thread.current for thread in seen[rank]) for rank in logs):
-            break
-    return find_hang({rank: activity(threads) for rank, threads in seen.items()})
+def diagnose(sights: Sequence[Sight]) -> Hang:
+    """Who keeps whom waiting."""
+    activities = {sight.rank: activity(sight.threads) for sight in sights}
+    gap = find_gap({sight.rank: sight.history for sight in sights if sight.history})
+    views = tuple(_view(sight, doing_text(sight.rank, activities[sight.rank], gap)) for sight in sights)
+    return find_hang(activities, gap, views)
 
 
-def find_hang(activities: Mapping[int, Activity | None]) -> Hang:
-    """Who keeps whom waiting; `None` stands for a rank that left no stack."""
+def find_hang(
+    activities: Mapping[int, Activity | None], gap: Gap | None = None, views: tuple[RankView, ...] = ()
+) -> Hang:
+    """Who keeps whom waiting; `None` stands for a rank that left no stack.
+
+    Numbers of collectives go before stacks: a stack in the backward pass doesn't tell waiting from computing.
+    """
+    if gap is None and not any(activities.values()):
+        return Hang(None, "", (), ranks=views)
+    shown = list(activities.items())[:_MOST_RANKS]
+    details = tuple(
+        f"rank {rank} {doing_text(rank, doing, gap, len(activities) > 1)}" for rank, doing in shown
+    )
+    rank, headline, missing = _by_numbers(activities, gap) if gap else _by_stacks(activities)
+    return Hang(rank, headline, details, missing, views)
+
+
+_Finding = tuple[int | None, str, tuple[int, ...]]
+
+
+def _by_numbers(activities: Mapping[int, Activity | None], gap: Gap) -> _Finding:
+    """Ranks that have called a collective against those that have not."""
+    absent = "; ".join(_phrase(rank, activities.get(rank)) for rank in gap.missing[:_MOST_RANKS])
+    waiting = [rank for rank in gap.waiting if (doing := activities.get(rank)) is None or doing.waiting]
+    others = f"; {ranks_text(waiting)} {_verb(waiting, 'wait')} in {gap.collective}" if waiting else ""
+    return gap.missing[0], f"{absent}{others}", gap.missing
+
+
+def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
     busy = [rank for rank, doing in activities.items() if doing and doing.waiting is None]
     waiting = [rank for rank, doing in activities.items() if doing and doing.waiting]
     silent = [rank for rank, doing in activities.items() if doing is None]
-    details = tuple(_detail(rank, doing, len(activities)) for rank, doing in activities.items())[:_MOST_RANKS]
-    if not busy and not waiting:
-        return Hang(None, "", ())
     if len(activities) == 1:
-        return Hang(next(iter(activities)), _was(details[0]), details)
+        (rank,) = activities
+        return rank, _phrase(rank, activities[rank]), ()
     if busy and waiting:
-        place = activities[busy[0]]
-        assert place is not None
-        also = f" ({len(busy) - 1} more were busy too)" if len(busy) > 1 else ""
-        return Hang(
-            busy[0], f"rank {busy[0]} was at {place.frame}{also}, {_others(activities, waiting)}", details
-        )
+        also = f" ({len(busy) - 1} more are busy too)" if len(busy) > 1 else ""
+        first = _phrase(busy[0], activities[busy[0]])
+        return busy[0], f"{first}{also}; {_others(activities, waiting)}", tuple(busy)
     if busy:
-        return Hang(busy[0], f"no rank waited for another: {_was(details[0])}", details)
+        return busy[0], f"no rank waits for another: {_phrase(busy[0], activities[busy[0]])}", ()
     if silent:
-        return Hang(silent[0], f"rank {silent[0]} left no stack, and all others waited", details)
-    return Hang(None, "all ranks waited for each other: not all take part in the same collective", details)
+        return silent[0], f"rank {silent[0]} left no stack, and all others wait", tuple(silent)
+    return None, "all ranks wait for each other: not all take part in the same collective", ()
 
 
 def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -> str:
-    """What the waiting ranks were doing; of the backward pass it isn't known that they waited."""
+    """What the waiting ranks do; of the backward pass it isn't known that they wait."""
     ways = {doing.waiting for rank in waiting if (doing := activities[rank])}
-    who = f"rank {waiting[0]}" if len(waiting) == 1 else f"{len(waiting)} ranks"
-    verb = "was" if len(waiting) == 1 else "were"
-    return f"while {who} {'waited' if BACKWARD not in ways else f'{verb} in the backward pass'}"
+    if BACKWARD in ways:
+        return f"{ranks_text(waiting)} {'is' if len(waiting) == 1 else 'are'} in the backward pass"
+    return f"{ranks_text(waiting)} {_verb(waiting, 'wait')}"
 
 
-def _detail(rank: int, doing: Activity | None, num_ranks: int) -> str:
+def _view(sight: Sight, doing: str) -> RankView:
+    threads = tuple(sorted(sight.threads, key=lambda thread: thread is not main_thread(sight.threads)))
+    newest = tuple(last_ones(sight.history))
+    return RankView(sight.rank, sight.pid, sight.steps, doing, newest, threads)
+
+
+def _phrase(rank: int, doing: Activity | None) -> str:
+    """`rank 2 is in `DataLoader.__next__` (train.py:41)`."""
+    return f"rank {rank} {doing.short if doing else 'left no stack'}"
+
+
+def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bool = False) -> str:
+    """What a rank does; that it waits in a collective only where the others' numbers say so."""
     if doing is None:
-        return f"rank {rank} left no stack"
-    ddp = ", in which DDP waits for the other ranks" if doing.waiting == BACKWARD and num_ranks > 1 else ""
-    return f"rank {rank} {doing.text}{ddp}"
+        return "left no stack"
+    if gap is not None and rank in gap.waiting and doing.waiting in (COLLECTIVE, BACKWARD, GPU):
+        where = f" ({doing.frame})" if doing.frame and is_workload(doing.frame.file) else ""
+        return f"waits in {gap.collective}{where}"
+    ddp = ", in which DDP waits for the other ranks" if doing.waiting == BACKWARD and has_peers else ""
+    return f"{doing.text}{ddp}"
 
 
-def _was(detail: str) -> str:
-    return detail.replace(" is ", " was ", 1).replace(" waits ", " waited ", 1)
+def _verb(ranks: Sequence[int], verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb
 
 
-def _size(log: Path) -> int:
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 3`, `ranks 0–30, 32`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return "ranks " + ", ".join(_run_text(first, last) for first, last in runs)
 
 
-def _read(log: Path, start: int) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+def _run_text(first: int, last: int) -> str:
+    if last - first < 3:
+        return ", ".join(map(str, range(first, last + 1)))
+    return f"{first}–{last}"

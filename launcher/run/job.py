@@ -1,9 +1,10 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
 import gc
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +18,27 @@ from launcher.plan.model import Launch, Plan
 from launcher.plan.nodes import Node
 from launcher.records import Event
 from launcher.report.plan import headlines
+from launcher.run.account import Account
+from launcher.run.fit import find_fit, wants_max, with_batch
 from launcher.run.guard import Guard
-from launcher.run.open import Invocation, open_run, read_invocation, resume_run
+from launcher.run.limits import check_open_files
+from launcher.run.open import (
+    Invocation,
+    find_run,
+    load_invocation,
+    open_run,
+    read_invocation,
+    resume_run,
+)
 from launcher.run.pool import TRAINING, WorkerPool
+from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
-from launcher.run.ranks import Ranks
+from launcher.run.ranks import Pools
+from launcher.run.relay import Relay
+from launcher.run.running import claimed
 from launcher.run.session import Session, outcome_error
-from launcher.run.signals import interruptible
-from launcher.rundir import RunDir
-from launcher.spec.load import load_job
+from launcher.run.signals import forwarded, interruptible
+from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec
 
 LATEST = Path("latest")
@@ -33,8 +46,8 @@ LATEST = Path("latest")
 PACE_FROM_LAUNCHES = 0.3
 """Share of a launch from which on its start-up no longer distorts the pace."""
 
-WORKER = "launcher.worker.main"
-"""Imported once in the server as well: every rank begins with it."""
+WORKER = ("launcher.worker.main", "launcher.worker.script", "launcher.worker.store")
+"""Imported once in the server as well: every rank begins with one of them."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +60,6 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the command was asked for, checked as far as no machine is needed for that."""
-
-    given: Invocation
-    spec: JobSpec
-    out: Path | None
-    resume: Path | None
-
-    @property
-    def job_dir(self) -> Path:
-        return self.given.job_file.absolute().parent
-
-
-@dataclass(frozen=True)
 class Prepared:
     """Everything that is known before the first process of a run is started."""
 
@@ -70,12 +69,53 @@ class Prepared:
     run: RunDir
     job_dir: Path
 
+    @property
+    def envs(self) -> list[Mapping[str, str]]:
+        """What each variant's server has in its environment."""
+        return [variant.env for variant in self.plan.variants]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a person wants to see of what the ranks write."""
+
+    quiet: bool = False
+    only_rank: int | None = None
+
+    def relay(self, say: Callable[[str], None]) -> Relay | None:
+        if self.quiet:
+            return None
+        only = None if self.only_rank is None else (self.only_rank,)
+        return Relay(say, only, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the command was asked for, checked as far as no machine is needed for that."""
+
+    given: Invocation
+    spec: JobSpec
+    out: Path | None
+    resume: Path | None
+    output: Output
+
+    @property
+    def job_dir(self) -> Path:
+        return self.given.folder
+
+    @property
+    def resumed(self) -> Path | None:
+        """The run to go on with."""
+        newest = self.resume == LATEST and not self.resume.exists()
+        return (self.out or Path("runs") / self.spec.name) if newest else self.resume
+
 
 def run_job(
     guard: Guard,
     invocation: Invocation | None,
     out: Path | None,
     resume: Path | None,
+    output: Output = Output(),  # frozen
     flags: NodeFlags | None = None,
 ) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
@@ -87,47 +127,64 @@ def run_job(
         invocation: the job file and its overrides; `None` takes those of the run that is resumed.
         out: the run directory, where it isn't to be under `runs/`.
         resume: a run to go on with; `LATEST` is the newest of this job.
+        output: what to show of what the ranks write.
         flags: this node's place among several.
 
     Raises:
-        SpecError: the job file or the command line is wrong.
+        SpecError: the job file or the command line is wrong, or another command works on this run.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
         NodesError: a node of the job is gone.
     """
     gc.enable()
-    with interruptible(guard.kill_workers), WorkerPool(guard, preload=(*TRAINING, WORKER)) as pool:
+    with interruptible(guard.kill_workers), WorkerPools(guard, preload=(*TRAINING, *WORKER)) as pools:
         given = invocation or read_invocation(resume or Path())
-        job = Job(given, load_job(given.job_file, given.overrides), out, resume)
-        flags = flags or NodeFlags()
+        job = Job(given, load_invocation(given), out, resume, output)
         if job.spec.nodes > 1:
             from launcher.cluster.run import run_on_nodes
 
-            return run_on_nodes(guard, pool, job, flags)
-        if flags.given:
+            return run_on_nodes(guard, pools, job, flags or NodeFlags())
+        if flags is not None and flags.given:
             raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
-        return carry_out(prepare(job, inspect_machine()), pool)
+        ready = prepare(job, inspect_machine(), pools.get({}))
+        pools.keep_only(ready.envs)
+        return carry_out(ready, pools, output)
 
 
-def prepare(job: Job, machine: Machine, nodes: Sequence[Node] = ()) -> Prepared:
+def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] = ()) -> Prepared:
     """Plans the job for this machine, or for these nodes, and opens the run directory.
 
     Raises:
         SpecError: the job makes no sense on these devices.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+        VariantError: `global_batch: max` could not be found.
     """
-    plan = build_plan(job.spec, machine, nodes)
-    if job.resume is None:
-        run = open_run(job.given, job.spec, plan, machine, job.out)
-    else:
-        newest = job.resume == LATEST and not job.resume.exists()
-        run = resume_run((job.out or Path("runs") / plan.name) if newest else job.resume, plan)
-    return Prepared(job.spec, machine, plan, run, job.job_dir)
+    spec, resume, fit = job.spec, job.resumed, None
+    if wants_max(spec):
+        fit = find_run(resume).read_fit() if resume else None
+        fit = fit or find_fit(spec, machine, pool, job.job_dir, say_on_stderr)
+        spec = with_batch(spec, fit)
+    plan = build_plan(spec, machine, nodes)
+    check_open_files(max(variant.world_size for variant in plan.variants))
+    run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
+    if fit is not None:
+        write_json(run.fit, fit)
+    return Prepared(spec, machine, plan, run, job.job_dir)
 
 
-def carry_out(ready: Prepared, pool: Ranks, tell: Callable[[str], None] | None = None) -> Finished:
+def say_on_stderr(text: str) -> None:
+    """Tells of what happens before there is a plan, and with it a progress line."""
+    sys.stderr.write(f"{text}\n")
+
+
+def carry_out(
+    ready: Prepared, pools: Pools, output: Output, tell: Callable[[str], None] | None = None
+) -> Finished:
     """Executes the plan, and shows how it goes on.
 
     Args:
+        ready: the plan, and what it was made from.
+        pools: start the ranks.
+        output: what to show of what the ranks write.
         tell: is told of failures as well, where others than this terminal's user should know.
     """
     plan = ready.plan
@@ -135,7 +192,7 @@ def carry_out(ready: Prepared, pool: Ranks, tell: Callable[[str], None] | None =
     with Progress(sys.stderr) as progress:
         progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
 
-        def on_failure(text: str) -> None:
+        def say(text: str) -> None:
             progress.say(text)
             if tell is not None:
                 tell(text)
@@ -146,11 +203,14 @@ def carry_out(ready: Prepared, pool: Ranks, tell: Callable[[str], None] | None =
             run=ready.run,
             job_dir=ready.job_dir,
             machine=ready.machine,
-            pool=pool,
+            pool=pools.get(ready.envs[0]),
+            pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
-            on_failure=on_failure,
+            account=Account(ready.run, say),
+            relay=output.relay(progress.say),
         )
-        return finish(session)
+        with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
+            return finish(session)
 
 
 def finish(session: Session) -> Finished:

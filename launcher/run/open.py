@@ -2,13 +2,17 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import MachineError, SpecError
 from launcher.host import Machine, host_record
 from launcher.plan.model import Plan
+from launcher.run.running import refuse_if_alive
 from launcher.rundir import RunDir, read_json, unwritable, write_bytes, write_json
+from launcher.spec.command import program_job
+from launcher.spec.load import load_job, load_text
 from launcher.spec.model import JobSpec
 
 LATEST = "latest"
@@ -22,6 +26,34 @@ class Invocation:
     job_file: Path
     overrides: tuple[str, ...]
     """What `--set` said."""
+    job_dir: Path | None = None
+    """Where relative file names of the job start, if not in the job file's own folder."""
+    text: str | None = None
+    """The job itself, where it stands in no file (`gpurun run`); `job_file` is then only a name."""
+
+    @property
+    def folder(self) -> Path:
+        """Where relative file names of the job start."""
+        return (self.job_dir or self.job_file.parent).absolute()
+
+
+def program_invocation(
+    script: str | None, module: str | None, args: Sequence[str], devices: str, overrides: Sequence[str]
+) -> Invocation:
+    """What `gpurun run` was started with, in the current folder."""
+    text = program_job(script, module, args, devices)
+    return Invocation(Path("gpurun run"), tuple(overrides), Path.cwd(), text)
+
+
+def load_invocation(given: Invocation) -> JobSpec:
+    """The job that is to be run.
+
+    Raises:
+        SpecError: it is wrong.
+    """
+    if given.text is not None:
+        return load_text(given.text, str(given.job_file), given.overrides, given.folder)
+    return load_job(given.job_file, given.overrides, given.job_dir)
 
 
 def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine, out: Path | None) -> RunDir:
@@ -51,6 +83,7 @@ def check_free(path: Path) -> None:
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    refuse_if_alive(RunDir(path))
     if (path / "plan.json").is_file():
         raise SpecError(f"{path} holds a run already; name another --out, or go on with it: --resume {path}")
     what = "is a folder with other files" if path.is_dir() else "is a file"
@@ -59,11 +92,30 @@ def check_free(path: Path) -> None:
 
 def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine) -> None:
     """Writes what the run begins with. The plan comes last: a folder that has one can be gone on with."""
-    write_json(run.invocation, StoredInvocation(str(invocation.job_file.absolute()), invocation.overrides))
+    job_file = run.job if invocation.text is not None else invocation.job_file
+    job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
+    write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
     write_json(run.spec, spec.resolved())
-    write_json(run.host, host_record(machine) | ({"nodes": plan.nodes} if plan.nodes else {}))
-    copy_file(invocation.job_file, run.job)
+    write_json(run.host, whole_record(spec, plan, machine))
+    if invocation.text is not None:
+        write_bytes(run.job, invocation.text.encode())
+    else:
+        copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
+
+
+def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, object]:
+    """`host.json`: the machine, where the ranks are bound, and the nodes if there are several."""
+    record = {**host_record(machine), "binding": binding_record(spec.bind, plan)}
+    return {**record, "nodes": plan.nodes} if plan.nodes else record
+
+
+def binding_record(bind: str, plan: Plan) -> dict[str, object]:
+    """On which hardware threads the ranks run, by group of launches; empty where they aren't bound."""
+    ranks = {
+        launch.group: {str(p.rank): p.cpus for p in launch.processes if p.cpus} for launch in plan.launches
+    }
+    return {"bind": bind, "cpus": {group: cpus for group, cpus in ranks.items() if cpus}}
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -170,7 +222,7 @@ def read_invocation(path: Path) -> Invocation:
     job_file = Path(stored.job_file)
     if not job_file.is_file():
         raise SpecError(f"the run's job file {job_file} is gone; name one: gpurun {run.job} --resume {path}")
-    return Invocation(job_file, stored.overrides)
+    return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
 
 
 @dataclass(frozen=True)
@@ -179,15 +231,17 @@ class StoredInvocation:
 
     job_file: str
     overrides: tuple[str, ...]
+    job_dir: str | None = None
 
 
 def resume_run(path: Path, plan: Plan) -> RunDir:
     """A run to go on with; what failed or timed out is tried again, what was measured is kept.
 
     Raises:
-        SpecError: no run is there, or it was made from another job.
+        SpecError: no run is there, it was made from another job, or another command works on it.
     """
     run = find_run(path)
+    refuse_if_alive(run)
     if read_json(run.plan, Plan) != plan:
         raise SpecError(
             f"{run.path} was made from another job, or on another machine: its plan differs\n"

@@ -7,16 +7,19 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from launcher.errors import MachineError
 from launcher.run.blame import Exit
 from launcher.run.guard import SUPERVISOR_KILLED, Guard, python_argv
+from launcher.run.limits import start_problem
+from launcher.run.observe import Sight, observe
 from launcher.run.oomkill import in_kernel_log, oom_kills
 from launcher.run.proctree import kill_descendants, send_signal
 from launcher.run.wire import (
-    STACKS_SIGNAL,
+    SERVICE_RANK,
     Exited,
     ImportFailed,
     Lines,
@@ -25,6 +28,7 @@ from launcher.run.wire import (
     Request,
     Signal,
     Started,
+    StartFailed,
     StartRequest,
 )
 
@@ -61,6 +65,7 @@ class WorkerPool:
         self._requested: set[int] = set()
         self._running: dict[int, int] = {}
         self._signals: tuple[int, ...] = ()
+        self._forwarded: list[int] = []
         self._exits: list[Exit] = []
         self._oom_kills = oom_kills()
         self._lines: Lines | None = None
@@ -86,7 +91,7 @@ class WorkerPool:
 
     def pids(self) -> dict[int, int]:
         """Process ids of the ranks that are known to run."""
-        return dict(self._running)
+        return {rank: pid for rank, pid in self._running.items() if rank != SERVICE_RANK}
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks that ended since the last call; waits for the first one, at most `timeout_s`.
@@ -96,14 +101,24 @@ class WorkerPool:
         """
         deadline = time.monotonic() + timeout_s
         while True:
+            while self._forwarded:
+                self._send(Signal(self._forwarded.pop(0)))
             remaining_s = 0.0 if self._exits else max(0.0, deadline - time.monotonic())
             if not self._receive(remaining_s) and (self._exits or time.monotonic() >= deadline):
                 exits, self._exits = self._exits, []
                 return exits
 
-    def dump_stacks(self) -> None:
-        """Every running rank writes the stacks of its threads to its log, whatever it is doing."""
-        self._send(Signal(STACKS_SIGNAL))
+    def forward(self, number: int) -> None:
+        """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
+        self._forwarded.append(number)
+
+    def observe(self, folder: Path) -> tuple[Sight, ...]:
+        """All running ranks whose control blocks are in `folder`; takes some tens of milliseconds."""
+        return observe(folder)
+
+    def steps_elsewhere(self) -> tuple[int, ...]:
+        """None: all ranks are here."""
+        return ()
 
     def stop(self, grace_s: float) -> None:
         """Ends all ranks and everything that they started, sessions of their own included.
@@ -204,7 +219,11 @@ class WorkerPool:
             self._running[report.rank] = report.pid
         elif isinstance(report, Exited):
             self._running.pop(report.rank, None)
-            self._exits.append(self._exit(report))
+            if report.rank != SERVICE_RANK:
+                self._exits.append(self._exit(report))
+        elif isinstance(report, StartFailed):
+            self._drop_server()
+            raise MachineError(f"can't start rank {report.rank}: {start_problem(report.errno)}")
         elif isinstance(report, ImportFailed):
             self._drop_server()
             raise MachineError(

@@ -15,6 +15,16 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 
+SHIELDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGUSR1,
+)
+"""Signals that a person or a batch system sends to everything in sight; the front answers them for all."""
+
 
 class _Stat(NamedTuple):
     pid: int

@@ -19,6 +19,7 @@ REFRESH_S = 0.1
 STAGES = {
     "start": "starting",
     "build": "building the model",
+    "balance": "measuring the devices",
     "check": "checking gradients",
     "warmup": "warming up",
     "profile": "tracing",
@@ -90,7 +91,8 @@ class Progress:
 
 def progress_line(status: Status, width: int) -> Text:
     """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns."""
-    doing = STAGES.get(status.stage) or f"round {status.round} of {status.rounds}"
+    counted = f"step {status.round}" if status.stage == "run" else f"round {status.round} of {status.rounds}"
+    doing = STAGES.get(status.stage) or counted
     launch = f"launch {status.launch} of {status.launches}" if status.launches > 1 else ""
     name = set_cell_size(status.variant or "", min(max(len(status.variant or ""), 12), 32))
     head = Text.assemble("  ", name, "  ", _bar(status), "  ")

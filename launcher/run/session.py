@@ -1,21 +1,24 @@
 """Carries out a plan: launch by launch, so that no failure costs what was measured before or comes after."""
 
 import os
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
+from launcher.control import leave
 from launcher.errors import GpurunError, MachineError, VariantError
 from launcher.host import Machine
-from launcher.plan.model import Launch, Plan
+from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
-from launcher.records import Event, RoundTime, VariantStatus
+from launcher.records import Event, Restart, RoundTime, VariantStatus
 from launcher.report.tensorboard import write_tensorboard
+from launcher.run.account import Account
 from launcher.run.attempts import (
     attempt_id,
     attempts,
@@ -26,23 +29,24 @@ from launcher.run.attempts import (
     status_of,
     variant_rounds,
 )
-from launcher.run.blame import Exit, Failure, explain, root_cause, with_crash
-from launcher.run.hang import Hang, observe
+from launcher.run.blame import Exit, Failure, root_cause
+from launcher.run.hang import Hang, diagnose
+from launcher.run.pace import Pace
 from launcher.run.pool import OPTIMIZING, StartRequest
-from launcher.run.ranks import Ranks
+from launcher.run.program import begin_launch, end_launch, launch_requests
+from launcher.run.ranks import Pools, Ranks
+from launcher.run.relay import Relay
+from launcher.run.restart import can_pass, pause_s
+from launcher.run.running import entered
 from launcher.run.tail import EventTail
-from launcher.rundir import RunDir, write_json
+from launcher.rundir import RunDir, append_lines, write_json
 from launcher.spec.model import JobSpec
 
-GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL: our own workers have nothing to save, users' exit handlers may."""
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""
 LEFT_BEHIND_S = 8.0
 """How long a rank may outlive another one that ended well; they all end within milliseconds."""
 POLL_S = 0.1
-LOG_TAIL_BYTES = 1 << 16
-"""What is read of a rank's log: more than the longest traceback, of a recursion without end."""
 
 OnEvent = Callable[[Launch, int, Event | None], None]
 """Called with a launch, its position in the plan and what it does now."""
@@ -53,9 +57,10 @@ class Ended:
     """How one attempt of a launch ended."""
 
     failure: Failure | None = None
-    timeout_s: float | None = None
+    late: str | None = None
+    """Why the ranks were stopped: `took longer than 5 s`, `made no step for 30 s`."""
     hang: Hang | None = None
-    """What the ranks were doing when the time was up."""
+    """What they were doing then."""
     variant: str | None = None
     """The variant that was running when it failed; `None`: none had begun."""
 
@@ -70,10 +75,12 @@ class Session:
     job_dir: Path
     machine: Machine
     pool: Ranks
+    """Of the launch that runs now: `pools` has one for every environment."""
+    pools: Pools
     on_event: OnEvent
-    on_failure: Callable[[str], None]
-    """Called with the explanation of a failure as soon as it is known."""
-    failures: list[str] = field(default_factory=list)
+    account: Account
+    relay: Relay | None = None
+    """Shows what the ranks write; `None`: nobody wants to see it."""
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -103,6 +110,8 @@ class Session:
             variants = self.with_baseline(launch, missing)
             rounds = launch.rounds - rounds_done(self.run, self.plan, launch, missing)
             ended = self.attempt(position, launch, variants, max(1, rounds))
+            if self.goes_again(launch, ended):
+                continue
             self.settle(launch, missing, ended)
 
     def with_baseline(self, launch: Launch, missing: Sequence[str]) -> list[str]:
@@ -114,31 +123,53 @@ class Session:
     def attempt(self, position: int, launch: Launch, variants: Sequence[str], rounds: int) -> Ended:
         """Starts the launch's processes and waits until they have all ended."""
         name = attempt_id(launch, len(attempts(self.run, launch)) + 1)
-        self.write_order(launch, name, variants, rounds)
+        program = self.program_of(launch)
+        if program is not None:
+            self.pool = self.pools.get(program.env)
+            begin_launch(self.spec, self.run, program, launch, name, self.job_dir)
+        else:
+            self.write_order(launch, name, variants, rounds)
         tail = EventTail(self.run.events(name))
         self.on_event(launch, position, None)
+        entered(self.run, name)
+        if self.relay is not None:
+            self.relay.follow(self.own_logs(launch, name))
         self.pool.start(self.requests(launch, name))
         if position == 0 and len(self.plan.launches) > 1:
             self.pool.preload(OPTIMIZING)
         try:
-            exits, timeout_s = self.watch(position, launch, tail)
-            hang = observe(self.pool, self.logs(launch, name)) if timeout_s is not None else None
+            exits, ended = self.watch(position, launch, tail, name)
         finally:
             stopped_ns = time.time_ns()
-            self.pool.stop(GRACE_S)
+            self.pool.stop(self.spec.grace_s)
+            leave(self.run.control(name))
+            entered(self.run, None)
         exits += self.pool.poll(0)
+        if program is not None:
+            end_launch(self.run, program, name, exits)
         variant = tail.last.variant if tail.last else None
-        if hang is not None:
-            ended = Ended(timeout_s=timeout_s, hang=hang, variant=variant)
-            self.report_hang(ended, launch, name)
-            return ended
+        if ended is not None:
+            return replace(ended, variant=variant)
         if finished_variants(self.run, launch) >= set(variants):
+            if self.relay is not None:
+                self.relay.finish()
             return Ended()
-        self.check_disk(exits, name)
-        failure = self.report(root_cause(exits, self.run.read_failures(name), stopped_ns), name)
+        self.check_disk(launch, exits, name)
+        cause = root_cause(exits, self.run.read_failures(name), stopped_ns)
+        failure = self.account.failure(cause, name, self.host_of(launch, cause.rank))
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
+
+    def host_of(self, launch: Launch, rank: int) -> str:
+        """The machine that a rank runs on."""
+        nodes = self.plan.nodes
+        return nodes[launch.processes[rank].node].host if nodes else platform.node()
+
+    def program_of(self, launch: Launch) -> Variant | None:
+        """The variant of a launch that runs a program; `None` for a workload's."""
+        first = self.plan.variant(launch.variants[0])
+        return first if first.is_program else None
 
     def write_order(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
         """The one file that the workers of an attempt read."""
@@ -152,6 +183,8 @@ class Session:
             machine=self.machine,
             looks=planned_looks(self.plan, self.spec.steps.early_stop),
             prior=self.prior(variants) if one_group else {},
+            found=self.found(launch),
+            caps=fit.caps if (fit := self.run.read_fit()) else (),
         )
         chosen = tuple(variant for variant in order.variants if variant.id in variants)
         baseline = order.baseline if order.baseline in variants else None
@@ -162,8 +195,15 @@ class Session:
         """Rounds that were measured before, for the looks to count."""
         return {v: variant_rounds(self.run, self.plan, v) for v in variants}
 
+    def found(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
+        """Balanced splits of this launch whose samples an earlier one, or an earlier attempt, has found."""
+        balances = {variant: self.run.read_balance(variant) for variant in launch.variants}
+        return {variant: balance.best.split for variant, balance in balances.items() if balance}
+
     def requests(self, launch: Launch, name: str) -> list[StartRequest]:
         """What to start, with the attempt's own file names."""
+        if (program := self.program_of(launch)) is not None:
+            return launch_requests(self.run, program, launch, name, self.job_dir, self.plan.address)
         order = str(self.run.order(name).resolve())
         return [
             StartRequest(
@@ -172,61 +212,90 @@ class Session:
                 env=dict(process.env),
                 log=str(self.run.log(name, process.rank).resolve()),
                 cwd=str(self.job_dir),
+                control=str(self.run.control(name).resolve()),
+                cpus=process.cpus,
             )
             for process in launch.processes
         ]
 
-    def watch(self, position: int, launch: Launch, tail: EventTail) -> tuple[list[Exit], float | None]:
-        """Exits until all ranks have ended, one has failed, or a variant takes longer than its timeout."""
+    def watch(
+        self, position: int, launch: Launch, tail: EventTail, name: str
+    ) -> tuple[list[Exit], Ended | None]:
+        """Exits until all ranks have ended, or one has failed; or how the launch ended that was too late."""
         exits: list[Exit] = []
+        pace = Pace(self.run.control(name), self.spec.hang_timeout_s, self.pool.steps_elsewhere)
         started = time.monotonic()
         deadline: float | None = None
         while len(exits) < len(launch.processes):
             exits += self.pool.poll(POLL_S)
-            for event in tail.read():
+            events = tail.read()
+            for event in events:
                 self.on_event(launch, position, event)
             spent_s = tail.spent_s(time.time_ns()) if tail.last else time.monotonic() - started
-            if spent_s > self.spec.timeout_s:
-                return exits, self.spec.timeout_s
-            if deadline is None and exits:
-                failed = any(exit_.returncode != 0 for exit_ in exits)
+            if ended := self.too_late(launch, name, tail, spent_s, pace.hangs(bool(events))):
+                return exits, ended
+            failed = any(exit_.returncode != 0 for exit_ in exits)
+            if self.relay is not None and not failed:
+                self.relay.look()
+            # A program's last rank may save a model for long after the others have ended.
+            is_over = failed or (bool(exits) and self.spec.program is None)
+            if deadline is None and is_over:
                 deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
             if deadline is not None and time.monotonic() > deadline:
                 break
         tail.read()
         return exits, None
 
-    def check_disk(self, exits: Sequence[Exit], name: str) -> None:
+    def too_late(
+        self, launch: Launch, name: str, tail: EventTail, spent_s: float, hangs: bool
+    ) -> Ended | None:
+        """How a launch ends whose variant takes longer than its timeout, or that makes no step any more."""
+        if spent_s > self.spec.limit_s:
+            late, stops = f"took longer than {self.spec.limit_s:g} s", True
+        elif hangs:
+            late, stops = f"made no step for {self.spec.hang_timeout_s:g} s", self.spec.on_hang == "stop"
+        else:
+            return None
+        hang = diagnose(self.pool.observe(self.run.control(name)))
+        variant = tail.last.variant if tail.last else None
+        self.account.hang(hang, name, f"{variant or launch.id} {late}")
+        return Ended(late=late, hang=hang) if stops else None
+
+    def goes_again(self, launch: Launch, ended: Ended) -> bool:
+        """Whether the launch starts again as it was, after a pause; says so, and counts it."""
+        if ended.failure is None and ended.late is None:
+            return False
+        if ended.failure is not None and not can_pass(ended.failure):
+            return False
+        before = [r for r in self.run.read_restarts() if r.launch.partition("~")[0] == launch.id]
+        number = len(before) + 1
+        if number > self.spec.restarts:
+            return False
+        reason = ended.failure.reason if ended.failure else str(ended.late)
+        append_lines(
+            self.run.restarts,
+            [Restart(time.time_ns(), attempts(self.run, launch)[-1], number, reason)],
+        )
+        wait_s = pause_s(number)
+        self.account.tell(f"restart {number} of {self.spec.restarts} of {launch.id} in {wait_s:g} s")
+        time.sleep(wait_s)
+        return True
+
+    def check_disk(self, launch: Launch, exits: Sequence[Exit], name: str) -> None:
         """A worker that can't write its results ends the whole run, not only its variant."""
-        if any(exit_.returncode == os.EX_IOERR for exit_ in exits):
+        full = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]
+        if full:
+            where = f" on {self.host_of(launch, full[0])}" if self.plan.nodes else ""
             raise MachineError(
-                f"the workers can't write to {self.run.path}: the disk is full or the folder is closed\n"
+                f"the workers{where} can't write to {self.run.path}: "
+                "the disk is full or the folder is closed\n"
                 f"    free some space, then go on: gpurun --resume {self.run.path}\n"
-                f"    log: {self.run.log(name, 0)}"
+                f"    log: {self.run.log(name, full[0])}"
             )
 
-    def report(self, failure: Failure, name: str) -> Failure:
-        """Tells of a failure, and returns it with what the rank's log adds to it."""
-        path = self.run.log(name, failure.rank)
-        log = log_tail(path)
-        failure = with_crash(failure, log)
-        self.tell(explain(failure, log, str(path)))
-        return failure
-
-    def report_hang(self, ended: Ended, launch: Launch, name: str) -> None:
-        """Tells which rank the others waited for, as far as their stacks show it."""
-        assert ended.hang is not None
-        lines = [f"{ended.variant or launch.id} took longer than {ended.timeout_s:g} s", *ended.hang.details]
-        log = self.run.log(name, ended.hang.rank or 0)
-        self.tell("\n    ".join(lines) + f"\nlog (with the stacks): {log}")
-
-    def tell(self, text: str) -> None:
-        self.failures.append(text)
-        self.on_failure(text)
-
-    def logs(self, launch: Launch, name: str) -> dict[int, Path]:
-        """Where each rank of an attempt writes."""
-        return {process.rank: self.run.log(name, process.rank) for process in launch.processes}
+    def own_logs(self, launch: Launch, name: str) -> dict[int, Path]:
+        """Where each rank of an attempt writes; those of other nodes are shown there."""
+        return {p.rank: self.run.log(name, p.rank) for p in launch.processes if p.node == 0}
 
     def settle(self, launch: Launch, missing: Sequence[str], ended: Ended) -> None:
         """Writes down how the variants of an attempt ended; a failure costs the variant that caused it."""
@@ -234,7 +303,7 @@ class Session:
             facts = merged_facts(self.run, self.plan, variant)
             write_json(self.run.facts(variant), facts)
             write_json(self.run.status(variant), status_of(facts))
-        if ended.failure is None and ended.timeout_s is None:
+        if ended.failure is None and ended.late is None:
             return
         lost = [ended.variant] if ended.variant else missing
         for variant in lost:
@@ -255,19 +324,8 @@ class Session:
         rank = ended.hang.rank if ended.hang else None
         where = f": {ended.hang.headline}" if ended.hang and ended.hang.headline else ""
         log = self.run.log(name, rank or 0).relative_to(self.run.path)
-        reason = f"took longer than {ended.timeout_s:g} s{where}"
+        reason = f"{ended.late}{where}"
         return VariantStatus("timeout", reason, name, rank, str(log))
-
-
-def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
-    """The last part of a log, whatever bytes a program wrote into it."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - num_bytes))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def outcome_error(comparison: Comparison) -> GpurunError | None:

@@ -46,6 +46,16 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def forwarded(forward: Callable[[int], None]) -> Iterator[None]:
+    """Hands SIGUSR1, by which batch systems announce a preemption, on to `forward`; nothing ends by it."""
+    previous = signal.signal(signal.SIGUSR1, lambda number, _: forward(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+@contextlib.contextmanager
 def _terminal_kept() -> Iterator[None]:
     """Restores echo, line mode and the rest, if there is a terminal."""
     fd = _terminal()

@@ -6,6 +6,8 @@ The stacks of a launch that hangs tell those ranks that wait for others from tho
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
 
 from launcher.frames import is_users, is_workload
 
@@ -18,6 +20,8 @@ _EXCHANGES = ("/torch/distributed/", "/launcher/worker/peers.py", "/launcher/wor
 _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
 """What `DistributedDataParallel` does besides calling the model, by function."""
+_KNOWN_OWNERS = {"dataloader.py": "DataLoader"}
+"""Stacks don't name classes; this one is where training most often waits."""
 _MOST_FRAMES = 10
 """Of a crash in which no line of the user's stands."""
 
@@ -60,6 +64,8 @@ class Activity:
     """In which way it waited, as a verb phrase; `None`: it didn't."""
     frame: Frame | None
     """The innermost line of the workload; where there is none, the innermost of all."""
+    inside: str | None = None
+    """The library's function that this line called, and that has not returned: `DataLoader.__next__`."""
 
     @property
     def text(self) -> str:
@@ -68,6 +74,14 @@ class Activity:
             return f"is at {self.frame}"
         shown = self.frame is not None and is_workload(self.frame.file)
         return f"{self.waiting} ({self.frame})" if shown else self.waiting
+
+    @property
+    def short(self) -> str:
+        """For one line: `is in `DataLoader.__next__` (train.py:41)`."""
+        if self.waiting is not None or self.frame is None:
+            return self.waiting or "left no stack"
+        place = f"{PurePath(self.frame.file).name}:{self.frame.line}"
+        return f"is in `{self.inside or self.frame.function}` ({place})"
 
 
 @dataclass(frozen=True)
@@ -108,13 +122,30 @@ def activity(threads: Sequence[Thread]) -> Activity | None:
     The main thread decides. Where it only waits for threads that compute for it (autograd's on a GPU, one per
     replica of `dp`), the first of those that is in the workload does.
     """
-    main = next((thread.frames for thread in threads if thread.current and thread.frames), None)
-    if main is None:
+    thread = main_thread(threads)
+    if thread is None:
         return None
+    main = thread.frames
     if workload_frame(main) is None and waiting_for(main) in (None, BACKWARD):
         helpers = [thread.frames for thread in threads if not thread.current and computes(thread.frames)]
         main = next((frames for frames in helpers if workload_frame(frames)), main)
-    return Activity(waiting_for(main), workload_frame(main) or main[0])
+    return Activity(waiting_for(main), workload_frame(main) or main[0], called_inside(main))
+
+
+def main_thread(threads: Sequence[Thread]) -> Thread | None:
+    """The thread that took the signal."""
+    return next((thread for thread in threads if thread.current and thread.frames), None)
+
+
+def called_inside(frames: Stack) -> str | None:
+    """The function of a library that the innermost line of the workload has called."""
+    for callee, frame in pairwise(frames):
+        if is_workload(callee.file):
+            return None
+        if is_workload(frame.file):
+            owner = _KNOWN_OWNERS.get(PurePath(callee.file).name)
+            return f"{owner}.{callee.function}" if owner else callee.function
+    return None
 
 
 def waiting_for(frames: Stack) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from launcher.environment import child_environment
 from launcher.errors import MachineError, SpecError
 from launcher.run.open import find_run
 
@@ -20,13 +21,17 @@ START_LIMIT_S = 60.0
 """TensorBoard needs 2 s on an idle machine; a cold disk or a busy one takes longer."""
 GRACE_S = 5.0
 POLL_S = 0.05
+SHOWN = ("plan.json", "*.pt.trace.json", "*.pt.trace.json.gz", "events.out.tfevents*")
+"""Files of which a folder must hold one for TensorBoard to have anything to show: our tab, or its own."""
 CHILD = """\
 import ctypes, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv.pop(1)): sys.exit()
-from tensorboard import program
-board = program.TensorBoard()
+from tensorboard import default, program
+from launcher.tensorboard_plugin.plugin import GpurunPlugin
+plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
+board = program.TensorBoard(plugins=[*plugins, GpurunPlugin])
 board.configure(sys.argv)
 try:
     print(board.launch(), flush=True)
@@ -36,7 +41,8 @@ signal.pause()
 """
 """Asks the kernel for SIGTERM when we die (PR_SET_PDEATHSIG), then is TensorBoard.
 
-Not `tensorboard.main`: that leaves a folder for its own bookkeeping behind in the temporary folder.
+Not `tensorboard.main`: that leaves a folder for its own bookkeeping behind in the temporary folder. Our own
+tab is there also where nothing is installed and so no entry point names it.
 """
 
 
@@ -57,7 +63,7 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
     """A TensorBoard that shows `path`, a run or a folder of runs, until the block is left; also by Ctrl-C.
 
     Args:
-        path: a folder with event files somewhere below, or a name that `find_run` understands.
+        path: a folder with runs, traces or event files below, or a name that `find_run` understands.
         host: the address it listens on.
         port: 0 lets the kernel choose a free one.
 
@@ -80,7 +86,7 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
 
 def _folder(path: Path) -> Path:
     folder = path if path.is_dir() else find_run(path).path
-    if next(folder.rglob("events.out.tfevents*"), None) is None:
+    if not any(next(folder.rglob(pattern), None) for pattern in SHOWN):
         raise SpecError(
             f"{folder}: nothing for TensorBoard to show\n"
             f"    make its files from a run: gpurun report {folder} --format tensorboard"
@@ -98,6 +104,7 @@ def _start(folder: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Pop
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        env=child_environment(),
     )
 
 

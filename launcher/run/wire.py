@@ -10,6 +10,10 @@ STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to its log, even while C code holds the GIL."""
 
 
+SERVICE_RANK = -1
+"""A process that serves the ranks and is none: it is ended with them, and its own end is no news."""
+
+
 class Preload(msgspec.Struct, frozen=True, tag=True):
     """Import these modules before the next rank is started."""
 
@@ -28,6 +32,10 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     cwd: str
     entry: str = "launcher.worker.main:main"
     """`module:function`, called with `args`."""
+    control: str = ""
+    """Absolute path of the folder with the control blocks; empty: the rank has none."""
+    cpus: tuple[int, ...] = ()
+    """Hardware threads that it may run on; empty: all that the command may."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
@@ -57,6 +65,13 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """When the server took notice, by `time.time_ns()`."""
 
 
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """A rank can't be forked; the server goes on."""
+
+    rank: int
+    errno: int
+
+
 class ImportFailed(msgspec.Struct, frozen=True, tag=True):
     """A module of `Preload` can't be imported; the server ends."""
 
@@ -64,7 +79,7 @@ class ImportFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Report = Started | Exited | ImportFailed
+Report = Started | StartFailed | Exited | ImportFailed
 
 _encoder = msgspec.json.Encoder()
 _requests = msgspec.json.Decoder(Request)

@@ -21,6 +21,39 @@ def builtin_file(name: str) -> Path:
     return _PACKAGES.joinpath(*module.split(".")).with_suffix(".py")
 
 
+def builtin_function(name: str) -> str:
+    """The function in that file that builds it."""
+    function: str = _registry()[name].function
+    return function
+
+
+def default_batch(name: str | None) -> int | None:
+    """The global batch that a workload has where the job gives none; most have none."""
+    if is_probe(name):
+        return 1
+    builtin = _registry().get(name or "")
+    batch: int | None = builtin.defaults.get("global_batch") if builtin else None
+    return batch
+
+
+def is_probe(name: str | None) -> bool:
+    """Whether it is a micro-benchmark: no training steps, no batch; `None` stands for a program's job."""
+    builtin = _registry().get(name or "")
+    return builtin is not None and builtin.kind == "micro-benchmark"
+
+
+def default_strategy(name: str | None) -> str | None:
+    """The strategy of a micro-benchmark where the job names none."""
+    builtin = _registry().get(name or "")
+    strategy: str | None = builtin.defaults.get("strategy") if builtin else None
+    return strategy
+
+
+def registry() -> Mapping[str, Any]:
+    """Every built-in workload (`workloads.registry.Builtin`) by name."""
+    return _registry()
+
+
 @cache
 def _registry() -> Mapping[str, Any]:
     """`workloads.registry.BUILTINS`.

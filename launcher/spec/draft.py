@@ -18,11 +18,16 @@ _STAND_INS: dict[str, Any] = {
     "device_count": 1,
     "split": "even",
     "precision": "fp32",
+    "compile": False,
+    "channels_last": False,
+    "threads": "auto",
     "accumulate": 1,
     "params": {},
+    "args": [],
+    "env": {},
     "seed": 0,
 }
-"""Right values for required keys, and for items of lists, whose positions must stay. No rule sees them."""
+"""Right values for items of lists, whose positions must stay. No rule sees them."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,6 @@ def salvage(source: Source, error: ValidationError) -> Draft | None:
     # A list that is too short only because its items are wrong is mended with them.
     for path in wrong - {path[:-1] for path in wrong}:
         _mend(job, path)
-    for key in ("workload", "global_batch"):
-        job.setdefault(key, _STAND_INS[key])
     try:
         spec = JobSpec.model_validate(job, context=source)
     except ValidationError:

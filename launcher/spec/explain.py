@@ -12,14 +12,6 @@ from launcher.spec.model import SECTIONS, JobSpec, keys_of
 from launcher.spec.source import Source
 from launcher.spec.tree import Unreadable
 
-_LATER = {
-    "script": "programs that run unchanged",
-    "module": "programs that run unchanged",
-    "args": "programs that run unchanged",
-    "env": "environment variables",
-}
-"""Keys that the design has and this version has not, with what they are for."""
-
 _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "int_type": lambda _: "a whole number",
     "float_type": lambda _: "a number",
@@ -52,18 +44,13 @@ def _is_noise(detail: ErrorDetails, source: Source) -> bool:
     value = detail["input"]
     if isinstance(value, Unreadable):
         return detail["type"] != "extra_forbidden"  # the key is wrong as well
-    if detail["type"] == "too_short" and value:
-        return True  # the items are wrong, and are reported themselves
-    is_program = any(key in source.root.value for key in ("script", "module"))
-    return is_program and detail["type"] == "missing" and detail["loc"] == ("workload",)
+    return detail["type"] == "too_short" and bool(value)  # the items are wrong, and are reported themselves
 
 
 def _explain(detail: ErrorDetails, source: Source) -> Problem:
     path = detail["loc"]
     if detail["type"] == "extra_forbidden":
         return source.key_problem(path, *_unknown_key(path))
-    if detail["type"] == "missing":
-        return source.problem(path, f"the key `{path[-1]}` is missing", _missing_hint(str(path[-1])))
     context = detail.get("ctx", {})
     if detail["type"] == "job":
         inner = path if context["at"] is None else (*path, context["at"])
@@ -80,8 +67,6 @@ def _dotted(path: tuple[str | int, ...]) -> str:
 def _unknown_key(path: tuple[str | int, ...]) -> tuple[str, str | None]:
     key = str(path[-1])
     known = keys_of(SECTIONS.get(str(path[0]), JobSpec) if len(path) > 1 else JobSpec)
-    if len(path) == 1 and key in _LATER:
-        return f"`{key}` is not part of this version yet ({_LATER[key]})", "name a `workload`"
     hint = did_you_mean(key, known) or _elsewhere(key) or f"the keys here are {', '.join(known)}"
     inside = f" under `{path[0]}`" if len(path) > 1 else ""
     return f"unknown key `{shorten(key)}`{inside}", hint
@@ -92,14 +77,6 @@ def _elsewhere(key: str) -> str | None:
     homes += [(f"under `{name}`", SECTIONS[name]) for name in ("steps", "profile")]
     home = next((place for place, model in homes if key in keys_of(model)), None)
     return f"`{key}` belongs {home}" if home else None
-
-
-def _missing_hint(key: str) -> str | None:
-    hints = {
-        "workload": "`workload: gpt` trains a small GPT; `train.py:build` is your own",
-        "global_batch": "samples per optimizer step over all devices, such as `global_batch: 64`",
-    }
-    return hints.get(key)
 
 
 def _hint(detail: ErrorDetails) -> str | None:

@@ -1,30 +1,62 @@
 """A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
+from launcher.spec.builtins import default_strategy
 from launcher.spec.describe import describe
 from launcher.spec.draft import Draft, salvage
 from launcher.spec.explain import explain
 from launcher.spec.model import JobSpec
 from launcher.spec.rules import find_conflicts
 from launcher.spec.source import Source, override_source, read_source
-from launcher.spec.tree import MAX_PROBLEMS, Node
+from launcher.spec.tree import MAX_PROBLEMS, Mark, Node, compose
 from launcher.spec.values import safe_name
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = None) -> JobSpec:
     """The job in `path` with each override (`key.path=value`, the value in YAML) in its place.
+
+    Args:
+        job_dir: where relative file names start, if not in the file's own folder.
 
     Raises:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
-    source = override_source(read_source(path), tuple(overrides))
-    return check_source(_with_name(source, path), path.parent)
+    source = override_source(_read(path, overrides), tuple(overrides))
+    source = replace(source, problems=(*source.problems, *_without_effect(source, overrides)))
+    return check_source(_with_name(source, path), job_dir or path.parent)
+
+
+def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
+    """Like `load_job`, for a job that stands in no file: mistakes are told of `name`, without lines."""
+    root, problems = compose(text, name, has_lines=False)
+    source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
+    return check_source(source, job_dir)
+
+
+def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Problem]:
+    """Overrides of keys that vary: the values under `compare` take their place."""
+    root = source.root.plain()
+    varied = root.get("compare") if isinstance(root, dict) else None
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if isinstance(varied, dict) and varied.get(key) and key not in ("params", "args", "env"):
+            message = f"`compare.{key}` varies it, so that this value has no effect"
+            yield Problem(message, f"set compare.{key}=[…]", f"--set {key}")
+
+
+def _read(path: Path, overrides: Sequence[str]) -> Source:
+    """The file; one that is no YAML doesn't hide the mistakes of the overrides."""
+    try:
+        return read_source(path)
+    except SpecError as error:
+        nothing = Source(str(path), "", Node({}, Mark(str(path))))
+        raise SpecError(*error.problems, *override_source(nothing, tuple(overrides)).problems) from None
 
 
 def check_source(source: Source, job_dir: Path) -> JobSpec:
@@ -32,6 +64,7 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
         raise _all_of([*source.problems, source.problem((), message)], source)
+    source = _with_strategy(source)
     try:
         spec = JobSpec.model_validate(source.root.plain(), context=source)
     except ValidationError as error:
@@ -50,6 +83,19 @@ def _with_name(source: Source, path: Path) -> Source:
         return source
     name = Node(safe_name(path.stem), source.root.mark)
     return replace(source, root=source.root.with_child("name", name))
+
+
+def _with_strategy(source: Source) -> Source:
+    """The strategy of a micro-benchmark stands in its job, whoever wrote it there."""
+    keys = source.root.value
+    if not isinstance(keys, dict) or "strategy" in keys or "workload" not in keys:
+        return source
+    workload = keys["workload"].value
+    strategy = default_strategy(workload) if isinstance(workload, str) else None
+    compare = keys["compare"].value if "compare" in keys else {}
+    if strategy is None or (isinstance(compare, dict) and "strategy" in compare):
+        return source
+    return replace(source, root=source.root.with_child("strategy", Node(strategy, source.root.mark)))
 
 
 def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.spec.schema import job_schema
 from launcher.spec.template import job_template
-from launcher.spec.values import RATIO_PATTERN
+from launcher.spec.values import DEVICE_PATTERN, RATIO_PATTERN
 
 _HEAD = """\
 # The job file
@@ -76,6 +76,8 @@ def _kind(value: dict[str, Any]) -> str:
         return f"list of: {_kind(value['items'])}"
     if value["type"] == "integer":
         return _whole_number(value)
+    if isinstance(value["type"], list):
+        return " or ".join("text" if kind == "string" else kind for kind in value["type"])
     return _EXAMPLES.get(value.get("pattern", ""), _WORDS[value["type"]])
 
 
@@ -88,7 +90,7 @@ _WORDS = {"number": "seconds", "boolean": "`true`, `false`", "object": "mapping"
 
 _EXAMPLES = {
     "^cpu:[0-9]+$": "`cpu:N`",
-    "^(cpu|(cpu|cuda):[0-9]+)$": "`cuda:i`, `cpu:i`, `cpu`",
+    DEVICE_PATTERN: "`cuda:i`, `GPU-…`, `MIG-…`, `cpu:i`, `cpu`",
     RATIO_PATTERN: 'a ratio (`"3:1"`)',
     r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$": "`90s`, `10m`, `1h`",
 }

@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import Problem
+from launcher.spec.builtins import default_batch
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits, named_devices
+from launcher.spec.kind import find_kind_mistakes
 from launcher.spec.model import Baseline
+from launcher.spec.program_check import find_program_mistakes
 from launcher.spec.workload import find_workload_mistakes
 from launcher.splits import is_same_split
 
@@ -16,16 +19,39 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
     devices = named_devices(draft.spec.devices) if knows_devices else None
     return [
+        *find_kind_mistakes(draft),
+        *_missing_batch(draft),
+        *_max_of_nodes(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
         *(find_misfits(draft, devices * draft.spec.nodes) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
+        *find_program_mistakes(draft, job_dir),
     ]
 
 
+def _missing_batch(draft: Draft) -> Iterator[Problem]:
+    """No batch, neither in the job nor as a built-in's own."""
+    is_stated = "global_batch" in draft.spec.model_fields_set or draft.spec.program is not None
+    if is_stated or draft.values("global_batch") != (None,):
+        return
+    if all(default_batch(name) for name in draft.values("workload") or (None,)):
+        return
+    hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
+    yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)
+
+
+def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
+    """The largest batch is looked for on one machine."""
+    if draft.knows(("nodes",)) and draft.spec.nodes > 1 and "max" in (draft.values("global_batch") or ()):
+        message = f"`max` is found on one machine, and the job has {draft.spec.nodes} nodes"
+        hint = f"find it with --set nodes=1, then state {draft.spec.nodes} times as much"
+        yield draft.spec.problem(("global_batch",), message, hint)
+
+
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:
-    batches = draft.values("global_batch")
-    if batches is None:
+    batches = batches_of(draft)
+    if not batches:
         return
     for path, split in draft.placed("split"):
         if isinstance(split, tuple) and sum(split) not in batches:
@@ -34,16 +60,25 @@ def _wrong_sums(draft: Draft) -> Iterator[Problem]:
             yield draft.spec.problem(path, message, _sum_hint(split, batches[0]))
 
 
+def batches_of(draft: Draft) -> tuple[int, ...]:
+    """Every global batch that a variant may have; none where one of them isn't known."""
+    stated, workloads = draft.values("global_batch"), draft.values("workload")
+    if stated != (None,) or workloads is None:
+        return stated if stated and None not in stated else ()
+    own = tuple(default_batch(name) for name in workloads)
+    return tuple(batch for batch in own if batch is not None) if None not in own else ()
+
+
 def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
     last = batch - sum(split[:-1])
     return f"{[*split[:-1], last]} would" if last >= 1 else None
 
 
 def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
-    """Values of `baseline` that no variant can have. What `params` may be only the variants tell."""
+    """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
     for key in Baseline.model_fields:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
-        if value is None or key == "params" or choices is None or None in choices:
+        if value is None or key in ("params", "env") or choices is None or None in choices:
             continue
         if value in choices or (key == "split" and _is_same_work(draft, value, choices)):
             continue
@@ -56,8 +91,8 @@ def _is_same_work(
     draft: Draft, split: str | tuple[int, ...], choices: tuple[str | tuple[int, ...], ...]
 ) -> bool:
     """Whether a choice may come to the same samples; it may wherever the batch isn't known."""
-    batches = draft.values("global_batch")
-    return batches is None or any(is_same_split(split, choice, batches) for choice in choices)
+    batches = batches_of(draft)
+    return not batches or any(is_same_split(split, choice, batches) for choice in choices)
 
 
 def _text(value: object) -> str:

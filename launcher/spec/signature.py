@@ -28,6 +28,8 @@ class Param:
     is_required: bool
     types: frozenset[str]
     """Of `SIMPLE_TYPES` and `None`; empty if the annotation is missing or says more than these."""
+    default: str | None = None
+    """As it stands in the source; `None` where there is none."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _params(args: ast.arguments, builtin: frozenset[str]) -> Iterator[Param]:
         types = _types(arg.annotation, builtin)
         if types and isinstance(default, ast.Constant) and default.value is None:
             types |= {"None"}
-        yield Param(arg.arg, default is None, types)
+        yield Param(arg.arg, default is None, types, ast.unparse(default) if default else None)
 
 
 def _types(annotation: ast.expr | None, builtin: frozenset[str]) -> frozenset[str]:

@@ -10,7 +10,7 @@ _TEMPLATE = """\
 # A job for gpurun. `gpurun check FILE` prints what it would do, `gpurun FILE` does it.
 # All keys: docs/job-file.md, or `gpurun schema` for your editor.
 
-workload: gpt              # or mlp, sleep; your own: train.py:build or package.module:build
+workload: gpt              # `gpurun workloads` lists more; your own: train.py:build or package.module:build
 params: {}                 # arguments of the workload's function, by name
 devices: auto              # all GPUs, or two CPU devices; cpu:4 | cuda | [cuda:0, cuda:1]
 global_batch: 64           # samples per optimizer step, over all devices
@@ -22,6 +22,7 @@ compare:                   # every combination of these is measured
     - even                 # as torch.chunk cuts the batch
     # - [48, 16]           # these; for two devices, must add up to global_batch
     # - "3:1"              # in this ratio
+    # - balanced           # measured: what is best for these devices
   # device_count: [1, 2]   # the first ones of `devices`
   # params: [{}, {}]       # laid over the params above
 
@@ -33,4 +34,6 @@ steps:
   early_stop: true         # as soon as every comparison is decided
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
+# hang_timeout: 2m         # no step for that long: say which rank the others wait for, then stop
+# restarts: 2              # after failures that can pass: signals, lost connections, hangs
 """

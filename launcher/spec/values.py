@@ -5,11 +5,13 @@ person reads. `wrong(…, at=…)` points to an item inside of the value.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 from launcher.spec.describe import describe, shorten
+from launcher.splits import BALANCED
 
 Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
@@ -21,14 +23,22 @@ MAX_NODES = 1024
 MAX_COUNT = 2**31 - 1
 """Largest number of samples, steps or rounds: what fits into a 32-bit integer."""
 
+MAX_THREADS = 1024
+"""More than any machine has cores."""
+
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
 RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
 """A ratio for the schema; a device whose part is zero is none."""
 
+DEVICE_PATTERN = "^(cpu|(cpu|cuda):[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)$"
+"""A device of a list, for the schema."""
+
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
+"""As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -64,7 +74,7 @@ def parse_workload(value: Any) -> str:
 
 
 def parse_devices(value: Any) -> Devices:
-    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i` and `cuda:i` of one kind."""
+    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind."""
     if isinstance(value, list):
         return _device_list(value)
     if value in ("auto", "cuda"):
@@ -93,14 +103,16 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
         if not isinstance(item, str) or not (item == "cpu" or _is_device(item)):
             hint = "cpu:0 or cuda:0, for example"
             raise wrong(f"expected the name of a device, got {describe(item)}", hint, position)
-    kinds = {item.partition(":")[0] for item in items}
+    kinds = {"cuda" if _UUID.fullmatch(item) else item.partition(":")[0] for item in items}
     if len(kinds) > 1:
         raise wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
-    return tuple(re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
+    return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
 
 
 def _is_device(text: str) -> bool:
-    return any(_device_number(kind, text) is not None for kind in ("cpu", "cuda"))
+    return bool(_UUID.fullmatch(text)) or any(
+        _device_number(kind, text) is not None for kind in ("cpu", "cuda")
+    )
 
 
 def _device_number(kind: str, text: str) -> int | None:
@@ -109,16 +121,13 @@ def _device_number(kind: str, text: str) -> int | None:
 
 
 def parse_split(value: Any) -> Split:
-    """`even`, a ratio such as `3:1`, or a tuple of samples per device."""
+    """`even`, `balanced`, a ratio such as `3:1`, or a tuple of samples per device."""
     if isinstance(value, list):
         return _sample_list(value)
     if isinstance(value, str) and _RATIO.fullmatch(value):
         return _ratio(value)
-    if value == "even":
-        return "even"
-    if value == "balanced":
-        hint = 'use a ratio such as "3:1", or samples per device such as [48, 16]'
-        raise wrong("`balanced` is not part of this version yet", hint)
+    if value in ("even", BALANCED):
+        return str(value)
     raise wrong(f"expected a split, got {describe(value)}", _split_hint(value))
 
 
@@ -135,7 +144,7 @@ def _split_hint(value: Any) -> str:
         return f"samples per device are a list: {numbers}"
     if len(numbers) > 1 and ":" in value:
         return f'a ratio is of whole numbers: "{":".join(str(number) for number in numbers)}"?'
-    return 'even, a ratio such as "3:1", or samples per device such as [48, 16]'
+    return 'even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
 
 
 def _sample_list(items: list[Any]) -> tuple[int, ...]:
@@ -171,12 +180,26 @@ def parse_duration(value: Any) -> float:
     return seconds
 
 
+def parse_threads(value: Any) -> int | str:
+    """`auto`, or a number of threads."""
+    if value == "auto":
+        return str(value)
+    if type(value) is not int or not 1 <= value <= MAX_THREADS:
+        raise wrong(f"expected `auto` or 1 to {MAX_THREADS} threads, got {describe(value)}")
+    return value
+
+
 def parse_global_batch(value: Any) -> Any:
     """The value as it stands, for pydantic to judge.
 
     Raises:
-        PydanticCustomError: `max`, which has no place here yet.
+        PydanticCustomError: `max`, which is no number to compare others with.
     """
     if value == "max":
-        raise wrong("`max` is not part of this version yet", "give the number of samples")
+        raise wrong("`max` can't be one of several batches", "set `global_batch: max` at the top instead")
     return value
+
+
+def parse_global_batch_or_max(value: Any, parse_number: Callable[[Any], int]) -> Any:
+    """`max`, or a number of samples."""
+    return value if value == "max" else parse_number(value)

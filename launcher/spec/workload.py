@@ -4,11 +4,18 @@ import ast
 import importlib.machinery
 import importlib.util
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.spec.builtins import builtin_file, builtin_workloads
+from launcher.spec.builtins import (
+    builtin_file,
+    builtin_function,
+    builtin_workloads,
+    default_strategy,
+    is_probe,
+)
 from launcher.spec.describe import describe, did_you_mean, shorten
 from launcher.spec.draft import Draft
 from launcher.spec.model import JobSpec
@@ -25,29 +32,64 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 }
 """What a simple annotation allows, in words and as the types of a job's values."""
 
+_TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
+"""Keys that say how training steps are made."""
+
 
 def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
     """A workload that is not there, and params that it doesn't take."""
-    if not draft.knows(("workload",)):
-        return
+    for place, workload in draft.placed("workload"):
+        if workload is None:  # the job runs a program
+            continue
+        # Rules beneath speak of one workload: a job that compares several is checked as one job for each.
+        one = replace(draft, spec=draft.spec.model_copy(update={"workload": workload}))
+        yield from _mistakes_of(one, job_dir, place)
+
+
+def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Problem]:
+    """Mistakes in the draft's one workload, which stands at `place`, and in its params."""
     spec = draft.spec
+    assert spec.workload is not None
     source, colon, function = spec.workload.rpartition(":")
     if not colon and spec.workload in builtin_workloads():
-        yield from _wrong_params(draft, read_module(builtin_file(spec.workload)), "build")
+        module = read_module(builtin_file(spec.workload))
+        yield from _wrong_params(draft, module, builtin_function(spec.workload))
+        yield from _wrong_for_probes(draft, place)
     elif not colon:
         known = builtin_workloads()
         hint = did_you_mean(spec.workload, known) or f"built in are {', '.join(known)}"
         message = f"there is no built-in workload `{shorten(spec.workload)}`"
-        yield spec.problem(("workload",), message, hint)
+        yield spec.problem(place, message, hint)
     elif not source.endswith(".py"):
-        yield from _missing_module(spec, job_dir, source.partition(".")[0])
+        yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
     elif not _is_file(job_dir / source):
         hint = "it is looked for beside the job file"
-        yield spec.problem(("workload",), f"there is no file {source[:200]}", hint)
+        yield spec.problem(place, f"there is no file {source[:200]}", hint)
     else:
         module = read_module(job_dir / source)
-        yield from _missing_function(spec, module, function)
+        yield from _missing_function(spec, module, function, place)
         yield from _wrong_params(draft, module, function)
+
+
+def _wrong_for_probes(draft: Draft, place: KeyPath) -> Iterator[Problem]:
+    """Keys of training steps in the job of a micro-benchmark, which has none."""
+    spec = draft.spec
+    if not is_probe(spec.workload):
+        return
+    if place != ("workload",):
+        message = f"{spec.workload} is a micro-benchmark: it has a job of its own"
+        yield spec.problem(place, message, f"workload: {spec.workload}, and nothing under `compare.workload`")
+    own = default_strategy(spec.workload)
+    for path, strategy in draft.placed("strategy"):
+        if strategy not in (own, "single" if own == "dp" else own):
+            yield spec.problem(path, f"{spec.workload} runs as {own}, not as {strategy}", "leave it out")
+    for key in _TRAINING_KEYS:
+        is_default = getattr(spec, key) == JobSpec.model_fields[key].default
+        is_varied = bool(getattr(spec.compare, key))
+        if (not is_default or is_varied) and draft.knows((key,)):
+            message = f"{spec.workload} is a micro-benchmark: it has no `{key}`"
+            path = ("compare", key) if is_varied else (key,)
+            yield spec.key_problem(path, message, "leave it out")
 
 
 def _is_file(path: Path) -> bool:
@@ -57,7 +99,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _missing_module(spec: JobSpec, job_dir: Path, package: str) -> Iterator[Problem]:
+def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) -> Iterator[Problem]:
     """Only a top-level name can be looked for: finding one inside of a package would import the package."""
     beside = [str(job_dir.resolve()), str(Path.cwd())]
     try:
@@ -68,17 +110,19 @@ def _missing_module(spec: JobSpec, job_dir: Path, package: str) -> Iterator[Prob
         return
     if not is_there:
         message = f"there is no module `{shorten(package)}`"
-        yield spec.problem(("workload",), message, "it must be installed, or lie beside the job file")
+        yield spec.problem(place, message, "it must be installed, or lie beside the job file")
 
 
-def _missing_function(spec: JobSpec, module: ast.Module | None, function: str) -> Iterator[Problem]:
+def _missing_function(
+    spec: JobSpec, module: ast.Module | None, function: str, place: KeyPath
+) -> Iterator[Problem]:
     names = names_of(module) if module else None
     if names and names.is_complete and not names.bound[function]:
         listed = ", ".join(names.functions[:8])
         hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
-        file = spec.workload.rpartition(":")[0]
+        file = str(spec.workload).rpartition(":")[0]
         message = f"{file[:200]} has no function `{shorten(function)}`"
-        yield spec.problem(("workload",), message, hint)
+        yield spec.problem(place, message, hint)
 
 
 def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Iterator[Problem]:
@@ -105,7 +149,7 @@ def _wrong_names(
     known = [param.name for param in signature.params]
     for name in given:
         if name not in known and not signature.is_open:
-            message = f"{shorten(spec.workload)} has no parameter `{shorten(name)}`"
+            message = f"{shorten(str(spec.workload))} has no parameter `{shorten(name)}`"
             yield spec.key_problem((*place, name), message, did_you_mean(name, known) or _takes(known))
 
 
@@ -142,7 +186,9 @@ def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
     for path, names in lacking:
         if names:
             listed = ", ".join(f"`{name}`" for name in known if name in names)
-            yield spec.problem(path, f"{shorten(spec.workload)} needs {listed} under `params`", _takes(known))
+            yield spec.problem(
+                path, f"{shorten(str(spec.workload))} needs {listed} under `params`", _takes(known)
+            )
 
 
 def _takes(known: list[str]) -> str:

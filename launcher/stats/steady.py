@@ -12,6 +12,10 @@ MEDIANS_ERROR_PER_DEVIATION = 1.32
 from their own medians, for normal noise (400,000 simulated warm-ups)."""
 
 
+TIMED_BEFORE_TRACE = 20
+"""Timed steps that come before the traced ones even if the program ends then."""
+
+
 def is_steady(step_ns: Sequence[int], minimum: int) -> bool:
     """Whether the medians of the last two windows of 5 steps agree within 2 % or two standard errors.
 
@@ -36,3 +40,13 @@ def block_steps(step_ns: Sequence[int], block_ms: float) -> int:
 def ablation_steps(block_steps: int) -> int:
     """Steps of a block without communication: a quarter of a timed block, but 5 if that has as many."""
     return min(block_steps, max(WINDOW_STEPS, block_steps // 4))
+
+
+def warmup_minimum(warmup: int) -> int:
+    """Steps that are warm-up at the least: two windows of 5, by which steadiness is judged."""
+    return max(warmup, 2 * WINDOW_STEPS)
+
+
+def first_traced_step(warmup: int) -> int:
+    """The step with which the trace begins, from 0: the same on all ranks, without asking any."""
+    return warmup_minimum(warmup) + TIMED_BEFORE_TRACE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from launcher.trace.errors import TraceError
 from launcher.trace.match import (
     Collective,
     Matched,
+    Part,
     RankCollectives,
     bandwidths,
     last_rank,
@@ -21,7 +23,6 @@ from launcher.trace.match import (
 from launcher.trace.model import (
     CollectivePart,
     CollectiveReport,
-    RankTrace,
     StragglerReport,
     TraceReport,
 )
@@ -57,8 +58,17 @@ def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceRep
 def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
     """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
     found = find_traces(paths)
-    digests, problems = _split(read_all(found.files, steps))
-    warnings = [*found.warnings, *problems]
+    return combine(read_all(found.files, steps), found.warnings)
+
+
+def combine(reads: Iterable[Read], notes: Sequence[str] = ()) -> Analysis:
+    """Like `analyse`, from files that have been read, each by `digest_file`.
+
+    Raises:
+        TraceError: none could be read; the message says why, file by file.
+    """
+    digests, problems = _split(reads)
+    warnings = [*notes, *problems]
     if not digests:
         raise TraceError("\n".join(["no trace that can be read:", *warnings]))
     ranked = assign_ranks(digests)
@@ -82,7 +92,7 @@ def _split(results: Iterable[Read]) -> tuple[list[Digest], list[str]]:
 def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
     numbers = {scope.position: scope.step for scope in digest.steps}
     steps = {at: number for at, number in numbers.items() if at is not None and number is not None}
-    return RankCollectives(rank, digest.base_ns, digest.collectives, steps)
+    return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size)
 
 
 def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
@@ -122,10 +132,20 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
-        ranks=tuple(_rank(rank, digest, matched, base_ns) for rank, digest in ranked.digests),
+        ranks=tuple(rank_trace(rank, view) for rank, view in _views(ranked, matched, base_ns)),
         collectives=tuple(_collective(each, matched, base_ns) for each in matched.collectives),
         stragglers=_stragglers(matched, ranks),
     )
+
+
+def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int, RankView]]:
+    parts: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
+    for each in matched.collectives:
+        for part in each.parts:
+            parts[part.rank].append((each, part))
+    for rank, digest in ranked.digests:
+        origin_ns = digest.base_ns - matched.offsets[rank] - base_ns
+        yield rank, RankView(digest, origin_ns, tuple(parts[rank]))
 
 
 def _first_ns(digest: Digest) -> int:
@@ -138,12 +158,6 @@ def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport
         return ()
     rows = stragglers(matched.collectives, matched.offsets, ranks)
     return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
-
-
-def _rank(rank: int, digest: Digest, matched: Matched, base_ns: int) -> RankTrace:
-    parts = [(each, part) for each in matched.collectives for part in each.parts if part.rank == rank]
-    origin_ns = digest.base_ns - matched.offsets[rank] - base_ns
-    return rank_trace(rank, RankView(digest, origin_ns, tuple(parts)))
 
 
 def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveReport:

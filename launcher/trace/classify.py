@@ -20,15 +20,18 @@ class GpuKind(IntEnum):
 class HostKind(IntEnum):
     """The classes of ranges on the CPU."""
 
-    OTHER = 0
-    OP = 1
+    ANNOTATION = 0
+    """A range that a program has named; it encloses work, it is none."""
+    OTHER = 1
+    """The like in old traces, which list it as an operator."""
+    OP = 2
     """An operator: what the CPU computes."""
-    STEP = 2
-    DATA = 3
+    STEP = 3
+    DATA = 4
     """The training loop waits for its next batch."""
-    COMM = 4
+    COMM = 5
     """A collective on the CPU, from when its thread takes it up until it is through (`gloo:*`)."""
-    COMM_CALL = 5
+    COMM_CALL = 6
     """The call that issues a collective: not compute, and over before the collective is (`c10d::*`)."""
 
 
@@ -53,11 +56,13 @@ MODULE_PREFIX = "nn.Module: "
 
 COMM_KERNELS = re.compile(
     r"""
-    ^(void\ )?nccl(Dev)?Kernel          # NCCL before and since 2.19; RCCL uses both
+    ^(void\ )?nccl(Symk?)?(Dev)?Kernel  # NCCL before and since 2.19, symmetric since 2.27; RCCL uses both
     | ^(void\ )?(rccl|msccl)            # RCCL's and MSCCL's own
     | deep_ep::                         # DeepEP dispatch and combine
-    | (one|two|multimem_one)_shot_all_?reduce | multimem_all_(reduce|gather)   # torch symmetric memory
+    | (one|two)_?shot_?all_?reduce      # torch symmetric memory, TensorRT-LLM
+    | multimem_all_(reduce|gather)      # torch symmetric memory
     | cross_device_reduce_[12]stage     # vLLM and SGLang custom all-reduce
+    | quickreduce::                     # vLLM on ROCm
     | (quick|custom)_?all_?reduce | allreduce_fusion_kernel | nvshmem(i|x)?_
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -112,9 +117,9 @@ def host_kind(category: str, name: str) -> HostKind:
     for kind, pattern in _HOST_NAMES:
         if pattern.match(name):
             return kind
-    if category == "user_annotation" or _ANNOTATIONS.match(name):
-        return HostKind.OTHER
-    return HostKind.OP
+    if category == "user_annotation":
+        return HostKind.ANNOTATION
+    return HostKind.OTHER if _ANNOTATIONS.match(name) else HostKind.OP
 
 
 def collective_kind(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,11 @@ Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
-class Spans:
+class Timed:
     """Things that took time, in the order of the file: one entry of every array each."""
 
     start: Int64
     duration: Int64
-    name: Int32
-    """Index into the table of names that the owner of this column keeps."""
-    thread: Int32
 
     @property
     def end(self) -> Int64:
@@ -31,8 +29,23 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start)
 
-    def union(self) -> Intervals:
+    @cached_property
+    def covered(self) -> Intervals:
+        """The moments in which any of them was under way."""
         return union(self.start, self.end)
+
+
+@dataclass(frozen=True, eq=False)
+class Spans(Timed):
+    """Such things with a name and a place."""
+
+    name: Int32
+    """Index into the table of names that the owner of this column keeps."""
+    thread: Int32
+
+    def where(self, chosen: NDArray[np.bool_]) -> Spans:
+        """Those that are chosen."""
+        return Spans(self.start[chosen], self.duration[chosen], self.name[chosen], self.thread[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +74,13 @@ class HostRange:
     start: int
     end: int
     thread: int
-    num_bytes: int | None
-    """Bytes of the tensors that it was given, where the trace has their shapes."""
+    tensors: tuple[int, ...]
+    """Bytes of each tensor (or list of them) that it was given, where the trace has their shapes."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of all tensors together."""
+        return sum(self.tensors) or None
 
 
 @dataclass(frozen=True)
@@ -100,6 +118,13 @@ class Trace:
     num_devices: int
     skipped: str | None
     """What was left out of the file, as a sentence."""
+    annotations: Spans
+    """Ranges that somebody has named: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
+    annotation_names: tuple[str, ...]
+    threads: tuple[tuple[str, str], ...]
+    """Process and thread, as the file spells them, by the numbers in `thread` of what ran on the CPU."""
+    streams: tuple[tuple[str, str], ...]
+    """Device and stream, by the numbers in `gpu.thread`."""
 
     def of_kind(self, kind: HostKind) -> list[HostRange]:
         return [each for each in self.ranges if each.kind is kind]

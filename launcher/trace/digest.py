@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from launcher.trace.classify import GpuKind, HostKind
-from launcher.trace.columns import Trace
+from launcher.trace.columns import Timed, Trace
+from launcher.trace.errors import TraceError
 from launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from launcher.trace.local import LocalCollective, local_collectives
-from launcher.trace.measure import Activity, Measure, Queue, Waits, measure
+from launcher.trace.measure import Activity, Measure, Queue, Waits, joined, measure
 from launcher.trace.read import read_trace
 from launcher.trace.steps import (
     WITHOUT_STEPS,
@@ -25,10 +26,13 @@ from launcher.trace.steps import (
     step_at,
     windows,
 )
+from launcher.trace.stretches import stretches
 from launcher.trace.tables import Mask, NameTime, compute_ops, kernel_times, op_times
 
 MAX_RANKS = 1 << 31
 """What claims more is damaged."""
+_DIGITS = re.compile(r"[0-9]{1,10}")
+"""A rank that its writer took from the environment as it stood there."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,21 @@ def digest_file(path: Path, steps: slice | None) -> Digest:
 
 
 def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
-    """Analyses one trace; see `digest_file`."""
+    """Analyses one trace; see `digest_file`.
+
+    Raises:
+        TraceError: it holds nothing to analyse.
+    """
+    _refuse_empty(trace, path)
     host = host_steps(trace)
     work = launched(trace, host)
     all_steps = windows(trace, host, work)
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
     whole = len(kept) == len(all_steps)
     mask = np.ones(len(trace.gpu), dtype=bool) if whole else np.isin(work.step, kept)
-    ops = compute_ops(trace)
+    ops = np.ones(len(trace.ops), dtype=bool)
     if not whole:
-        ops &= np.isin(step_at(host, trace.ops.start), kept)
+        ops = np.isin(step_at(host, trace.ops.start), kept)
     op_rows, module_rows = op_times(trace, work, mask, ops)
     on_gpu = len(trace.gpu) > 0
     picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
@@ -124,6 +133,14 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     )
 
 
+def _refuse_empty(trace: Trace, path: Path) -> None:
+    if len(trace.gpu) or len(trace.ops) or trace.ranges:
+        return
+    reasons = [trace.skipped] if trace.skipped else []
+    reasons.append("no GPU work and no operators: nothing to analyse, left out")
+    raise TraceError(f"{path}: {'; '.join(reasons)}")
+
+
 def _is_chosen(number: int, steps: slice | None) -> bool:
     if steps is None:
         return True
@@ -143,8 +160,8 @@ class _GpuPicture:
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
-            runtime=trace.launches.union(),
-            ops=union(trace.ops.start, trace.ops.end),
+            runtime=trace.launches.covered,
+            ops=trace.ops.covered,
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]
@@ -153,8 +170,8 @@ class _GpuPicture:
         chosen = np.flatnonzero(mask)
         if not len(chosen):
             return self._scope(chosen, None, None, (0, 0))
-        gpu = self.trace.gpu
-        return self._scope(chosen, None, None, (int(gpu.start[chosen].min()), int(gpu.end[chosen].max())))
+        start, duration = self.trace.gpu.start[chosen], self.trace.gpu.duration[chosen]
+        return self._scope(chosen, None, None, (int(start.min()), int((start + duration).max())))
 
     def step(self, step: Step, position: int) -> Scope:
         first, last = np.searchsorted(self.sorted_steps, (position, position + 1))
@@ -164,15 +181,28 @@ class _GpuPicture:
         self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
     ) -> Scope:
         gpu = self.trace.gpu
-        start, end, kind = gpu.start[chosen], gpu.end[chosen], gpu.kind[chosen]
+        work = Timed(gpu.start[chosen], gpu.duration[chosen])
         return Scope(
             step=number,
             position=position,
-            measure=measure(_activity(start, end, kind), *window, self.waits, self._queue(chosen)),
-            num_kernels=int((kind <= GpuKind.COMM).sum()),
+            measure=self._measure(work, chosen, *window),
+            num_kernels=int((gpu.kind[chosen] <= GpuKind.COMM).sum()),
             launch_delay=self._launch_delay(chosen),
-            gpu_span=int(end.max() - start.min()) if len(chosen) else None,
+            gpu_span=int(work.end.max() - work.start.min()) if len(work) else None,
         )
+
+    def _measure(self, work: Timed, chosen: Int64, start_ns: int, end_ns: int) -> Measure:
+        """Of a window and the work that belongs there, in stretches: they cut neither work nor a gap."""
+        queue = self._queue(chosen)
+        parts: list[Measure] = []
+        for stretch in stretches(work):
+            first_ns, last_ns = max(stretch.begin_ns, start_ns), min(stretch.end_ns, end_ns)
+            if first_ns < last_ns or not parts:
+                mine = stretch.holds(work.start)
+                start, kind = work.start[mine], self.trace.gpu.kind[chosen[mine]]
+                activity = _activity(start, start + work.duration[mine], kind)
+                parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
+        return joined(parts)
 
     def _queue(self, chosen: Int64) -> Queue:
         order = chosen[np.argsort(self.trace.gpu.start[chosen], kind="stable")]
@@ -231,6 +261,8 @@ class _CpuPicture:
 def _info(trace: Trace, key: str) -> int | None:
     info = trace.header.get("distributedInfo")
     value = info.get(key) if isinstance(info, dict) else None
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 0 <= value < MAX_RANKS else None
@@ -256,12 +288,20 @@ def _warnings(
     if chosen is not None and not kept:
         numbers = f"{steps[0].number} to {steps[-1].number}" if steps else "none"
         found.append(f"{path}: none of the steps asked for; it has {numbers}")
-    if any(one.end_ns > other.start_ns for one, other in pairwise(steps)):
-        found.append(f"{path}: steps overlap; the later one is counted from where the earlier one ends")
+    found.extend(f"{path}: {text}" for text in _overlaps(steps))
     if len({step.number for step in steps}) < len(steps):
         found.append(f"{path}: several steps have the same number; they are listed one by one")
     if trace.num_devices > 1:
         found.append(f"{path}: GPU work of {trace.num_devices} devices, counted as one")
-    if not len(trace.gpu) and not len(trace.ops) and not trace.ranges:
-        found.append(f"{path}: no GPU work and no operators: nothing to analyse")
     return tuple(found)
+
+
+def _overlaps(steps: list[HostStep]) -> list[str]:
+    found = []
+    if any(step.overlaps for step in steps):
+        found.append("steps overlap; the later one is counted from where the earlier one ends")
+    swallowed = [step.number for step in steps if step.is_swallowed]
+    if swallowed:
+        named = ", ".join(map(str, swallowed))
+        found.append(f"wholly inside another step, and so without time or work of its own: step {named}")
+    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.trace.digest import Digest
 from launcher.trace.errors import TraceError
+from launcher.trace.merged_file import is_merged
 
 SUFFIXES = (".json", ".json.gz")
 OWN_FILES = frozenset(
@@ -39,7 +40,8 @@ class Found:
 def find_traces(paths: Sequence[Path]) -> Found:
     """The files named by `paths`; in folders, and folders inside, all `*.json` and `*.json.gz`.
 
-    Symbolic links that lead out of a folder aren't followed.
+    Symbolic links that lead out of a folder aren't followed; a merged trace of ours that lies in one is
+    passed over, since its ranks would count twice.
 
     Raises:
         TraceError: a path doesn't exist, or no file is found at all.
@@ -71,6 +73,8 @@ def _look_into(folder: Path, files: list[Path], warnings: list[str]) -> None:
             inside = False
         if not inside:
             warnings.append(f"{path}: a symbolic link out of the folder, not followed")
+        elif path.is_file() and is_merged(path):
+            warnings.append(f"{path}: all ranks merged into one trace by gpurun, left out")
         elif path.is_file():
             files.append(path)
 
@@ -104,8 +108,8 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     for digest in nameless:
         rank = next(number for number in range(len(digests) + len(taken)) if number not in taken)
         taken[rank] = digest
-        if len(digests) > 1:
-            warnings.append(f"{digest.path}: doesn't say its rank; taken for rank {rank} by its place")
+        how = " by its place" if len(digests) > 1 else ""
+        warnings.append(f"{digest.path}: doesn't say its rank; taken for rank {rank}{how}")
     return Ranked(tuple(sorted(taken.items(), key=lambda item: item[0])), tuple(warnings))
 
 

@@ -18,15 +18,12 @@ Text = str | int | None
 
 
 class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
-    "external_id": "External id",
     "dims": "Input Dims",
     "types": "Input type",
     "collective": "Collective name",
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
     "group": "Process Group Name",
-    "group_text": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
     "group_size": "Group size",
     "sequence": "Seq",
 }):  # fmt: skip
@@ -35,8 +32,6 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     correlation: int | None = None
     stream: Text = None
     device: Text = None
-    bytes: int | float | None = None
-    name: Text = None
     dims: msgspec.Raw = msgspec.Raw()
     types: msgspec.Raw = msgspec.Raw()
     collective: Text = None
@@ -44,8 +39,6 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     out_elements: int | None = None
     dtype: Text = None
     group: Text = None
-    group_text: Text = None
-    group_ranks: Text = None
     group_size: int | None = None
     sequence: int | None = None
 
@@ -62,7 +55,8 @@ class Event(msgspec.Struct, gc=False, frozen=True):
     pid: Text = None
     tid: Text = None
     ts: int | float | None = None
-    dur: int | float | None = None
+    dur: int | float | None = 0
+    """`None` where the file has no number for it: `NaN`, `Infinity`, `null`."""
     args: Arguments | None = None
 
 
@@ -103,9 +97,9 @@ def to_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
 
     Floats are split before they are scaled: 1e15 µs times 1000 would be rounded to 128 ns.
     """
-    if set(map(type, times_us)) == {int}:
+    if times_us and type(times_us[0]) is int and set(map(type, times_us)) == {int}:
         return _whole_ns(times_us, base_us)
-    values = np.array(times_us, dtype=np.float64)
+    values = np.clip(np.array(times_us, dtype=np.float64), -MAX_NS // 1000, MAX_NS // 1000)
     whole = np.floor(values)
     fraction_ns = np.rint((values - whole) * 1000).astype(np.int64)
     return (whole.astype(np.int64) - base_us) * 1000 + fraction_ns

@@ -63,16 +63,20 @@ class Intervals:
 
 
 def union(starts: Int64, ends: Int64) -> Intervals:
-    """The points covered by any of the given intervals, which may overlap and come in any order."""
+    """The points covered by any of the given intervals, which may overlap and come in any order.
+
+    The i-th start, counted from 0, opens a gap before it if i intervals have ended by then: the ends may be
+    sorted apart from the starts, which takes little memory.
+    """
     some = ends > starts
     starts, ends = starts[some], ends[some]
     if not len(starts):
         return EMPTY
-    order = np.argsort(starts, kind="stable")
-    starts, reach = starts[order], np.maximum.accumulate(ends[order])
-    opens = starts[1:] > reach[:-1]
+    starts.sort()
+    ends.sort()
+    opens = starts[1:] > ends[:-1]
     edge = np.ones(1, dtype=bool)
-    return Intervals(starts[np.concatenate((edge, opens))], reach[np.concatenate((opens, edge))])
+    return Intervals(starts[np.concatenate((edge, opens))], ends[np.concatenate((opens, edge))])
 
 
 def _without_empty(starts: Int64, ends: Int64) -> Intervals:

@@ -28,6 +28,7 @@ class RankCollectives:
     collectives: Sequence[LocalCollective]
     step_numbers: Mapping[int, int]
     """Number of a step by its position in the trace."""
+    world_size: int | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Collective:
     kind: str
     num_bytes: int | None
     group_size: int | None
+    """Ranks in the group, seen or not; `None` if that isn't known."""
     parts: tuple[Part, ...]
     """By rank."""
     matched: bool
@@ -98,10 +100,20 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
             doubtful += len(parts) > 1
     good += _by_ends(loose, offsets)
     good.sort(key=lambda parts: min(part.start_ns - offsets[part.rank] for part in parts))
-    return Matched(tuple(_collectives(good)), offsets, doubtful)
+    all_here = {rank.world_size for rank in ranks} == {len(ranks)}
+    return Matched(tuple(_collectives(good, all_here)), offsets, doubtful)
 
 
-def _collectives(groups: Iterable[list[Part]]) -> Iterable[Collective]:
+def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
+    """As the traces say; if they don't, those that take part, but only where no rank's trace is missing."""
+    said = {part.local.group_size for part in parts} - {None}
+    if not said:
+        return len(parts) if all_here else None
+    size = said.pop()
+    return size if not said and size is not None and size >= len(parts) else None
+
+
+def _collectives(groups: Iterable[list[Part]], all_here: bool) -> Iterable[Collective]:
     counts: Counter[str] = Counter()
     for parts in groups:
         local = parts[0].local
@@ -111,7 +123,7 @@ def _collectives(groups: Iterable[list[Part]]) -> Iterable[Collective]:
             seq=counts[local.group] if local.sequence is None else local.sequence,
             kind=local.kind,
             num_bytes=max(sizes, default=None),
-            group_size=local.group_size,
+            group_size=_group_size(parts, all_here),
             parts=tuple(sorted(parts, key=lambda part: part.rank)),
             matched=len(parts) > 1 and local.kind not in POINT_TO_POINT,
         )
@@ -221,10 +233,12 @@ class Straggler:
 
 
 def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
-    """The rank that arrived last, on aligned clocks; `None` where that can't be told."""
+    """The rank that arrived last, on aligned clocks; `None` where that can't be told, as of two at once."""
     if not collective.matched:
         return None
-    return max(collective.parts, key=lambda part: (part.start_ns - offsets[part.rank], -part.rank)).rank
+    arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
+    latest_ns, rank = max(arrivals)
+    return rank if sum(start_ns == latest_ns for start_ns, _ in arrivals) == 1 else None
 
 
 def stragglers(
@@ -252,8 +266,15 @@ def bandwidths(collective: Collective) -> tuple[float | None, float | None]:
     if collective.num_bytes is None or not collective.matched or collective.transfer_ns == 0:
         return None, None
     algorithm = collective.num_bytes / collective.transfer_ns
-    size = collective.group_size or len(collective.parts)
-    shares = {"all_reduce": 2 * (size - 1) / size, "broadcast": 1.0, "reduce": 1.0}
-    others = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "send_recv"), (size - 1) / size)
-    factor = (shares | others).get(collective.kind)
+    factor = _bus_factor(collective.kind, collective.group_size)
     return algorithm, None if factor is None else algorithm * factor
+
+
+def _bus_factor(kind: str, group_size: int | None) -> float | None:
+    if kind in {"broadcast", "reduce"}:
+        return 1.0
+    if group_size is None:
+        return None
+    share = (group_size - 1) / group_size
+    others = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "send_recv"), share)
+    return ({"all_reduce": 2 * share} | others).get(kind)

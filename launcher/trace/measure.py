@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,33 @@ def measure(activity: Activity, start_ns: int, end_ns: int, waits: Waits, queue:
         idle_by_cause=_causes(idle, waits, queue),
         idle_by_host=_host_activity(idle, waits),
         exposed_comm=exposed_comm,
+    )
+
+
+def joined(parts: Sequence[Measure]) -> Measure:
+    """The measure of windows that follow each other, as one."""
+
+    def total(name: str) -> int:
+        return sum(getattr(part, name) for part in parts)
+
+    causes = zip(*(astuple(part.idle_by_cause) for part in parts), strict=True)
+    activities = zip(*(astuple(part.idle_by_host) for part in parts), strict=True)
+    exposed = [part.exposed_comm for part in parts]
+    return Measure(
+        start=parts[0].start,
+        end=parts[-1].end,
+        compute=total("compute"),
+        comm=total("comm"),
+        overlap=total("overlap"),
+        copy=total("copy"),
+        memset=total("memset"),
+        exposed_copy=total("exposed_copy"),
+        idle=total("idle"),
+        idle_by_cause=Idle(*map(sum, causes)),
+        idle_by_host=HostActivity(*map(sum, activities)),
+        exposed_comm=Intervals(
+            np.concatenate([each.starts for each in exposed]), np.concatenate([each.ends for each in exposed])
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import tempfile
@@ -16,8 +17,10 @@ from launcher.errors import MachineError
 from launcher.trace.analyse import Analysis, analyse
 from launcher.trace.blocks import TraceFile
 from launcher.trace.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
+from launcher.trace.discover import find_traces
 from launcher.trace.events import time_texts
 from launcher.trace.match import Collective
+from launcher.trace.merged_file import MARK, place_for
 from launcher.trace.source import open_source
 
 RawEvent = dict[str, Any]
@@ -31,16 +34,18 @@ def merge_traces(paths: Sequence[Path], out: Path) -> None:
     """Writes all ranks in `paths` into one trace, which opens in Perfetto and chrome://tracing.
 
     Every process gets the rank in its name and comes in the order of ranks. All of a file's events are kept,
-    with their times to the nanosecond. What stood at `out` is replaced in one step, when all is written.
+    with their times to the nanosecond. The file that stood at `out`, or that `out` links to, is replaced in
+    one step, when all is written.
 
     Raises:
+        SpecError: `out` is no place for a file, or is one of the traces to merge.
         TraceError: no path holds a trace that can be read.
         MachineError: `out` can't be written.
     """
+    out = place_for(out, find_traces(paths).files)
     analysis = analyse(paths)
     name = None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
             name = file.name
             if out.suffix == ".gz":
@@ -51,9 +56,9 @@ def merge_traces(paths: Sequence[Path], out: Path) -> None:
         os.chmod(name, 0o644)
         os.replace(name, out)
     except OSError as error:
-        raise MachineError(
-            f"can't write {out}: {error.strerror}; free some space or name another file"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space or name another file" if full else "name another file"
+        raise MachineError(f"can't write {out}: {error.strerror}; {advice}") from error
     finally:
         if name is not None and os.path.exists(name):
             os.unlink(name)
@@ -62,7 +67,7 @@ def merge_traces(paths: Sequence[Path], out: Path) -> None:
 def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:
     """The events, rank by rank, a block at a time."""
     base_ns = analysis.report.base_time_ns // 1_000_000_000 * 1_000_000_000
-    header = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
+    header = MARK | {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
     file.write(msgspec.json.encode(header)[:-1] + b',"traceEvents":[\n')
     encode = msgspec.json.Encoder().encode
     separator = b""
@@ -85,7 +90,7 @@ def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
         yield movers[rank].labels()
     zeros_ns = {rank: digest.zero_ns for rank, digest in analysis.ranked.digests}
     for number, each in enumerate(analysis.matched.collectives):
-        yield _links(number + (len(movers) + 1) * IDS_PER_RANK, each, movers, zeros_ns)
+        yield _links(number + (max(movers) + 1) * IDS_PER_RANK, each, movers, zeros_ns)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from launcher.environment import child_environment
 from launcher.trace.digest import Digest, digest_file
 from launcher.trace.errors import TraceError
 
@@ -42,7 +43,7 @@ def read_all(files: Sequence[Path], steps: slice | None) -> list[Read]:
         TraceError: a process was killed.
     """
     num_processes = min(len(files), len(os.sched_getaffinity(0)))
-    if num_processes < 2 or sum(map(_weight, files)) < PARALLEL_FROM_BYTES:
+    if num_processes < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
         return [read_one(file, steps) for file in files]
     found: dict[Path, Read] = {}
     for share, reads in _run([Share(part, steps) for part in _parts(files, num_processes)]):
@@ -58,7 +59,8 @@ def read_one(file: Path, steps: slice | None) -> Read:
         return str(error)
 
 
-def _weight(file: Path) -> int:
+def weight(file: Path) -> int:
+    """About the bytes of the file, unpacked; 0 where it isn't there."""
     try:
         return file.stat().st_size * (PACKED_FACTOR if file.suffix == ".gz" else 1)
     except OSError:
@@ -69,10 +71,10 @@ def _parts(files: Sequence[Path], number: int) -> list[tuple[Path, ...]]:
     """The files in parts of about equal size: the largest first, each to the smallest part."""
     parts: list[list[Path]] = [[] for _ in range(number)]
     sizes = [0] * number
-    for file in sorted(files, key=_weight, reverse=True):
+    for file in sorted(files, key=weight, reverse=True):
         least = sizes.index(min(sizes))
         parts[least].append(file)
-        sizes[least] += max(_weight(file), 1)
+        sizes[least] += max(weight(file), 1)
     return [tuple(part) for part in parts]
 
 
@@ -96,13 +98,11 @@ def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
 
 
 def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-c", "from launcher.trace.parallel import serve; serve()"],
         stdin=subprocess.PIPE,
         stdout=answer,
-        env=os.environ | {"PYTHONPATH": path},
+        env=child_environment(),
     )
     assert process.stdin is not None
     with process.stdin as order:

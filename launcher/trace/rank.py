@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,12 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
     """The report on one rank."""
     digest = view.digest
     transfers = _transfers(view.parts)
+    by_step: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
+    for each in view.parts:
+        by_step[each[1].local.step].append(each)
     steps = []
     for scope in digest.steps:
-        parts = view.parts
-        if scope.position is not None:
-            parts = tuple(each for each in parts if each[1].local.step == scope.position)
+        parts = view.parts if scope.position is None else by_step[scope.position]
         fields = vars(_breakdown(scope, parts, transfers))
         start_us = (scope.measure.start + view.origin_ns) / 1000
         steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))

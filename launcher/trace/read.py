@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from launcher.trace.blocks import Skipped, TraceFile
 from launcher.trace.classify import (
@@ -33,73 +34,59 @@ from launcher.trace.events import (
     NO_ARGUMENTS,
     Arguments,
     Event,
-    Text,
     bounded,
     needs_text,
     time_texts,
     to_ns,
 )
+from launcher.trace.growing import Columns, Names, Numbering, Threads
 from launcher.trace.intervals import Int64
 from launcher.trace.source import open_source
+from launcher.units import plural
 
+MAX_US = 1 << 63
+"""No column holds times beyond it."""
 MAX_BYTES = 1 << 53
 """No collective moves more; what claims to is damaged."""
 
 Times = dict[int, tuple[int | None, int | None]]
 
 
-class Numbering(dict[Any, int]):
-    """Numbers what it is asked for: 0, 1, 2, … in the order of first sight."""
+class Role(IntEnum):
+    """Which columns an event goes to."""
 
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
-
-
-class Threads(dict[tuple[Text, Text], int]):
-    """Numbers pairs of process and thread, or device and stream; `7` and `"7"` are the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spelled = Numbering()
-
-    def __missing__(self, key: tuple[Text, Text]) -> int:
-        self[key] = number = self.spelled[str(key[0]), str(key[1])]
-        return number
+    NONE = 0
+    GPU = 1
+    LAUNCH = 2
+    OPERATOR = 3
+    PYTHON = 4
 
 
-class Names(dict[tuple[str, str | None], int]):
-    """Numbers pairs of category and name, and classifies each pair once."""
+class Roles(dict[str | None, Role]):
+    """The role of each category; none for those that the analysis doesn't know."""
 
-    def __init__(self, classify: Callable[[str, str], int]) -> None:
-        super().__init__()
-        self.classify = classify
-        self.kinds: list[int] = []
-
-    def __missing__(self, key: tuple[str, str | None]) -> int:
-        self[key] = number = len(self)
-        self.kinds.append(self.classify(key[0], key[1] or ""))
-        return number
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(name or "" for _, name in self)
+    def __missing__(self, category: str | None) -> Role:
+        return Role.NONE
 
 
-class Columns:
-    """Columns that grow block by block, in place: to join parts at the end would take the memory twice."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, array[int]] = {}
-
-    def add(self, **columns: NDArray[Any]) -> None:
-        for name, values in columns.items():
-            if name not in self.columns:
-                self.columns[name] = array(values.dtype.char if values.dtype != np.int64 else "q")
-            self.columns[name].frombytes(np.ascontiguousarray(values).data.cast("B"))
-
-    def done(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """All of a column."""
-        return np.frombuffer(self.columns[name], dtype=dtype) if name in self.columns else np.empty(0, dtype)
+_ROLES = Roles(
+    dict.fromkeys(GPU_CATEGORIES, Role.GPU)
+    | dict.fromkeys(LAUNCH_CATEGORIES, Role.LAUNCH)
+    | dict.fromkeys(OP_CATEGORIES, Role.OPERATOR)
+    | dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON)
+)
+_ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
+"""Translation tables that leave 1 where a role stands."""
+_CATEGORY = attrgetter("cat")
+_NAME = attrgetter("cat", "name")
+_TEXT = attrgetter("name")
+_START = attrgetter("ts")
+_LENGTH = attrgetter("dur")
+_PLACE = attrgetter("pid", "tid")
+_OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
+"""Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
+ANNOTATION = "user_annotation"
+"""The category of newer traces' annotations."""
 
 
 @dataclass
@@ -111,40 +98,43 @@ class Reader:
     launches: Columns = field(default_factory=Columns)
     ops: Columns = field(default_factory=Columns)
     modules: Columns = field(default_factory=Columns)
+    annotations: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
     gpu_names: Names = field(default_factory=lambda: Names(gpu_kind))
     launch_names: Numbering = field(default_factory=Numbering)
     op_names: Names = field(default_factory=lambda: Names(host_kind))
     module_names: Numbering = field(default_factory=Numbering)
+    annotation_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
     streams: Threads = field(default_factory=Threads)
     num_gpu: int = 0
     negative: int = 0
+    timeless: int = 0
 
     def add(self, events: Sequence[Event], block: bytes) -> None:
         """Takes what the analysis needs from a block of events."""
-        groups: defaultdict[str | None, list[Event]] = defaultdict(list)
-        for event in events:
-            if event.ph == "X" and event.ts is not None and event.name is not None:
-                groups[event.cat].append(event)
+        # Of a large trace all time goes into the lines that see every event.
+        spans = self._with_times([event for event in events if event.ph == "X" and event.name is not None])
+        if not spans:
+            return
         if self.base_us is None:
-            self.base_us = next((int(group[0].ts or 0) for group in groups.values()), None)
-        times_us = [event.ts for event in events if event.ts is not None]
-        times = self._texts(events, block) if needs_text(times_us) else None
-        for category, group in groups.items():
-            self._add_group(category, group, times)
+            self.base_us = next((int(event.ts or 0) for event in spans if abs(event.ts or 0) < MAX_US), None)
+        times = self._texts(events, block) if needs_text([event.ts or 0 for event in spans]) else None
+        roles = bytes(map(_ROLES.__getitem__, map(_CATEGORY, spans)))
+        self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
+        self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
+        self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
+        python = _of(Role.PYTHON, spans, roles)
+        modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
+        self._add_modules(*self._timed(modules, times))
 
-    def _add_group(self, category: str | None, events: list[Event], times: Times | None) -> None:
-        if category in GPU_CATEGORIES:
-            self._add_gpu(category, *self._timed(events, times))
-        elif category in LAUNCH_CATEGORIES:
-            self._add_launches(*self._timed(events, times))
-        elif category in OP_CATEGORIES:
-            self._add_ops(category, *self._timed(events, times))
-        elif category in PYTHON_CATEGORIES:
-            modules = [event for event in events if (event.name or "").startswith(MODULE_PREFIX)]
-            self._add_modules(*self._timed(modules, times))
+    def _with_times(self, spans: list[Event]) -> list[Event]:
+        if None not in map(_START, spans) and None not in map(_LENGTH, spans):
+            return spans
+        kept = [event for event in spans if event.ts is not None and event.dur is not None]
+        self.timeless += len(spans) - len(kept)
+        return kept
 
     def _texts(self, events: Sequence[Event], block: bytes) -> Times:
         return {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
@@ -166,28 +156,26 @@ class Reader:
         kept = [event for event, is_good in zip(events, good.tolist(), strict=True) if is_good]
         return kept, start[good], duration[good]
 
-    def _threads(self, events: Iterable[Event]) -> NDArray[np.int32]:
-        threads = self.threads
-        return np.array([threads[event.pid, event.tid] for event in events], dtype=np.int32)
-
-    def _add_gpu(self, category: str, events: list[Event], start: Int64, duration: Int64) -> None:
-        names = [self.gpu_names[category, event.name] for event in events]
-        kinds = self.gpu_names.kinds
+    def _add_gpu(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        names = _numbers(self.gpu_names, map(_NAME, events), len(events))
         arguments = [event.args or NO_ARGUMENTS for event in events]
-        streams = [
-            self.streams[event.pid if args.device is None else args.device, _stream(event, args)]
+        places = [
+            (
+                event.pid if args.device is None else args.device,
+                event.tid if args.stream is None else args.stream,
+            )
             for event, args in zip(events, arguments, strict=True)
         ]
-        for position, (name, args) in enumerate(zip(names, arguments, strict=True)):
-            if kinds[name] is GpuKind.COMM:
-                self.comm_facts[self.num_gpu + position] = _comm_facts(events[position].name or "", args)
+        kinds = self.gpu_names.kinds[names]
+        for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
+            self.comm_facts[self.num_gpu + i] = _comm_facts(events[i].name or "", arguments[i])
         self.num_gpu += len(events)
         self.gpu.add(
             start=start,
             duration=duration,
-            name=np.array(names, dtype=np.int32),
-            kind=np.array([kinds[name] for name in names], dtype=np.int8),
-            stream=np.array(streams, dtype=np.int32),
+            name=names,
+            kind=kinds,
+            stream=_numbers(self.streams, places, len(places)),
             correlation=_correlations(arguments),
         )
 
@@ -195,30 +183,46 @@ class Reader:
         self.launches.add(
             start=start,
             duration=duration,
-            name=np.array([self.launch_names[event.name] for event in events], dtype=np.int32),
+            name=_numbers(self.launch_names, map(_TEXT, events), len(events)),
             thread=self._threads(events),
             correlation=_correlations([event.args or NO_ARGUMENTS for event in events]),
         )
 
-    def _add_ops(self, category: str, events: list[Event], start: Int64, duration: Int64) -> None:
-        names = np.array([self.op_names[category, event.name] for event in events], dtype=np.int32)
-        kinds = np.array(self.op_names.kinds, dtype=np.int8)[names]
+    def _add_ops(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        names = _numbers(self.op_names, map(_NAME, events), len(events))
+        kinds = self.op_names.kinds[names]
         threads = self._threads(events)
         for i in np.flatnonzero(kinds > HostKind.OP).tolist():
             args, begin = events[i].args or NO_ARGUMENTS, int(start[i])
             end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
-            size = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else None
-            self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), size))
-        # Operators, the calls that issue collectives, and the annotations that old traces list as operators.
-        ops = (kinds == HostKind.OP) | (kinds == HostKind.COMM_CALL)
-        if category != "user_annotation":
-            ops |= kinds == HostKind.OTHER
+            sizes = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else ()
+            self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), sizes))
+        named = np.flatnonzero(kinds == HostKind.OTHER).tolist()
+        annotated = np.array([i for i in named if events[i].cat == ANNOTATION], dtype=np.intp)
+        self._add_annotations(events, (start, duration, threads), annotated)
+        ops = np.isin(kinds, _OPERATORS)
+        ops[annotated] = False
         self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
 
+    def _add_annotations(
+        self, events: list[Event], spans: tuple[Int64, Int64, Int32], chosen: NDArray[np.intp]
+    ) -> None:
+        start, duration, threads = spans
+        texts = (events[i].name for i in chosen.tolist())
+        self.annotations.add(
+            start=start[chosen],
+            duration=duration[chosen],
+            name=_numbers(self.annotation_names, texts, len(chosen)),
+            thread=threads[chosen],
+        )
+
     def _add_modules(self, events: list[Event], start: Int64, duration: Int64) -> None:
-        names = [self.module_names[(event.name or "").removeprefix(MODULE_PREFIX)] for event in events]
-        threads = self._threads(events)
-        self.modules.add(start=start, duration=duration, name=np.array(names, dtype=np.int32), thread=threads)
+        modules = ((event.name or "").removeprefix(MODULE_PREFIX) for event in events)
+        names = _numbers(self.module_names, modules, len(events))
+        self.modules.add(start=start, duration=duration, name=names, thread=self._threads(events))
+
+    def _threads(self, events: list[Event]) -> NDArray[np.int32]:
+        return _numbers(self.threads, map(_PLACE, events), len(events))
 
     def done(self, header: dict[str, Any], skipped: Skipped) -> Trace:
         """All that was added."""
@@ -241,27 +245,38 @@ class Reader:
             launch_names=tuple(self.launch_names),
             ops=Spans(*_spans(self.ops)),
             op_names=self.op_names.names(),
-            op_kinds=np.array(self.op_names.kinds, dtype=np.int8),
+            op_kinds=self.op_names.kinds,
             modules=Spans(*_spans(self.modules)),
             module_names=tuple(self.module_names),
             ranges=tuple(self.ranges),
             num_devices=len({device for device, _ in self.streams.spelled}),
             skipped=self._skipped(skipped),
+            annotations=Spans(*_spans(self.annotations)),
+            annotation_names=tuple(self.annotation_names),
+            threads=tuple(self.threads.spelled),
+            streams=tuple(self.streams.spelled),
         )
 
     def _skipped(self, skipped: Skipped) -> str | None:
         parts = []
         if skipped.count:
             parts.append(
-                f"{skipped.count} malformed events, first at byte {skipped.first_byte} ({skipped.reason})"
+                f"{plural(skipped.count, 'malformed event')}, first at byte {skipped.first_byte} "
+                f"({skipped.reason})"
             )
+        if self.timeless:
+            parts.append(f"{plural(self.timeless, 'event')} whose time is no number")
         if self.negative:
-            parts.append(f"{self.negative} events of negative length or with times out of range")
+            parts.append(f"{plural(self.negative, 'event')} of negative length or with times out of range")
         return " and ".join(parts) + " left out" if parts else None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Trace:
     """The trace in `path`, plain or gzip.
+
+    Args:
+        path: where it lies.
+        progress: is told the position in the file, in bytes, after every block.
 
     Raises:
         TraceError: it can't be read, is none, or is damaged; with the byte.
@@ -271,7 +286,19 @@ def read_trace(path: Path) -> Trace:
         file = TraceFile(source, Event)
         for events, block in file.blocks():
             reader.add(events, block)
+            if progress is not None:
+                progress(source.file_position())
     return reader.done(file.header, file.skipped)
+
+
+def _of(role: Role, events: list[Event], roles: bytes) -> list[Event]:
+    """The events with this role."""
+    return list(compress(events, roles.translate(_ONLY[role])))
+
+
+def _numbers(table: dict[Any, int], keys: Iterable[Hashable], count: int) -> NDArray[np.int32]:
+    """The number of each key; `table` gives new ones to those that it doesn't know."""
+    return np.fromiter(map(table.__getitem__, keys), dtype=np.int32, count=count)
 
 
 def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int32, Int32]:
@@ -285,10 +312,6 @@ def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int3
 
 def _correlations(arguments: list[Arguments]) -> Int64:
     return bounded([-1 if args.correlation is None else args.correlation for args in arguments])
-
-
-def _stream(event: Event, args: Arguments) -> str | int | None:
-    return event.tid if args.stream is None else args.stream
 
 
 def _comm_facts(name: str, args: Arguments) -> CommFacts:
@@ -305,19 +328,19 @@ def _comm_facts(name: str, args: Arguments) -> CommFacts:
     )
 
 
-def _tensor_bytes(args: Arguments) -> int | None:
-    """Bytes of all tensors among the arguments of an operator."""
+def _tensor_bytes(args: Arguments) -> tuple[int, ...]:
+    """Bytes of each tensor, or list of tensors, among the arguments of an operator."""
     try:
         shapes, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return ()
     if not isinstance(shapes, list) or not isinstance(types, list):
-        return None
-    total = 0
-    for shape, dtype in zip(shapes, types, strict=False):
-        size = dtype_bytes(str(dtype))
-        total += _elements(shape) * size if size is not None and shape else 0
-    return total if 0 < total < MAX_BYTES else None
+        return ()
+    sizes = [
+        _elements(shape) * (dtype_bytes(str(dtype)) or 0) for shape, dtype in zip(shapes, types, strict=False)
+    ]
+    damaged = any(size < 0 for size in sizes) or sum(sizes) >= MAX_BYTES
+    return () if damaged else tuple(size for size in sizes if size)
 
 
 def _elements(shape: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import zlib
 from dataclasses import dataclass
@@ -30,18 +31,28 @@ class Source:
     """Unpacked bytes that were read so far."""
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes` more bytes, fewer only at the end.
+        """Up to `num_bytes` more bytes, none only at the end.
 
         Raises:
             TraceError: the disk or the gzip stream fails, or more comes out of it than a trace could hold.
         """
         try:
-            data = self.file.read(num_bytes)
+            # In pieces, where it is packed: what comes before the damage says where that is.
+            data = self.file.read(num_bytes) if self.packed_bytes is None else self._read_some(num_bytes)
         except (OSError, EOFError, zlib.error) as error:
-            raise TraceError(f"{self.path}: damaged after byte {self.position}: {error}") from error
+            raise TraceError(
+                f"{self.path}: damaged after byte {self.position} of its text: {error}"
+            ) from error
         self.position += len(data)
         self._refuse_bomb()
         return data
+
+    def _read_some(self, num_bytes: int) -> bytes:
+        return cast(gzip.GzipFile, self.file).read1(num_bytes)
+
+    def file_position(self) -> int:
+        """Bytes of the file itself, packed or not, that were read so far."""
+        return os.lseek(self.file.fileno(), 0, os.SEEK_CUR)
 
     def _refuse_bomb(self) -> None:
         if self.packed_bytes is None:

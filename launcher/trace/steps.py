@@ -3,7 +3,7 @@
 A step owns the GPU work that it launched, wherever that ran. Its window begins when the step before is
 through, on the CPU or the GPU whichever is later, and ends when it is through itself; so windows never
 overlap, however far the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the
-earlier one ends.
+earlier one ends: what was launched in the overlap belongs to the earlier one.
 """
 
 from __future__ import annotations
@@ -45,20 +45,37 @@ class Launched:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A ProfilerStep range."""
+    """A ProfilerStep range, without what belongs to the steps before."""
 
     number: int
     start_ns: int
     end_ns: int
+    overlaps: bool = False
+    """Whether the range began earlier, within a step before it."""
+
+    @property
+    def is_swallowed(self) -> bool:
+        """Whether nothing is left of it: it lay wholly inside the steps before."""
+        return self.overlaps and self.start_ns == self.end_ns
 
 
 def host_steps(trace: Trace) -> list[HostStep]:
-    """The ProfilerStep ranges, in order of time."""
+    """The ProfilerStep ranges, in order of time; none begins before those before it have ended."""
     steps = [
         HostStep(int(each.name.rpartition("#")[2]), each.start, each.end)
         for each in trace.of_kind(HostKind.STEP)
     ]
-    return sorted(steps, key=lambda step: (step.start_ns, step.end_ns))
+    return _apart(sorted(steps, key=lambda step: (step.start_ns, step.end_ns)))
+
+
+def _apart(steps: list[HostStep]) -> list[HostStep]:
+    """The steps, each from where the last of those before it ends."""
+    result: list[HostStep] = []
+    for step in steps:
+        free_ns = result[-1].end_ns if result else step.start_ns
+        start_ns = max(step.start_ns, free_ns)
+        result.append(HostStep(step.number, start_ns, max(start_ns, step.end_ns), free_ns > step.start_ns))
+    return result
 
 
 def launched(trace: Trace, steps: list[HostStep]) -> Launched:

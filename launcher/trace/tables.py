@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from launcher.trace.columns import Spans, Trace
 from launcher.trace.intervals import Int64
 from launcher.trace.nesting import Nesting, nest
 from launcher.trace.steps import Launched
+from launcher.trace.stretches import Stretch, stretches
 
 MAX_NAMES = 500
 """Names beyond it, by time, aren't kept; real traces have 50 to 300."""
@@ -54,18 +55,26 @@ def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
 def op_times(
     trace: Trace, work: Launched, chosen_gpu: Mask, chosen_ops: Mask
 ) -> tuple[list[NameTime], list[NameTime]]:
-    """Times by operator and by `nn.Module`, longest first."""
-    nesting, modules = nest(trace.ops), nest(trace.modules)
-    own = nesting.self_ns() if nesting else np.zeros(len(trace.ops), dtype=np.int64)
+    """Times by operator and by `nn.Module`, longest first.
+
+    Calls that issue collectives count with the GPU work that they launch; their time on the CPU is no
+    computing, and no operator's.
+    """
     calls = _calls(trace, work, chosen_gpu)
-    ops = _under(trace.ops, trace.op_names, "op", nesting, calls, (chosen_ops, own))
-    if modules is None:
-        return ops, []
-    by_op = modules.innermost(trace.ops.thread, trace.ops.start)
-    shown = chosen_ops & (by_op >= 0)
-    host_ns = np.bincount(by_op[shown], weights=own[shown], minlength=len(trace.modules)).astype(np.int64)
-    inside = np.ones(len(trace.modules), dtype=bool)
-    return ops, _under(trace.modules, trace.module_names, "module", modules, calls, (inside, host_ns))
+    ops, modules = _Totals(trace.op_names, "op"), _Totals(trace.module_names, "module")
+    computing = compute_ops(trace)
+    for stretch in stretches(trace.ops, trace.modules):
+        mine = stretch.holds(trace.ops.start)
+        spans, shown = trace.ops.where(mine), chosen_ops[mine]
+        nesting = nest(spans)
+        own = nesting.self_ns() if nesting else np.zeros(len(spans), dtype=np.int64)
+        own[~computing[mine]] = 0
+        inside = calls.of(stretch)
+        ops.add_host(spans.name[shown], own[shown])
+        ops.add_device(spans, nesting, inside)
+        around = trace.modules.where(stretch.holds(trace.modules.start))
+        _add_modules(modules, around, inside, (spans.where(shown), own[shown]))
+    return ops.rows(), modules.rows()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +85,10 @@ class _Calls:
     times: Int64
     durations: Int64
 
+    def of(self, stretch: Stretch) -> _Calls:
+        mine = stretch.holds(self.times)
+        return _Calls(self.threads[mine], self.times[mine], self.durations[mine])
+
 
 def _calls(trace: Trace, work: Launched, chosen: Mask) -> _Calls:
     known = chosen & (work.launch >= 0)
@@ -83,26 +96,50 @@ def _calls(trace: Trace, work: Launched, chosen: Mask) -> _Calls:
     return _Calls(trace.launches.thread[launch], work.start[known], trace.gpu.duration[known])
 
 
-def _under(
-    spans: Spans,
-    names: Sequence[str],
-    kind: str,
-    nesting: Nesting | None,
-    calls: _Calls,
-    host: tuple[Mask, Int64],
-) -> list[NameTime]:
-    """Sums by name: host time of the chosen spans, device time of the work launched from within."""
-    chosen, own = host
-    counts, host_ns = _sums(spans.name[chosen], own[chosen], len(names))
-    device_ns = np.zeros(len(names), dtype=np.int64)
-    if nesting is not None:
-        span = nesting.innermost(calls.threads, calls.times)
-        held = span >= 0
-        _, device_ns = _sums(spans.name[span[held]], calls.durations[held], len(names))
-    shown = np.flatnonzero(counts + device_ns).tolist()
-    return _longest(
-        NameTime(names[i], kind, int(counts[i]), int(device_ns[i]), int(host_ns[i])) for i in shown
-    )
+@dataclass(eq=False)
+class _Totals:
+    """Sums by name, over the stretches of a trace."""
+
+    names: Sequence[str]
+    kind: str
+    counts: Int64 = field(init=False)
+    host_ns: Int64 = field(init=False)
+    device_ns: Int64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts, self.host_ns, self.device_ns = np.zeros((3, len(self.names)), dtype=np.int64)
+
+    def add_host(self, names: NDArray[np.int32], ns: Int64) -> None:
+        """Adds ranges with these names and times on the CPU."""
+        counts, host_ns = _sums(names, ns, len(self.names))
+        self.counts += counts
+        self.host_ns += host_ns
+
+    def add_device(self, spans: Spans, nesting: Nesting | None, calls: _Calls) -> None:
+        """Adds the work that was launched from within `spans`."""
+        if nesting is not None:
+            span = nesting.innermost(calls.threads, calls.times)
+            held = span >= 0
+            self.device_ns += _sums(spans.name[span[held]], calls.durations[held], len(self.names))[1]
+
+    def rows(self) -> list[NameTime]:
+        """All that was added, longest first."""
+        columns = (self.counts.tolist(), self.device_ns.tolist(), self.host_ns.tolist())
+        named = zip(self.names, *columns, strict=True)
+        return _longest(NameTime(name, self.kind, *sums) for name, *sums in named if any(sums[:2]))
+
+
+def _add_modules(modules: _Totals, spans: Spans, calls: _Calls, host: tuple[Spans, Int64]) -> None:
+    """Adds modules; their time on the CPU is that of the operators inside, which come with theirs."""
+    ops, own = host
+    nesting = nest(spans)
+    if nesting is None:
+        return
+    by_op = nesting.innermost(ops.thread, ops.start)
+    held = by_op >= 0
+    host_ns = np.bincount(by_op[held], weights=own[held], minlength=len(spans)).astype(np.int64)
+    modules.add_host(spans.name, host_ns)
+    modules.add_device(spans, nesting, calls)
 
 
 def _sums(names: NDArray[np.int32], ns: Int64, num_names: int) -> tuple[Int64, Int64]:

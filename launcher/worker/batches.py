@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, default_collate
 
 from launcher.records import VariantOrder
@@ -109,6 +110,18 @@ class Layout:
     precision: Precision
     pin: bool
     """Whether batches go to page-locked memory, from which a GPU copies without blocking the host."""
+    channels_last: bool = False
+    """Whether images lie in memory pixel by pixel."""
+
+    def arranged(self, tree: Tree) -> Tree:
+        """Inputs or targets as the model needs them: cast to its precision, images in its memory format."""
+        tree = self.precision.cast(tree)
+        return map_tensors(pixel_by_pixel, tree) if self.channels_last else tree
+
+
+def pixel_by_pixel(tensor: Tensor) -> Tensor:
+    """Images (samples, channels, height, width) with their channels last in memory; others as they are."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ class BatchSource:
         with users_code(f"batch({size}, generator) failed", "(inputs, targets)", place_of(batch)):
             drawn = batch(size, step_generator(self.seed, step))
         inputs, targets = checked_batch(drawn, size, "batch(size, generator)", place_of(batch))
-        return self.layout.precision.cast(inputs), self.layout.precision.cast(targets)
+        return self.layout.arranged(inputs), self.layout.arranged(targets)
 
     def micro_batch(self, inputs: Tree, targets: Tree, rows: Sequence[Rows]) -> MicroBatch:
         """The rows of all devices, one after the other."""
@@ -240,7 +253,8 @@ class DatasetSource:
         """Makes `step` of `variant` the next that is read."""
         check_dataset_size(self.workload, sum(variant.split))
         self.feed.variant, self.feed.step = variant, step
-        self.batches = iter(self.loader)
+        has_samples = any(variant.split[device] for device in self.layout.devices)
+        self.batches = iter(self.loader) if has_samples else iter(())
         self.prepared = self.loaded = (variant.id, step - 1)
 
     def load(self, variant: VariantOrder, step: int) -> LoadedStep:
@@ -266,7 +280,7 @@ class DatasetSource:
     def micro_batch(self, batch: Any, chunks: tuple[int, ...]) -> MicroBatch:
         size = sum(chunks)
         inputs, targets = checked_batch(batch, size, "a batch of the dataset", self.place)
-        inputs, targets = self.layout.precision.cast(inputs), self.layout.precision.cast(targets)
+        inputs, targets = self.layout.arranged(inputs), self.layout.arranged(targets)
         return MicroBatch(inputs, targets, chunks, count_targets(self.workload, targets, size))
 
 

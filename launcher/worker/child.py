@@ -9,10 +9,12 @@ import random
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn, TextIO
 
-from launcher.run.proctree import die_with
-from launcher.run.wire import STACKS_SIGNAL, StartRequest
+from launcher.run.proctree import SHIELDED, die_with
+from launcher.run.wire import StartRequest
+from launcher.worker.beacon import light_beacon
 
 
 def run_rank(request: StartRequest, server: int) -> NoReturn:
@@ -36,14 +38,24 @@ def leave_server(server: int) -> None:
 
 def become_rank(request: StartRequest) -> None:
     """A process of its own: signals, environment, random numbers."""
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, *SHIELDED):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Notice of a preemption: no program ends by it, unless it asks to. A handler, since a program that it
+    # executes should not inherit that it is ignored.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     os.environ.update(request.env)
     os.chdir(request.cwd)
     reseed()
     faulthandler.enable(file=2)
-    faulthandler.register(STACKS_SIGNAL, file=2)
+    if request.cpus:
+        os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep what they began with
+    if request.control:
+        try:
+            light_beacon(Path(request.control), request.rank)
+        except OSError as error:
+            print_to_log(f"can't write {request.control}: {error.strerror}")
+            finish(os.EX_IOERR)  # as `launcher.worker.main` does where the run directory can't be written
     gc.enable()
 
 

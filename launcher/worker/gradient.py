@@ -157,8 +157,16 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> lis
 
 def model_warnings(trainer: Trainer) -> list[str]:
     """What model and batch say by themselves, whether or not gradients are checked."""
-    found = [BATCH_NORM] if has_batch_norm(trainer.model) else []
+    found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
+    found += channels_last_notes(trainer)
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
+
+
+def channels_last_notes(trainer: Trainer) -> list[str]:
+    """What to say where `channels_last` changes nothing."""
+    if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
+        return []
+    return ["channels_last changes nothing: the model has no two-dimensional convolution"]
 
 
 def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:

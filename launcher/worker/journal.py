@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.records import Event, Kind, LaunchOrder, StepRecord, VariantFacts
+from launcher.records import Balance, Event, Kind, LaunchOrder, StepRecord, VariantFacts
 from launcher.rundir import RunDir, append_lines, write_json
 from launcher.worker.clock import StepTiming
+from launcher.worker.noise import QUIET, BlockNoise
 
-Stage = Literal["start", "build", "check", "warmup", "round", "profile", "done"]
+Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "done"]
 
 
 @dataclass
@@ -41,6 +42,11 @@ class Journal:
         if self.rank == 0:
             write_json(self.run.launch_facts(self.order.launch), self.facts)
 
+    def add_balance(self, variant: str, balance: Balance) -> None:
+        """Keeps how a balanced split was found: later launches of the run take it from there."""
+        if self.rank == 0:
+            write_json(self.run.balance(variant), balance)
+
     def add_steps(
         self,
         variant: str,
@@ -49,13 +55,28 @@ class Journal:
         round_: int = 0,
         order: int = 0,
         peak: int | None = None,
+        noise: BlockNoise = QUIET,
+        energy_mj: float | None = None,
     ) -> None:
-        """Appends one line per step of a block."""
+        """Appends one line per step of a block; they share its energy."""
+        share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
         first = self.steps_written.get(variant, 0)
         self.steps_written[variant] = first + len(timings)
         launch = self.order.launch
         records = [
-            StepRecord(launch, round_, order, first + i, kind, t.step_ns, t.phases_ns, peak)
+            StepRecord(
+                launch,
+                round_,
+                order,
+                first + i,
+                kind,
+                t.step_ns,
+                t.phases_ns,
+                peak,
+                noise.queue_ns,
+                noise.throttled,
+                share_mj,
+            )
             for i, t in enumerate(timings)
         ]
         append_lines(self.run.steps(variant, self.rank), records)

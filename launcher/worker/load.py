@@ -16,6 +16,7 @@ from torch import nn
 
 from launcher.worker.user_error import Place, UserError, place_of, users_code
 from workloads.base import Workload
+from workloads.probes.base import Probe
 from workloads.registry import BUILTINS
 
 __all__ = ["UserError", "load_workload"]
@@ -23,8 +24,8 @@ __all__ = ["UserError", "load_workload"]
 Build = Callable[..., Any]
 
 
-def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> Workload:
-    """The workload that `name` builds from `params`, on the CPU.
+def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> Workload | Probe:
+    """The workload, or micro-benchmark, that `name` builds from `params`, on the CPU.
 
     Args:
         name: a built-in workload, `train.py:build` or `package.module:build`.
@@ -40,7 +41,7 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
     check_params(name, build, params, place)
     with users_code(f"{name} failed to build the workload", "a Workload", place):
         built = build(**params)
-    return as_workload(name, built, place)
+    return built if isinstance(built, Probe) else as_workload(name, built, place)
 
 
 def find_build(name: str, job_dir: Path) -> Build:
@@ -190,10 +191,15 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     yield "reduction", "'mean' or 'sum'", w.reduction in ("mean", "sum")
     yield "count", f"a function count(targets) {optional}", is_optional(w.count)
     yield "num_workers", "a number of processes, at least 0", is_count(w.num_workers)
+    yield "notes", "a tuple of sentences", is_sentences(w.notes)
 
 
 def is_optional(value: Any) -> bool:
     return value is None or callable(value)
+
+
+def is_sentences(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
 
 
 def is_count(value: Any) -> bool:

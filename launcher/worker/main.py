@@ -9,18 +9,22 @@ import torch
 from launcher.errors import MachineError
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.rundir import read_json
+from launcher.worker.balance import resolve_balanced
 from launcher.worker.child import exit_code, print_to_log
 from launcher.worker.clock import clock_for
+from launcher.worker.energy import meter_for
 from launcher.worker.failure import record_failure
 from launcher.worker.gradient import check_gradients, model_warnings
 from launcher.worker.group import close_group, finish, init_group
 from launcher.worker.journal import Journal
+from launcher.worker.live import Live, open_block
 from launcher.worker.load import load_workload
 from launcher.worker.measure import Bench
 from launcher.worker.peers import Alone, Group, Peers
-from launcher.worker.profile import capture, run_unrecorded
-from launcher.worker.step import NoClock
+from launcher.worker.probe import ProbeBench, site_of
+from launcher.worker.tracing import trace_steps
 from launcher.worker.trainer import Trainer
+from workloads.probes.base import Probe
 
 
 def main(argv: Sequence[str]) -> None:
@@ -75,10 +79,18 @@ def measure(journal: Journal, peers: Peers) -> None:
     journal.enter("build")
     torch.manual_seed(order.seed)
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
+    if isinstance(workload, Probe):
+        ProbeBench(workload, site_of(order, rank), journal, peers).run()
+        journal.enter("done")
+        return
     device = torch.device(order.devices[rank])
     trainer = Trainer(workload, order, rank)
+    clock = clock_for(device)
+    journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
-    Bench(order, trainer, clock_for(device), peers, journal, device).run()
+    live = Live(order, rank, open_block(journal.run, order.launch, rank))
+    meter = meter_for(order, rank)
+    Bench(journal.order, trainer, clock, peers, journal, device, live, meter).run()
     profile(trainer, journal, peers)
     journal.enter("done")
     trainer.close()
@@ -89,7 +101,12 @@ def check(trainer: Trainer, journal: Journal) -> None:
     order = journal.order
     journal.enter("check")
     for variant in order.variants:
-        journal.add_facts(variant.id, warnings=tuple(model_warnings(trainer)))
+        journal.add_facts(
+            variant.id,
+            warnings=tuple(model_warnings(trainer)),
+            flops_per_sample=trainer.trial.flops_per_sample,
+            bytes_per_sample=trainer.trial.bytes_per_sample,
+        )
     if not order.gradient_check:
         return
     found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))
@@ -109,24 +126,17 @@ def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
 
 
 def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, peers: Peers) -> None:
-    """One trace; inputs are drawn before it begins. A rank that isn't recorded takes part all the same."""
-    order, rank = journal.order, journal.rank
+    """One trace per rank that is to be recorded."""
+    order, rank, run = journal.order, journal.rank, journal.run
     wanted = order.profile
     assert wanted is not None
-    inputs = iter([trainer.prepare(variant, step) for step in range(wanted.steps + 1)])
-
-    def run_one_step() -> None:
-        trainer.step(next(inputs), NoClock())
-
-    if wanted.ranks is None or rank in wanted.ranks:
-        path = journal.run.trace(variant.id, rank)
-        capture(
-            run_one_step,
-            wanted,
-            path,
-            align=peers.barrier,
-            all_threads=order.strategy == "dp",
-            snapshot=journal.run.memory_snapshot(variant.id, rank) if wanted.memory else None,
-        )
-    else:
-        run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)
+    trace_steps(
+        trainer,
+        variant,
+        wanted,
+        peers,
+        run.trace(variant.id, rank),
+        rank=rank,
+        all_threads=order.strategy == "dp",
+        snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
+    )

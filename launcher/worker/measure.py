@@ -12,8 +12,11 @@ from launcher.stats.looks import decided_variants
 from launcher.stats.schedule import Block, round_blocks
 from launcher.stats.steady import ablation_steps, block_steps, is_steady
 from launcher.worker.clock import Clock, StepTiming
+from launcher.worker.energy import NO_METER, EnergyMeter, difference
 from launcher.worker.journal import Journal
+from launcher.worker.live import Live
 from launcher.worker.memory import peak_bytes, reset_peak
+from launcher.worker.noise import NoiseMeter, noise_meter
 from launcher.worker.peers import Peers
 from launcher.worker.trainer import Trainer
 
@@ -34,9 +37,15 @@ class Bench:
     peers: Peers
     journal: Journal
     device: torch.device
+    live: Live
+    meter: EnergyMeter = NO_METER
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
+    noise: NoiseMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noise = noise_meter(self.device)
 
     def run(self) -> None:
         """Warms up and measures; results are in the journal."""
@@ -52,7 +61,7 @@ class Bench:
         while not is_steady(steps_ns, minimum) and len(steps_ns) < max(MAX_WARMUP_STEPS, minimum):
             timings = self.run_steps(variant, WARMUP_CHUNK)
             self.journal.add_steps(variant.id, "warmup", timings)
-            slowest = self.peers.maximum([float(timing.step_ns) for timing in timings])
+            slowest = self.agree([float(timing.step_ns) for timing in timings], variant)
             steps_ns += [round(step_ns) for step_ns in slowest]
         if not is_steady(steps_ns, minimum):
             self.journal.add_facts(
@@ -84,10 +93,19 @@ class Bench:
         seed = f"{self.order.draw}/{self.order.launch}/{round_}"
         blocks = round_blocks(active, self.order.baseline, seed)
         means_ns = [self.run_block(by_id[block.variant], block, round_) for block in blocks]
-        slowest_ns = self.peers.maximum(means_ns)
+        slowest_ns = self.agree(means_ns, by_id[blocks[-1].variant])
         if round_ <= self.order.ablation_rounds:
             self.ablate(round_, active, len(blocks))
         return {b.variant: ns for b, ns in zip(blocks, slowest_ns, strict=True) if b.kind == "timed"}
+
+    def agree(self, values: list[float], variant: VariantOrder) -> list[float]:
+        """Element by element, the largest value over ranks; then the traces of `variant` that were asked for.
+
+        The ranks agree on the request in the same exchange: it costs none of its own.
+        """
+        *largest, asked = self.peers.maximum([*values, self.live.asked])
+        self.live.answer(asked, self.trainer, variant, self.peers)
+        return largest
 
     def ablate(self, round_: int, active: list[str], first_order: int) -> None:
         """A block of each variant in which the ranks don't communicate; weights are as before afterwards.
@@ -106,9 +124,13 @@ class Bench:
         """Runs and records one block; this rank's mean step in ns."""
         self.journal.enter("round", variant.id, round_)
         reset_peak(self.device)
+        self.noise.clear()
+        before_mj = self.meter.read_mj()
         timings = self.run_steps(variant, self.block_steps[variant.id])
+        energy_mj = difference(before_mj, self.meter.read_mj())
+        peak, noise = peak_bytes(self.device), self.noise.per_step(len(timings))
         kind: Kind = block.kind
-        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak_bytes(self.device))
+        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
         return sum(timing.step_ns for timing in timings) / len(timings)
 
     def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:
@@ -123,12 +145,13 @@ class Bench:
             portion = min(num_steps - len(timings), self.portion_steps(variant))
             start = first + len(timings)
             inputs = [self.trainer.prepare(variant, step) for step in range(start, start + portion)]
-            with no_garbage_collection():
+            with no_garbage_collection(), self.noise.counting():
                 self.peers.barrier()
                 self.clock.start()
                 for step_input in inputs:
                     self.trainer.step(step_input, self.clock, sync)
                     self.clock.end_step()
+                    self.live.count_step()
                 timings += self.clock.read()
         return timings
 

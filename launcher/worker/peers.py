@@ -16,6 +16,9 @@ class Peers(Protocol):
     def maximum(self, values: Sequence[float]) -> list[float]:
         """Element by element, the largest value over ranks."""
 
+    def gather(self, value: float) -> list[float]:
+        """Every rank's value, by rank."""
+
 
 class Alone:
     """One process has no peers."""
@@ -25,6 +28,9 @@ class Alone:
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         return list(values)
+
+    def gather(self, value: float) -> list[float]:
+        return [value]
 
 
 class Group:
@@ -41,3 +47,8 @@ class Group:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return [float(value) for value in tensor]
+
+    def gather(self, value: float) -> list[float]:
+        everyone = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, torch.tensor([value], dtype=torch.float64))
+        return [float(tensor) for tensor in everyone]

@@ -23,9 +23,13 @@ class Precision:
     errors of many terms add up as a random walk; more for fp32 and fp64, as no wrong weight is that small.
     """
 
+    def apply(self) -> None:
+        """Sets what float32 matrix products of this process compute in."""
+        set_tf32(self.name == "tf32")
+
     def prepare_model(self, model: nn.Module) -> None:
         """Casts the weights, in place, and sets what float32 matrix products compute in."""
-        set_tf32(self.name == "tf32")
+        self.apply()
         if self.weights == torch.float64:
             model.double()
 

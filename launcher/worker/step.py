@@ -63,9 +63,13 @@ def forward_backward(
     """Adds the gradient of this rank's part of the step to the parameters' `grad`.
 
     Ranks synchronise in the backward pass of the last micro-batch, once however many each has; with `sync`
-    false they don't.
+    false they don't. A rank without samples takes part in that with a zero.
     """
     total = strategy.total(sum(m.count for m in step.micro_batches)) if step.total is None else step.total
+    if not step.micro_batches:
+        with strategy.accumulating(not sync):
+            scaler.scale(strategy.skip()).backward()  # type: ignore[no-untyped-call]
+        clock.mark("backward")
     for micro in step.micro_batches:
         weight = loss_weight(workload.reduction, micro.count, total, strategy.world_size)
         inputs, targets = to_device(micro, strategy.device, clock)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.worker.batches import BatchSource, DatasetSource, Layout, LoadedStep, Source, StepInput
+from launcher.worker.compiled import compile_in_place
 from launcher.worker.precision import PRECISIONS, Precision
 from launcher.worker.step import NoClock, PhaseClock, forward_backward
 from launcher.worker.strategies.base import Strategy
@@ -17,7 +18,7 @@ from launcher.worker.strategies.ddp import Ddp
 from launcher.worker.strategies.dp import Dp
 from launcher.worker.strategies.single import Single
 from launcher.worker.user_error import UserError, place_of, users_code
-from launcher.worker.validate import batch_warning, unused_parameters
+from launcher.worker.validate import batch_warning, try_out
 from workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -45,17 +46,22 @@ class Trainer:
             UserError: the workload's model, batch, loss or optimizer is wrong.
         """
         self.workload, self.model = workload, workload.model
+        self.channels_last = order.channels_last
         self.precision = PRECISIONS[order.precision]
         device = torch.device(order.devices[rank])
         self.precision.prepare_model(self.model)
         self.model.to(device)
+        if order.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # Before the strategy wraps the model: a mistake must show before DDP's collectives begin.
         self.source = source_of(workload, order, rank, self.precision)
         global_batch = sum(order.variants[0].split)
-        unused = unused_parameters(workload, self.source, self.precision, device, rank, global_batch)
+        self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
         self.optimizer = make_optimizer(workload)
         self.batch_warning = batch_warning(workload, self.source, global_batch)
-        self.strategy = strategy_of(self.model, order, rank, unused)
+        if order.compile:
+            compile_in_place(self.model, len(order.variants))
+        self.strategy = strategy_of(self.model, order, rank, self.trial.has_unused)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.scales_loss)
 
     @property
@@ -97,6 +103,16 @@ class Trainer:
     ) -> None:
         """Adds the gradient of a step to the parameters' `grad`."""
         forward_backward(strategy, self.workload, self.precision, loaded, scaler, clock, sync)
+
+    def apply_times_ms(self, step_input: StepInput) -> list[float]:
+        """How long each replica of `dp` takes to compute its part of a step: forward and backward."""
+        assert isinstance(self.strategy, Dp)
+        totals = [0.0 for _ in self.strategy.devices]
+        for micro in step_input.load().micro_batches:
+            with self.precision.autocast(self.device):
+                times_ms = self.strategy.apply_times_ms(micro.inputs, micro.chunks)
+            totals = [total + ms for total, ms in zip(totals, times_ms, strict=True)]
+        return totals
 
     def gradient(self, variant: VariantOrder, step: int) -> dict[str, Tensor]:
         """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
@@ -156,7 +172,8 @@ def on_cpu(value: Any) -> Any:
 def source_of(workload: Workload, order: LaunchOrder, rank: int, precision: Precision) -> Source:
     """Where this rank's samples come from."""
     positions = tuple(range(len(order.devices))) if order.strategy == "dp" else (rank,)
-    layout = Layout(positions, precision, pin=torch.device(order.devices[rank]).type == "cuda")
+    pin = torch.device(order.devices[rank]).type == "cuda"
+    layout = Layout(positions, precision, pin, order.channels_last)
     source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
     return source(workload, order.seed, layout)
 
@@ -165,7 +182,8 @@ def strategy_of(model: nn.Module, order: LaunchOrder, rank: int, find_unused: bo
     """The model, on its device already, under the order's strategy."""
     devices = [torch.device(device) for device in order.devices]
     if order.strategy == "ddp":
-        return Ddp(model, devices[rank], rank, find_unused)
+        skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in order.variants)
+        return Ddp(model, devices[rank], rank, find_unused, skippable)
     if order.strategy == "dp":
         return Dp(model, devices)
     return Single(model, devices[0])

@@ -1,9 +1,12 @@
 """One small step of a workload before anything is measured, so that its author can read what is wrong."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from launcher.worker.batches import MicroBatch, Source
+from launcher.worker.flops import Counting
 from launcher.worker.precision import Precision
 from launcher.worker.preserve import preserved
 from launcher.worker.scatter import Tree, map_tensors, tensors_of
@@ -16,29 +19,44 @@ NUM_REPEATED = 16
 """Samples that are drawn twice: enough that even coarse random numbers differ somewhere."""
 
 
-def unused_parameters(
+@dataclass(frozen=True)
+class Trial:
+    """What a step on a few samples shows."""
+
+    has_unused: bool
+    """Whether some trainable parameters get no gradient."""
+    flops_per_sample: float | None
+    """Operations of forward and backward; `None` where an operator can't be counted."""
+    bytes_per_sample: float
+    """Memory of inputs and targets."""
+
+
+def try_out(
     workload: Workload,
     source: Source,
     precision: Precision,
     device: torch.device,
     index: int,
     global_batch: int,
-) -> bool:
-    """Whether some trainable parameters get no gradient, found by a step on a few samples.
+) -> Trial:
+    """Runs forward and backward on a few samples.
 
     The model must be on `device` already; weights, buffers and random state are as before afterwards.
 
     Raises:
         UserError: the model or the loss raised, or gave something else than they must.
     """
-    micro = source.whole(min(NUM_SAMPLES, global_batch), step=0).micro_batches[0]
-    with preserved(workload.model, device), on_device(index), precision.autocast(device):
+    step = source.whole(min(NUM_SAMPLES, global_batch), step=0)
+    micro, counting = step.micro_batches[0], Counting()
+    with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
         loss = first_loss(workload, micro, device)
         with users_code(
             "the backward pass failed", "a loss that can be differentiated", place_of(workload.loss)
         ):
             loss.backward()  # type: ignore[no-untyped-call]
-        return any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+        has_unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+    flops, num_samples = counting.count.known_flops, sum(micro.chunks)
+    return Trial(has_unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
 
 
 def batch_warning(workload: Workload, source: Source, global_batch: int) -> str | None:

@@ -16,8 +16,18 @@ import time
 from collections.abc import Iterable
 from typing import NoReturn
 
-from launcher.run.proctree import become_subreaper, die_with, kill_descendants, send_signal
-from launcher.run.wire import Exited, ImportFailed, Lines, Preload, Request, Signal, Started, StartRequest
+from launcher.run.proctree import SHIELDED, become_subreaper, die_with, kill_descendants, send_signal
+from launcher.run.wire import (
+    Exited,
+    ImportFailed,
+    Lines,
+    Preload,
+    Request,
+    Signal,
+    Started,
+    StartFailed,
+    StartRequest,
+)
 from launcher.worker.child import run_rank
 
 _STREAM_FD = 3
@@ -70,7 +80,11 @@ class ForkServer:
         # its pages and so copy them.
         gc.freeze()
         server = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._lines.send(StartFailed(request.rank, error.errno or 0))
+            return
         if pid == 0:
             signal.set_wakeup_fd(-1)
             self._lines.stream.close()
@@ -97,6 +111,8 @@ def main() -> NoReturn:
     """The server's life; it ends with the supervisor, with the command, or when torch can't be imported."""
     die_with(int(sys.argv[1]))
     become_subreaper()
+    for number in SHIELDED:
+        signal.signal(number, signal.SIG_IGN)  # a batch system signals all processes; the command answers
     # The import makes millions of objects and no garbage: a fifth of its time would go into looking for some.
     gc.disable()
     code = 1

@@ -1,6 +1,7 @@
 """What the ranks of the process tests do. Imported in the ranks only; torch where it is needed."""
 
 import ctypes
+import importlib
 import json
 import os
 import random
@@ -101,7 +102,11 @@ def end_with(argv: Sequence[str]) -> None:
 
 
 def all_reduce_until_fault(argv: Sequence[str]) -> None:
-    """`argv`: order file, rank, faulty rank, fault. All ranks reduce; one of them fails on the way."""
+    """`argv`: order file, rank, faulty rank, fault. All ranks reduce; one of them fails on the way.
+
+    A fault `startup X` comes before the group exists, `end X` when it is gone; `two X` has the next rank
+    follow 20 ms later by an exception of its own.
+    """
     import torch
     import torch.distributed as dist
 
@@ -110,16 +115,28 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
 
     order, rank = read_json(Path(argv[0]), LaunchOrder), int(argv[1])
     torch.set_num_threads(1)
+    when, _, name = argv[3].rpartition(" ") if argv[3] not in FAULTS else ("", "", argv[3])
+
+    def fail_at(place: str) -> None:
+        if rank == int(argv[2]) and when == place:
+            FAULTS[name]()
+
     try:
+        fail_at("startup")
         init_group(order, rank)
         for step in range(STEPS_BEFORE_FAULT + 2):
-            if rank == int(argv[2]) and step == STEPS_BEFORE_FAULT:
-                FAULTS[argv[3]]()
+            if step == STEPS_BEFORE_FAULT:
+                fail_at("")
+                fail_at("two")
+                if when == "two" and rank == (int(argv[2]) + 1) % order.world_size:
+                    time.sleep(0.02)
+                    raise KeyError("the second one")
             dist.all_reduce(torch.ones(1))
+        close_group()
+        fail_at("end")
     except BaseException as error:
         record_failure(order.run_dir, order.launch, rank, "ddp-2-even", "round", error)
         raise
-    close_group()
     finish(0)
 
 
@@ -157,6 +174,36 @@ def _raise() -> None:
     raise ValueError("a loss of 7 is too much")
 
 
+def _import_nothing() -> None:
+    importlib.import_module("no_such_module_anywhere")
+
+
+def _load(fault: Callable[[], object]) -> None:
+    """Has a DataLoader's worker process fail."""
+    from torch.utils.data import DataLoader, Dataset
+
+    class Broken(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            fault()
+            return index
+
+    list(DataLoader(Broken(), num_workers=1))
+
+
+def _exhaust_memory() -> None:
+    """In a memory cgroup of its own, where there may be one, so that the kernel ends this rank alone."""
+    group = Path(f"/sys/fs/cgroup/memory/gpurun-test-{os.getpid()}")
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    held = []
+    while True:
+        held.append(bytearray(os.urandom(1 << 20)))
+
+
 FAULTS: dict[str, Callable[[], object]] = {
     "none": lambda: None,
     "raise": _raise,
@@ -166,4 +213,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
+    "import": _import_nothing,
+    "memory": _exhaust_memory,
+    "loader-raise": lambda: _load(_raise),
+    "loader-kill": lambda: _load(lambda: os.kill(os.getpid(), signal.SIGKILL)),
 }

@@ -12,12 +12,13 @@ from launcher.run.pool import StartRequest, WorkerPool
 from launcher.run.signals import interruptible
 
 GRACE_S = 0.2
+PYTHONPATH = f"{Path(__file__).parent}:{Path(__file__).resolve().parents[2]}"
 
 
 def main(folder: str, bodies: list[str]) -> int:
     try:
         with split_process() as guard, interruptible(guard.kill_workers):
-            run(WorkerPool(guard, preload=(), env={"PYTHONPATH": str(Path(__file__).parent)}), folder, bodies)
+            run(WorkerPool(guard, preload=(), env={"PYTHONPATH": PYTHONPATH}), folder, bodies)
     except GpurunError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

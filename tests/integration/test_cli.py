@@ -35,7 +35,7 @@ def check(folder: Path, content: bytes) -> Result:
         (JOB.replace("8", ".nan").encode(), "job.yaml:3:15"),
         (JOB.encode() + b"split: [5, 4]\n", "adds up to 9"),
         (JOB.encode() + b"compare: {split: [48, 16]}\n", "[[48, 16]]"),
-        (JOB.encode() + b"split: balanced\n", "balanced"),
+        (JOB.encode() + b"split: balance\n", "balanced"),
         (JOB.encode() + b"params: !!python/object/apply:os.system ['touch owned']\n", "!!python"),
         (
             b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [%s]\n" % (i, i, b"*a," * 9) for i in range(9)),

@@ -50,7 +50,8 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path)
     assert result.code == 4, result.err
     assert result.variant("ddp-2-6-2")["status"] == "failed"
     assert result.variant("ddp-2-6-2")["rounds"] >= 2
-    assert result.variant("ddp-2-5-3")["rounds"] == 4
+    # The order within a round is random: in the one that failed, it may have had its turn already.
+    assert result.variant("ddp-2-5-3")["rounds"] in (4, 5)
     assert sorted(path.name for path in (tmp_path / "run" / "launches").iterdir()) == [
         "01-ddp-2",
         "01-ddp-2~2",
@@ -70,14 +71,14 @@ def test_out_of_memory_is_a_result_not_a_failure(tmp_path: Path) -> None:
 
 def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
     misbehaving(tmp_path, f"if {ON_6_2}: time.sleep(1000)")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=12s")
     assert result.code == 4, result.err
     late = result.variant("ddp-2-6-2")
     assert late["status"] == "timeout"
-    assert "rank 1 was at " in late["reason"]
-    assert f"{tmp_path}/model.py:{line_of(tmp_path, 'time.sleep(1000)')} in misbehave" in late["reason"]
+    place = f"model.py:{line_of(tmp_path, 'time.sleep(1000)')}"
+    assert f"rank 1 is in `misbehave` ({place}); rank 0 waits in all_reduce #" in late["reason"]
     assert late["log"].endswith("rank1.log")
-    assert "rank 0 is in the backward pass" in result.err
+    assert "rank 0 waits in all_reduce #" in result.err
     assert result.variant("ddp-2-even")["status"] == "ok"
 
 

@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launcher.errors import MachineError
 from launcher.records import LaunchOrder
 from launcher.run.blame import Exit, Failure, explain, root_cause
 from launcher.run.guard import Guard, split_process
+from launcher.run.observe import observe
 from launcher.run.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
 from launcher.rundir import RunDir, write_json
 
-BODIES = {"PYTHONPATH": str(Path(__file__).parent)}
+BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).resolve().parents[2]}"}
 TIMES = 5
 WORLD = 3
 
@@ -234,14 +236,14 @@ def test_stop_ends_what_ignores_it_and_what_ran_away(
 
 
 def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tmp_path: Path) -> None:
-    pool.start([request(tmp_path, 0, "hold_the_gil")])
+    start = request(tmp_path, 0, "hold_the_gil")
+    pool.start([msgspec.structs.replace(start, control=str(tmp_path / "control"))])
     wait_for(pool, tmp_path / "ready0")
-    pool.dump_stacks()
-    log = tmp_path / "log" / "rank0.log"
-    deadline = time.monotonic() + 10
-    while "hold_the_gil" not in log.read_text():
-        assert time.monotonic() < deadline
-        pool.poll(0.01)
+    (sight,) = observe(tmp_path / "control")
+    (main,) = sight.threads
+    assert (sight.rank, sight.pid) == (0, pool.pids()[0])
+    assert main.frames[0].function == "hold_the_gil"
+    assert (tmp_path / "control").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_missing_module_is_named(guard: Guard) -> None:

@@ -24,25 +24,29 @@ def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table_and_the_sentence_name_the_fastest_split(naps: Path) -> None:
     said = (naps / "stdout").read_text()
+    assert "Bars: compute =  comm #" in said
+    assert "gpurun view run" in said
+    if "can't be ranked" in said:  # other programs keep this machine busy
+        return
     assert "Fastest: ddp 4/4" in said
     assert "slower" in said
     assert re.search(r"rank 1 waits [\d.]+ of [\d.]+ ms for rank 0's larger batch", said)
-    assert "Bars: compute =  comm #" in said
-    assert "gpurun view run" in said
 
 
 def test_the_figures_are_those_of_the_formula(naps: Path) -> None:
     comparison = json.loads((naps / "run" / "comparison.json").read_text())
     even, uneven = comparison["variants"]
     assert comparison["complete"]
-    assert comparison["fastest"] == even["id"] == "ddp-2-even"
+    assert even["id"] == "ddp-2-even"
+    assert comparison["fastest"] == (None if comparison["disturbed"] else "ddp-2-even")
     assert [rank["local_batch"] for rank in uneven["ranks"]] == [6, 2]
     # A sleep never undershoots; how far it overshoots is the machine's affair, and a benchmark's.
     assert even["step_ms"]["median"] >= 25
     assert uneven["step_ms"]["median"] >= 35
-    assert uneven["vs_baseline"]["verdict"] == "slower"
+    assert uneven["vs_baseline"]["verdict"] == ("inconclusive" if comparison["disturbed"] else "slower")
     low, high = uneven["vs_baseline"]["ci"]
-    assert 1 < low <= uneven["vs_baseline"]["percent"] <= high
+    assert low <= uneven["vs_baseline"]["percent"] <= high
+    assert comparison["disturbed"] or low > 1
     assert even["samples_per_s"] == pytest.approx(8e3 / even["step_ms"]["median"])
     low, high = comparison["noise"]["ci"]
     assert low <= comparison["noise"]["aa_percent"] <= high
@@ -123,7 +127,8 @@ def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path,
     finally:
         moved.rename(naps / "run")
     assert done.returncode == 0, done.stderr
-    assert "Fastest: ddp 4/4" in done.stdout
+    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+    assert comparison["summary"] in done.stdout
 
 
 def test_json_is_the_comparison_and_nothing_else(naps: Path) -> None:
@@ -146,7 +151,7 @@ def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:
     result = gpurun(naps, "--resume", "run")
     assert result.code == 0, result.err
     assert (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes() == steps
-    assert "Fastest: ddp 4/4" in result.out
+    assert json.loads((naps / "run" / "comparison.json").read_text())["summary"] in result.out
 
 
 def test_another_job_is_not_resumed(naps: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: b
 def test_listing_the_builtins_imports_no_torch() -> None:
     program = dedent("""
         import sys, workloads, workloads.registry as registry
-        assert set(registry.BUILTINS) == {"gpt", "mlp", "sleep"}
+        assert {"gpt", "mlp", "sleep"} < set(registry.BUILTINS)
         assert "torch" not in sys.modules
     """)
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -16,6 +16,8 @@ from tests.truth.plan import FAULTS, Case, Session, delays_file
 
 BOUND = 0.15
 """How far the reported size may be from the injected one."""
+ADDED = ("input", "copies", "host")
+"""Faults that add to what a healthy step loses in the same way."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,15 @@ class Verdict:
 
     @property
     def size_error(self) -> float:
-        """Reported size over injected size, less 1; 0 where none of the two is there."""
+        """Reported size over injected size, less 1; 0 where none of the two is there.
+
+        Of what a healthy rank loses as well (input, copies, time of the CPU) something was added: the growth
+        counts. A link measures all of its collective, and a rank waits for all that another one does longer.
+        """
         if self.loss is None or not self.injected_ms:
             return 0.0
-        return self.loss.ms / self.injected_ms - 1
+        reported_ms = self.loss.more_ms if self.loss.kind in ADDED else self.loss.ms
+        return (reported_ms or 0.0) / self.injected_ms - 1
 
     @property
     def right(self) -> bool:

@@ -38,7 +38,7 @@ def record(rank: int, time_s: float, *, secondary: bool = False, kind: str = "ex
 
 def test_the_earliest_exception_is_the_cause() -> None:
     failure = root_cause([ended(0, 1, 11.0), ended(1, 1, 10.9)], [record(0, 10.0), record(1, 10.5)], None)
-    assert (failure.rank, failure.kind, failure.victims) == (0, "exception", (1,))
+    assert (failure.rank, failure.kind, failure.also, failure.victims) == (0, "exception", (1,), ())
     assert failure.headline == "rank 0 raised ValueError: boom"
 
 

@@ -128,6 +128,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 class FakeGpu:
     uuid: str
     name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)

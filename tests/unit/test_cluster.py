@@ -37,7 +37,7 @@ OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "ab
         ),
         ({"job": {**JOB, "global_batch": 16}}, "different jobs: `global_batch` is 8 on node 0 (a) and 16"),
         ({"job": {**JOB, "seed": 1}}, "`seed` is not set on node 0 (a) and 1 on node 1 (b)"),
-        ({"program_sha256": "def"}, "train.py:build is not the same file on node 0 (a) and node 1 (b)"),
+        ({"program_sha256": "def"}, "train.py is not the same file on node 0 (a) and node 1 (b)"),
         ({"version": "2"}, "different versions of gpurun: gpurun is 1 on node 0 (a) and 2 on node 1 (b)"),
         ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both say that they are node 0"),
     ],
@@ -52,13 +52,14 @@ def test_who_is_missing_is_named() -> None:
     assert "2 of 4 nodes came within 60 s: 0 (a), 2 (b); missing: node 1, 3" in text
 
 
-def test_a_program_is_known_by_its_content(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", [{"workload": "train.py:build"}, {"script": "train.py"}])
+def test_a_program_is_known_by_its_content(tmp_path: Path, job: dict[str, Any]) -> None:
     (tmp_path / "train.py").write_text("1")
-    before = program_sha256("train.py:build", tmp_path)
+    before = program_sha256(job, tmp_path)
     (tmp_path / "train.py").write_text("2")
     assert before
-    assert program_sha256("train.py:build", tmp_path) not in (None, before)
-    assert program_sha256("gpt", tmp_path) is None
+    assert program_sha256(job, tmp_path) not in (None, before)
+    assert program_sha256({"workload": "gpt", "script": None}, tmp_path) is None
 
 
 def test_messages_survive_the_way() -> None:

@@ -456,3 +456,15 @@ def test_launch_medians_are_by_repetition():
         RoundTime("x", 1, 9.0),
     ]
     assert launch_medians(rounds, {"01-a": 0, "02-b": 1}) == {0: 2.0, 1: 5.0}
+
+
+def test_damaged_step_records_are_told_and_never_called_ok(files):
+    write_splits(files)
+    with files.run.steps(EVEN.id, 0).open("ab") as file:
+        file.write(b"garbage{\n")
+    files.run.steps(UNEVEN.id, 1).write_bytes(b"\x00\xff\n" * 3)
+    found = by_id(compare_run(files.run))
+    assert found[EVEN.id].status == "ok"
+    assert any("1 of 113 lines of rank0.jsonl can't be read" in text for text in found[EVEN.id].warnings)
+    assert found[UNEVEN.id].status == "failed"
+    assert found[UNEVEN.id].reason == "3 of 3 lines of rank1.jsonl can't be read, and are left out"

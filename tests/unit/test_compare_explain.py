@@ -48,6 +48,15 @@ def test_the_rank_with_less_to_do_waits() -> None:
     assert why_slower(UNEVEN, EVEN) == "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch"
 
 
+def test_traced_steps_that_took_longer_than_timed_ones_are_told_from_them() -> None:
+    assert UNEVEN.step_ms is not None
+    timed = replace(UNEVEN, step_ms=replace(UNEVEN.step_ms, median=50.0))
+    quick = replace(EVEN, step_ms=replace(UNEVEN.step_ms, median=41.0))
+    assert why_slower(timed, quick) == (
+        "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch (in traced steps; timed ones take 50.0 ms)"
+    )
+
+
 def test_the_sentence_says_why() -> None:
     slower = Difference(18.3, (17.2, 19.4), "slower")
     base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))
@@ -85,6 +94,17 @@ def test_other_causes(part: str, said: str) -> None:
     work_ms = 50.0 if part == "transfer" else 65.0
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
     assert why_slower(slow, EVEN) == said
+
+
+@pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
+def test_what_a_healthy_step_loses_too_is_told_apart(part: str) -> None:
+    work_ms = 50.0 if part == "transfer" else 65.0
+    fast = variant("fast", (32, 32), 54.0, *(rank(i, 32, work_ms - 11.0, **{part: 4.0}) for i in (0, 1)))
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
+    cause = main_cause(slow, fast)
+    assert cause is not None
+    assert (cause.ms, cause.more_ms) == (15.0, 11.0)
+    assert " 15.0 of 65.0 ms (11.0 more) " in str(cause)
 
 
 @pytest.mark.parametrize("part", ["memcpy", "input", "host"])

@@ -200,3 +200,10 @@ def test_differences_of_host_versions_and_job_are_marked():
         "job steps.rounds: 28 → 14",
         "job args: [1, 2] → [1, 3]",
     )
+
+
+def test_a_run_that_could_not_be_ranked_is_marked():
+    a = run(result("v", A))
+    b = replace(a, disturbed=("rank 0 of ddp 4/4 waited for a free core in 8 % of its step",))
+    (mark,) = diff_runs(a, b).marks
+    assert mark == "run b was disturbed: rank 0 of ddp 4/4 waited for a free core in 8 % of its step"

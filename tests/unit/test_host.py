@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from launcher.gpus import GIB, load_nvml
-from launcher.host import Machine, host_record, inspect_machine, usable_cores
+from launcher.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from launcher.report.devices import render_devices
 
 UUIDS = ("GPU-aaaa-0", "GPU-abbb-1", "GPU-cccc-2")
@@ -67,6 +67,7 @@ def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
         nvmlDeviceGetEnforcedPowerLimit=unsupported,
         nvmlDeviceGetTemperature=lambda handle, sensor: 41,
         nvmlDeviceGetPciInfo=bus,
+        nvmlDeviceGetMigMode=unsupported,
         nvmlDeviceGetNvLinkState=lambda handle, number: int(link(handle, number) is not None),
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),
@@ -226,3 +227,67 @@ def test_devices_report_drops_columns_where_the_terminal_is_narrow() -> None:
     lines = [line for line in render_devices(machine(), 60).splitlines() if "NVIDIA H200" in line]
     assert lines
     assert all(len(line) <= 60 and "GiB" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [
+        ({"cpu.cfs_quota_us": "40000", "cgroup.procs": "12"}, True),
+        ({"cpu.cfs_quota_us": "40000", "cgroup.procs": "12\n13"}, False),
+        ({"cpu.cfs_quota_us": "-1", "cgroup.procs": "12"}, False),
+        ({"cgroup.procs": "12"}, False),
+    ],
+)
+def test_a_quota_is_a_ranks_own_where_nobody_shares_it(
+    tmp_path: Path, files: dict[str, str], own: bool
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu:/slow\n")
+    folder = tmp_path / "sys/fs/cgroup/cpu/slow"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert has_own_quota(tmp_path) is own
+
+
+def test_a_gpu_in_mig_mode_stands_for_its_instances() -> None:
+    """Instances are handles beyond those of the GPUs, as NVML gives them; the driver has room for three."""
+    instances = {10: "MIG-1111", 11: "MIG-2222"}
+
+    def instance(gpu: int, number: int) -> int:
+        if number > 1:
+            raise NVMLError("Not Found")
+        return 10 + number
+
+    changes = {
+        "nvmlDeviceGetMigMode": lambda gpu: [int(gpu == 1), 0],
+        "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 3,
+        "nvmlDeviceGetMigDeviceHandleByIndex": instance,
+        "nvmlDeviceGetUUID": lambda gpu: instances.get(gpu) or UUIDS[gpu],
+        "nvmlDeviceGetHandleByUUID": lambda uuid: next(h for h, name in instances.items() if name == uuid),
+        "nvmlDeviceGetNvLinkState": unsupported,
+        "nvmlDeviceGetPciInfo": lambda gpu: unsupported() if gpu >= 10 else SimpleNamespace(busId="0:1:0.0"),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda gpu: 1,
+    }
+    found = [gpu.uuid for gpu in machine(None, **changes).gpus]
+    assert found == [UUIDS[0], "MIG-1111", "MIG-2222", UUIDS[2]]
+    assert [gpu.uuid for gpu in machine("1", **changes).gpus] == ["MIG-1111", "MIG-2222"]
+    chosen = machine("MIG-2222", **changes).gpus
+    assert ([gpu.uuid for gpu in chosen], chosen[0].bus) == (["MIG-2222"], "0:1:0.0")
+
+
+def test_a_gpu_that_somebody_uses_is_busy() -> None:
+    idle, used, utilised = machine().gpus
+    assert idle.busy_with is None
+    assert used.busy_with is not None
+    assert f"({os.getpid()}) uses 6.0 GiB" in used.busy_with
+    assert utilised.busy_with == "it is 90 % utilised"
+    hidden = replace(idle, used_gib=20.0)  # in a container whose driver names no processes
+    assert hidden.busy_with == "20.0 of 140.0 GiB are in use"
+
+
+def test_a_gpus_numa_node_is_looked_up(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:02:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1")
+    assert [gpu.numa_node for gpu in inspect_machine(fake(), {}, tmp_path).gpus] == [None, None, 1]

@@ -13,6 +13,7 @@ from launcher.rundir import RunDir
 from launcher.stats.looks import looks
 from launcher.worker.clock import CpuClock
 from launcher.worker.journal import Journal
+from launcher.worker.live import Live
 from launcher.worker.measure import Bench
 from launcher.worker.peers import Alone
 from launcher.worker.trainer import Trainer
@@ -70,7 +71,8 @@ class SlowPeer(Alone):
     extra_ns: float = 0.0
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        return [value + self.extra_ns for value in values]
+        *steps_ns, bell = values
+        return [*(step_ns + self.extra_ns for step_ns in steps_ns), bell]
 
 
 def bench(
@@ -104,7 +106,9 @@ def bench(
     clock = CpuClock(now_ns=lambda: trainer.now_ns)
     journal = Journal(order, 0)
     device = torch.device("cpu")
-    return Bench(order, cast(Trainer, trainer), clock, Alone(), journal, device), trainer
+    return Bench(
+        order, cast(Trainer, trainer), clock, Alone(), journal, device, Live(order, 0, None)
+    ), trainer
 
 
 def records(tmp_path: Path, variant: str) -> list[StepRecord]:

@@ -23,6 +23,8 @@ from launcher.spec.model import JobSpec
 class FakeGpu:
     uuid: str
     name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ def test_an_order_holds_all_that_workers_need() -> None:
         gradient_check=True,
         profile=ProfileOrder(3),
         ablation_rounds=6,
+        draw="/run",
     )
     assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchOrder) == order
 

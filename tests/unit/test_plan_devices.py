@@ -5,13 +5,15 @@ from dataclasses import dataclass
 import pytest
 
 from launcher.errors import MachineError, SpecError
-from launcher.plan.devices import device_notes, resolve_devices
+from launcher.plan.devices import busy_notes, device_notes, resolve_devices
 
 
 @dataclass(frozen=True)
 class FakeGpu:
     uuid: str
     name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,34 @@ def test_notes() -> None:
     assert "share 2 cores" in device_notes(("cpu:0", "cpu:1", "cpu:2"), FakeMachine(2))[0]
     assert "gloo" in device_notes(("cuda:0", "cuda:0"), TWO_GPUS)[0]
     assert device_notes(("cuda:0", "cuda:1"), TWO_GPUS) == ()
+
+
+BUSY = FakeMachine(
+    16, (FakeGpu("GPU-a"), FakeGpu("GPU-b", busy_with="python (7) uses 9.0 GiB"), FakeGpu("GPU-c"))
+)
+ALL_BUSY = FakeMachine(16, (FakeGpu("GPU-a", busy_with="it is 90 % utilised"),))
+
+
+def test_auto_leaves_busy_gpus_out_and_says_so() -> None:
+    found = resolve_devices("auto", BUSY)
+    assert found == ("cuda:0", "cuda:2")
+    notes = busy_notes("auto", found, BUSY)
+    assert notes == ("cuda:1 is left out, since others use it: python (7) uses 9.0 GiB",)
+    named = resolve_devices("cuda", BUSY)
+    assert named == ("cuda:0", "cuda:1", "cuda:2")
+    assert "cuda:1 is in use by others" in busy_notes("cuda", named, BUSY)[0]
+    assert busy_notes(("cuda:0",), ("cuda:0",), BUSY) == ()
+
+
+def test_where_all_are_busy_all_are_used() -> None:
+    assert resolve_devices("auto", ALL_BUSY) == ("cuda:0",)
+    assert "disturbs the times" in busy_notes("auto", ("cuda:0",), ALL_BUSY)[0]
+
+
+def test_gpus_may_be_named_by_uuid() -> None:
+    mig = FakeMachine(16, (FakeGpu("GPU-aa11"), FakeGpu("MIG-5c/1/0"), FakeGpu("GPU-aa22")))
+    assert resolve_devices(("MIG-5c", "GPU-aa2"), mig) == ("cuda:1", "cuda:2")
+    with pytest.raises(MachineError, match="several GPUs begin with GPU-aa"):
+        resolve_devices(("GPU-aa",), mig)
+    with pytest.raises(MachineError, match=r"no GPU that may be used here is GPU-b\n    cuda:0 is GPU-aa11"):
+        resolve_devices(("GPU-b",), mig)

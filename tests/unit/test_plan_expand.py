@@ -21,6 +21,8 @@ from launcher.spec.source import parse_source
 class FakeGpu:
     uuid: str
     name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("global_batch: 0", "1 or more"),
         ("global_batch: 9999999999", "2147483647 or less"),
         ("global_batch:", "`global_batch`: expected a whole number, got nothing"),
-        ("global_batch: max", "`max` is not part of this version yet"),
+        ("compare: {global_batch: [8, max]}", "`max` can't be one of several batches"),
         ("global_batch: .nan", "`.nan` is not a number that a job can use"),
         ("seed: -1", "0 or more"),
         ("seed: .inf", "`.inf` is not a number"),
@@ -141,7 +141,8 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("devices: []", "expected 1 to 256 devices, got 0"),
         ("devices: [cuda:0, cpu:0]", "CPU and CUDA devices can't share a batch"),
         ("devices: [cuda]", "expected the name of a device"),
-        ("split: balanced", "`balanced` is not part of this version yet\n    use a ratio"),
+        ("split: balance", "expected a split"),
+        ("min_local_batch: 2", "min_local_batch"),
         ("split: 48", "expected a split, got the number 48"),
         ("split: 48/16", "samples per device are a list: [48, 16]"),
         ("split: '1.5:1'", "a ratio is of whole numbers"),
@@ -179,8 +180,8 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("rounds: 3", "unknown key `rounds`\n    `rounds` belongs under `steps`"),
         ("precison: fp32", "unknown key `precison`\n    did you mean `precision`?"),
         ("zzz: 1", "unknown key `zzz`\n    the keys here are name, workload"),
-        ("args: [--epochs]", "`args` is not part of this version yet"),
-        ("env: {A: b}", "`env` is not part of this version yet"),
+        ("args: [--epochs]", "`args` is for programs (`script`, `module`), not for workloads"),
+        ("env: {A: b}", "`env` is for programs (`script`, `module`), not for workloads"),
         ("nodes: 0", "1 or more"),
         ("workload: gtp", "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
         ("workload: train.py", "name the function that builds it, such as train.py:build"),
@@ -222,13 +223,6 @@ def test_missing_keys_are_reported_at_the_top(tmp_path: Path) -> None:
     assert "job.yaml:3:1: the key `global_batch` is missing" in found
 
 
-def test_a_script_job_is_told_once_that_it_comes_later(tmp_path: Path) -> None:
-    found = mistakes(tmp_path, "script: train.py\nglobal_batch: 64\n")
-    assert found.startswith("job.yaml:1:1: `script` is not part of this version yet")
-    assert found.endswith("\n    name a `workload`")
-    assert found.count("job.yaml") == 1
-
-
 @pytest.mark.parametrize(
     ("text", "what"), [("[1, 2]", "a list"), ("hello", 'the text "hello"'), ("7", "the number 7")]
 )
@@ -248,6 +242,17 @@ def test_overrides_follow_the_same_rules(tmp_path: Path) -> None:
     )
     assert (spec.global_batch, spec.compare.split, spec.steps.rounds) == (9, ("even", "3:1"), 7)
     assert spec.params == {"width": 8}
+
+
+def test_a_file_that_is_no_yaml_does_not_hide_the_mistakes_of_overrides(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, "workload: [gpt\n", "steps.rounds", "seed=[")
+    assert [part in found for part in ("job.yaml:", "--set steps.rounds", "--set seed")] == [True] * 3
+
+
+def test_an_override_that_would_have_no_effect_is_a_mistake(tmp_path: Path) -> None:
+    text = SMALL + "compare: {split: [even, '3:1']}\n"
+    assert "--set split: `compare.split` varies it" in mistakes(tmp_path, text, "split=[10, 54]")
+    assert job(tmp_path, text, "compare.split=[[10, 54]]", "seed=3").compare.split == ((10, 54),)
 
 
 def test_mistakes_of_overrides_name_the_option_and_come_last(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_module_that_is_nowhere(tmp_path: Path) -> None:
 def test_the_source_of_a_builtin_tells_what_the_function_takes(name: str) -> None:
     module = read_module(builtin_file(name))
     assert module is not None
-    signature = signature_of(module, "build")
+    signature = signature_of(module, BUILTINS[name].function)
     assert signature is not None
     real = inspect.signature(BUILTINS[name].load()).parameters
     assert [param.name for param in signature.params] == list(real)

@@ -1,6 +1,7 @@
 """What ranks were doing, from stacks as faulthandler writes them."""
 
 import sysconfig
+from pathlib import PurePath
 from textwrap import dedent
 
 import pytest
@@ -92,24 +93,26 @@ def hang(*texts: str):
 def test_the_rank_that_does_not_wait_is_named_with_its_line() -> None:
     found = hang(IN_BARRIER, IN_FORWARD, IN_BARRIER)
     assert found.rank == 1
-    assert found.headline == f"rank 1 was at {USER}:25 in lookup, while 2 ranks waited"
+    assert found.headline == f"rank 1 is in `lookup` ({PurePath(USER).name}:25); ranks 0, 2 wait"
     assert found.details[0] == f"rank 0 {COLLECTIVE}"
 
 
 def test_of_the_backward_pass_no_waiting_is_claimed() -> None:
     found = hang(IN_BACKWARD, IN_FORWARD)
-    assert found.headline == f"rank 1 was at {USER}:25 in lookup, while rank 0 was in the backward pass"
+    assert found.headline == (
+        f"rank 1 is in `lookup` ({PurePath(USER).name}:25); rank 0 is in the backward pass"
+    )
     assert "in which DDP waits for the other ranks" in found.details[0]
     alone = hang(IN_BACKWARD)
-    assert alone.headline == "rank 0 was in the backward pass"
+    assert alone.headline == "rank 0 is in the backward pass"
 
 
 def test_where_the_stacks_single_out_nobody_nobody_is_blamed() -> None:
     assert hang(IN_BARRIER, IN_BACKWARD).rank is None
-    assert "all ranks waited for each other" in hang(IN_BARRIER, IN_USERS_COLLECTIVE).headline
-    assert "no rank waited" in hang(IN_FORWARD, IN_FORWARD).headline
+    assert "all ranks wait for each other" in hang(IN_BARRIER, IN_USERS_COLLECTIVE).headline
+    assert "no rank waits" in hang(IN_FORWARD, IN_FORWARD).headline
     assert hang("", "") == find_hang({})
-    assert hang(IN_BARRIER, "").headline == "rank 1 left no stack, and all others waited"
+    assert hang(IN_BARRIER, "").headline == "rank 1 left no stack, and all others wait"
 
 
 CRASH = dedent(f"""\

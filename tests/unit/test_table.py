@@ -33,6 +33,7 @@ dp       48/16        oom         cuda:0 had 139.8 of 140.0 GiB in use
   log: runs/gpt-splits/latest/launches/02-dp-2/log/rank0.log
 
 Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪
+No room for: eff., peak GiB. A wider terminal or a pipe shows them.
 Noise: the same split measured twice differs by 0.2 % (−0.4 to +0.7).
 Verdicts, and ± of vs baseline, are at the 98.4 % level.
 Gradients agree with one device to 2e-7.

@@ -1,13 +1,16 @@
 """Several ranks: who is who, which collectives belong together, and clocks that differ."""
 
+import json
 import random
 
 import pytest
 
 from launcher.trace.analyse import analyse_paths
+from launcher.trace.classify import GpuKind, collective_kind, gpu_kind
+from launcher.trace.errors import TraceError
 from launcher.trace.explain import explain
 from launcher.trace.model import TraceReport
-from tests.unit.trace_files import Event, kernel, launch, rank_info, span, step, write
+from tests.unit.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SENDS = "ncclDevKernel_SendRecv"
@@ -179,6 +182,32 @@ def test_ranks_by_name_then_by_place(tmp_path) -> None:
     assert sum("by its place" in warning for warning in report.warnings) == 3
 
 
+def test_ranks_may_be_strings_of_digits(tmp_path) -> None:
+    for rank in ("3", "5"):
+        info = {"rank": rank, "world_size": "2"}
+        write(tmp_path / f"{rank}.json", [kernel("k", 0, 1)], distributedInfo=info)
+    report = analyse_paths([tmp_path])
+    assert ([rank.rank for rank in report.ranks], report.warnings) == ([3, 5], ())
+
+
+@pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
+def test_a_single_file_without_a_rank_is_told(tmp_path, rank: str | None) -> None:
+    path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
+    report = analyse_paths([path])
+    assert [rank.rank for rank in report.ranks] == [0]
+    assert report.warnings == (f"{path}: doesn't say its rank; taken for rank 0",)
+
+
+def test_a_trace_without_events_is_no_rank(tmp_path) -> None:
+    empty = write(tmp_path / "a.json", [], **rank_info(0, 1))
+    with pytest.raises(TraceError, match="nothing to analyse, left out"):
+        analyse_paths([empty])
+    write(tmp_path / "b.json", [kernel("k", 0, 1)], **rank_info(1, 1))
+    report = analyse_paths([tmp_path])
+    assert [rank.rank for rank in report.ranks] == [1]
+    assert [warning for warning in report.warnings if "left out" in warning and "a.json" in warning]
+
+
 def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path) -> None:
     write(tmp_path / "old.json", [kernel("k", 100, 1)], **rank_info(0, 1))
     write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
@@ -193,6 +222,34 @@ def test_overlapping_and_repeated_steps_are_told(tmp_path) -> None:
     assert [each.span_us for each in rank.steps] == [100, 50]
     assert any("steps overlap" in warning for warning in report.warnings)
     assert any("same number" in warning for warning in report.warnings)
+
+
+def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(tmp_path) -> None:
+    events = [step(1, 0, 100), step(2, 60, 90), step(3, 70, 20), step(4, 150, 50)]
+    for number, start_us in enumerate((10, 65, 80, 110, 160), start=1):
+        events += [launch(start_us, 1, number), kernel("k", start_us + 2, 10, number)]
+    (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
+    rows = {each.step: (each.span_us, each.compute_us) for each in rank.steps}
+    assert rows == {1: (100, 30), 2: (50, 10), 3: (0, 0), 4: (50, 10)}
+    assert sum(compute_us for _, compute_us in rows.values()) == rank.total.compute_us
+    assert any(warning.endswith("of its own: step 3") for warning in report.warnings)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+def test_a_real_step_moved_into_the_one_before(tmp_path) -> None:
+    content = load(REAL / "nccl_args_A100" / "rank0of2.json.gz")
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(content))
+    (before,) = analyse_paths([path]).ranks
+    (fifth,) = (each for each in content["traceEvents"] if each.get("name") == "ProfilerStep#5")
+    moved_us = round(0.4 * fifth["dur"])
+    fifth["ts"] -= moved_us
+    fifth["dur"] += moved_us
+    path.write_text(json.dumps(content))
+    (after,) = analyse_paths([path]).ranks
+    computes = [[each.compute_us for each in rank.steps] for rank in (before, after)]
+    assert computes[1][0] >= computes[0][0] > 0
+    assert sum(computes[1]) == pytest.approx(sum(computes[0]))
 
 
 def test_many_files_are_read_by_processes_of_their_own(tmp_path, monkeypatch) -> None:
@@ -214,3 +271,92 @@ def test_the_explanation_names_rank_and_size(tmp_path) -> None:
         write_rank(tmp_path, rank, events)
     text = explain(analyse_paths([tmp_path]))
     assert "rank 1, which came last 1 of 1 times and cost the others 4.0 ms" in text
+
+
+def called(kernel_name: str, start_us: float, calls: dict[str, dict[str, object]]) -> list[Event]:
+    """A kernel without arguments of 4 µs, launched within these calls, the outer ones first."""
+    outside = [
+        span("cpu_op", name, start_us - 9 + i, 8 - i, **args) for i, (name, args) in enumerate(calls.items())
+    ]
+    return [*outside, *collective(kernel_name, start_us, 4, 1)]
+
+
+def two_ranks(folder, events: list[Event], world_size: int, **info) -> TraceReport:
+    for rank in range(2):
+        known = rank_info(rank, world_size)["distributedInfo"] | info
+        write(folder / f"trace{rank}.json", events, distributedInfo=known)
+    return analyse_paths([folder])
+
+
+GROUP = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "arguments", "info", "bus_share"),
+    [
+        (128, {}, {}, None),  # Two of 128, and nobody says of which group.
+        (2, {}, {}, 1.0),  # All of the world are here.
+        (128, {"Group size": 8}, {"pg_config": [GROUP]}, 2 * 7 / 8),
+        (128, {}, {"pg_config": [GROUP]}, 2 * 3 / 4),
+        (128, {"Process Group Name": "0"}, {"pg_config": [GROUP, GROUP | {"pg_name": "1"}]}, 2 * 3 / 4),
+        (128, {"Process Group Name": "7"}, {"pg_config": [GROUP]}, None),
+        (128, {}, {"pg_config": [{"pg_name": "0", "pg_desc": "default_pg"}]}, 2 * 127 / 128),
+        (128, {}, {"pg_config": [{"pg_name": "0", "pg_desc": "mesh"}]}, None),
+        (128, {}, {"pg_config": ["damaged", {"pg_size": "x", "ranks": 3}]}, None),
+        (128, {"Group size": 1}, {}, None),  # Fewer than are seen: damaged.
+    ],
+)
+def test_bus_bandwidth_never_takes_the_files_for_the_group(
+    tmp_path, world_size: int, arguments: dict, info: dict, bus_share: float | None
+) -> None:
+    report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000), **arguments), world_size, **info)
+    (found,) = report.collectives
+    assert found.algorithm_gb_per_s == pytest.approx(1.0)
+    assert found.bus_gb_per_s == (None if bus_share is None else pytest.approx(bus_share))
+
+
+@pytest.mark.parametrize(
+    ("name", "outer", "inner", "info", "expected"),
+    [
+        ("all_gather", [[6400], [100], []], [[100]], {}, (6400, 63 / 64)),
+        ("reduce_scatter", [[100], [6400], []], [[6400]], {}, (6400, 63 / 64)),
+        ("all_gather", [[6401], [100], []], [[100]], {}, (6401, None)),
+        ("all_gather", [[], [], []], [[100]], {"pg_config": [GROUP]}, (400, 3 / 4)),
+        ("all_gather", [[], [], []], [[100]], {}, (None, None)),
+        ("reduce_scatter", [[], [], []], [[400]], {}, (400, None)),
+        ("all_reduce", [[], [], []], [[400]], {}, (400, None)),
+    ],
+)
+def test_sizes_from_the_calls_that_issued_a_kernel(
+    tmp_path, name: str, outer: list, inner: list, info: dict, expected: tuple
+) -> None:
+    types = {"Input type": ["signed char", "signed char", ""]}
+    calls = {
+        f"c10d::_{name}_base_": {"Input Dims": outer} | types,
+        f"nccl:_{name}_base": {"Input Dims": inner} | types,
+    }
+    (found,) = two_ranks(tmp_path, called(SENDS, 20, calls), 128, **info).collectives
+    num_bytes, share = expected
+    assert (found.kind, found.bytes) == (name, num_bytes)
+    assert found.bus_gb_per_s == (None if share is None else pytest.approx(num_bytes / 4000 * share))
+
+
+def test_ranks_that_come_at_once_are_none_of_them_last(tmp_path) -> None:
+    report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000)), 2)
+    assert [each.last_rank for each in report.collectives] == [None]
+    assert [(row.last_arrivals, row.wait_caused_us) for row in report.stragglers] == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32(ncclSymkDevWorkArgs4K)",
+        "ncclSymDevKernel_AllReduce_AGxLL_R_Sum_bf16(ncclSymDevArgs)",
+        "void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16, 8, true>(AllReduceParams)",
+        "void tensorrt_llm::kernels::twoShotAllReduceKernel<float, 2>(AllReduceParams)",
+        "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half, 4>>(half const*)",
+        "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)",
+    ],
+)
+def test_kernels_of_other_libraries_are_communication(name: str) -> None:
+    assert (gpu_kind("kernel", name), collective_kind(name)) == (GpuKind.COMM, "all_reduce")

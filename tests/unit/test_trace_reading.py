@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -156,10 +157,34 @@ def test_a_damaged_gzip_tells_the_byte(tmp_path) -> None:
     path = write(tmp_path / "t.json.gz", [kernel("k", i, 1) for i in range(2000)])
     content = bytearray(path.read_bytes())
     path.write_bytes(content[: len(content) // 2])
-    assert "damaged after byte" in message(path)
+    found = re.search(r"damaged after byte (\d+)", message(path))
+    assert found is not None
+    assert int(found[1]) > len(content)  # of the text, of which about half could be read
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     assert "byte" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("first", "left_out"),
+    [
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1180591620717411303424, "dur": 1}', "1 event"),
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": -1e300, "dur": 1}', "1 event"),
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1e308}', "1 event"),
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e999, "dur": 1}', "1 malformed event"),
+    ],
+)
+def test_times_that_no_clock_shows_are_left_out(tmp_path, first: str, left_out: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{first}, {json.dumps(kernel("k", 5, 2))}]}}')
+    report = analyse_paths([path])
+    assert (report.ranks[0].total.span_us, report.ranks[0].total.compute_us) == (2.0, 2.0)
+    assert left_out in report.warnings[-1]
+
+
+def test_times_that_are_all_large_still_differ_exactly(tmp_path) -> None:
+    path = write(tmp_path / "t.json", [kernel("k", 1 << 60, 5), kernel("k", (1 << 60) + 10, 5)])
+    assert analyse_paths([path]).ranks[0].total.span_us == 15.0
 
 
 def test_garbage_between_events_tells_the_byte(tmp_path) -> None:
@@ -230,9 +255,9 @@ def test_events_that_are_none_are_left_out_and_counted(tmp_path) -> None:
     ]
     report = analyse_paths([write(tmp_path / "t.json", odd)])
     assert report.ranks[0].total.compute_us == 10
-    (warning,) = report.warnings
+    warning = report.warnings[-1]
     assert "2 malformed events, first at byte" in warning
-    assert "1 events of negative length" in warning
+    assert "1 event of negative length" in warning
 
 
 def test_numbers_that_json_does_not_have(tmp_path) -> None:
@@ -240,6 +265,16 @@ def test_numbers_that_json_does_not_have(tmp_path) -> None:
     path = tmp_path / "t.json"
     path.write_text(text.replace('"NAN"', "-nan"))
     assert analyse_paths([path]).ranks[0].total.compute_us == 3
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-inf", "null"])
+def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path, number: str) -> None:
+    odd = [kernel("k", 1, 2) | {"ts": "HERE"}, kernel("k", 4, 1) | {"dur": "HERE"}, kernel("k", 6, 1)]
+    path = write(tmp_path / "t.json", odd)
+    path.write_text(path.read_text().replace('"HERE"', number))
+    report = analyse_paths([path])
+    assert report.ranks[0].total.span_us == 1
+    assert "2 events whose time is no number left out" in report.warnings[-1]
 
 
 def test_absurd_numbers_and_depths(tmp_path) -> None:

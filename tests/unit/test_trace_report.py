@@ -1,15 +1,20 @@
 """What comes out: JSON, tables, the difference of two captures, one merged trace."""
 
+import errno
 import json
+import os
+import stat
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from launcher.errors import MachineError
+from launcher.errors import MachineError, SpecError
 from launcher.report.trace import render_trace, render_trace_diff
 from launcher.trace.analyse import analyse_paths
 from launcher.trace.diff import diff_traces
 from launcher.trace.merge import merge_traces
+from launcher.trace.merged_file import is_merged
 from tests.unit.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -80,6 +85,12 @@ def test_tables_fit_and_hold_no_control_characters(capture) -> None:
     assert "▇" in text
 
 
+def test_a_call_that_issues_a_collective_counts_with_its_kernel(tmp_path) -> None:
+    events = [span("cpu_op", "nccl:all_reduce", 0, 9), launch(1, 1, 1), kernel(RING, 20, 5, 1)]
+    (row,) = analyse_paths([write(tmp_path / "a.json", events)]).ranks[0].ops
+    assert (row.name, row.count, row.device_us, row.host_us) == ("nccl:all_reduce", 1, 5.0, 0.0)
+
+
 def test_the_bar_is_as_long_as_it_should_be(capture) -> None:
     text = render_trace(analyse_paths([capture]), 160)
     bars = [line.split()[-1] for line in text.splitlines() if "▇" in line and "compute ▇" not in line]
@@ -111,11 +122,14 @@ def test_the_difference_of_two_captures(tmp_path) -> None:
     classes = {each.name: each.change_us for each in diff.classes}
     assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
     assert "+30.0" in render_trace_diff(diff, 100)
+    assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
+    assert "× 12" in render_trace_diff(diff_traces(a, record("c.json", 1200, 2)), 100)
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
 
 
 def test_a_merged_trace_keeps_every_event_on_one_clock(capture, tmp_path) -> None:
     out = tmp_path / "new" / "merged.json.gz"
+    out.parent.mkdir()
     merge_traces([capture], out)
     events = load(out)["traceEvents"]
     rings = [event for event in events if event["name"] == RING]
@@ -141,6 +155,8 @@ def test_a_real_capture_merged(tmp_path) -> None:
     single = sum(len(load(path)["traceEvents"]) for path in (REAL / "dlrm_8xV100").iterdir())
     extra = [e for e in merged["traceEvents"] if e.get("cat") == "collective"]
     assert len(extra) == 8 * 8
+    begun = [event["id"] for event in merged["traceEvents"] if event["ph"] == "s"]
+    assert len(set(begun)) == len(begun)
     assert len(merged["traceEvents"]) - len(extra) > single
     assert len({event["pid"] for event in merged["traceEvents"]}) > 8 * 2
     kernels = [e for e in merged["traceEvents"] if e.get("cat") == "kernel" and e["pid"] // 10_000 == 7]
@@ -149,5 +165,85 @@ def test_a_real_capture_merged(tmp_path) -> None:
 
 def test_a_place_that_cannot_be_written(capture, tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="can't write"):
-        merge_traces([capture], tmp_path / "file" / "merged.json")
+    for folder in ("file", "missing"):
+        with pytest.raises(SpecError, match=f"can't write .*: there is no folder .*{folder}; make it"):
+            merge_traces([capture], tmp_path / folder / "merged.json")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_only_a_full_disk_asks_for_space(capture, tmp_path, monkeypatch) -> None:
+    def fail(number):
+        def replace(*_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("launcher.trace.merge.os.replace", replace)
+        with pytest.raises(MachineError) as caught:
+            merge_traces([capture], tmp_path / "merged.json")
+        return str(caught.value)
+
+    assert "free some space" in fail(errno.ENOSPC)
+    assert "free some space" not in fail(errno.EACCES)
+    assert list(tmp_path.iterdir()) == [capture]
+
+
+def test_only_a_regular_file_is_replaced(capture, tmp_path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    (tmp_path / "to_fifo").symlink_to(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.iterdir())
+    for name in ("fifo", "folder", "nowhere", "to_fifo", "loop"):
+        with pytest.raises(SpecError, match="can't write"):
+            merge_traces([capture], tmp_path / name)
+    with pytest.raises(SpecError, match="it is a folder"):
+        merge_traces([capture], Path(""))
+    assert sorted(tmp_path.iterdir()) == before
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
+
+
+def test_a_link_to_a_file_has_the_file_written(capture, tmp_path) -> None:
+    (tmp_path / "target.json").write_text("old")
+    out = tmp_path / "out.json"
+    out.symlink_to("target.json")
+    merge_traces([capture], out)
+    assert out.is_symlink()
+    assert json.loads((tmp_path / "target.json").read_bytes())["gpurun"] == {"merged": True}
+
+
+def test_a_trace_is_not_merged_over_itself(capture, tmp_path) -> None:
+    rank = capture / "r0.json"
+    before = rank.read_bytes()
+    (tmp_path / "link.json").symlink_to(rank)
+    os.link(rank, tmp_path / "hard.json")
+    for out in (rank, tmp_path / "link.json", tmp_path / "hard.json"):
+        with pytest.raises(SpecError, match="one of the traces to merge"):
+            merge_traces([capture], out)
+    assert rank.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
+def test_a_merged_trace_beside_the_ranks_is_passed_over(capture, name) -> None:
+    alone = analyse_paths([capture])
+    merge_traces([capture], capture / name)
+    first = (capture / name).read_bytes()
+    report = analyse_paths([capture])
+    assert report.warnings == (f"{capture / name}: all ranks merged into one trace by gpurun, left out",)
+    assert report.ranks == alone.ranks
+    merge_traces([capture], capture / name)  # once more, over the older one
+    assert (capture / name).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"gpurun": {"merged": false}, "traceEvents": []}',
+        '{"gpurun": 1, "traceEvents": []}',
+        '{"traceEvents": [{"name": "gpurun", "args": {"merged": true}}]}',
+        '{"a":' * 600 + '"traceEvents"',
+        "",
+    ],
+)
+def test_other_files_are_no_merged_traces(tmp_path, text) -> None:
+    (tmp_path / "file.json").write_text(text)
+    assert not is_merged(tmp_path / "file.json")

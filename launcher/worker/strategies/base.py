@@ -23,6 +23,9 @@ class Strategy(Protocol):
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         """Forward and backward within it leave their gradients on this rank, if `active`."""
 
+    def skip(self) -> torch.Tensor:
+        """What a rank without samples adds to the loss: zero."""
+
     def total(self, count: int) -> int:
         """`count` added up over all ranks."""
 

@@ -12,10 +12,26 @@ from launcher.worker.scatter import Tree
 from workloads.base import on_device
 
 
+class Skippable(nn.Module):
+    """A model that a rank without samples can pass by, without missing the others' collectives."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tree) -> Tree:
+        """The model's outputs; for `None` a zero that reaches every parameter, since DDP waits for each."""
+        if inputs is not None:
+            return self.model(inputs)
+        return torch.stack([p.sum() * 0 for p in self.model.parameters() if p.requires_grad]).sum()
+
+
 class Ddp:
     """One rank's replica; the process group must be there already."""
 
-    def __init__(self, model: nn.Module, device: torch.device, rank: int, find_unused: bool) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, rank: int, find_unused: bool, skippable: bool = False
+    ) -> None:
         """Broadcasts rank 0's weights.
 
         Args:
@@ -23,10 +39,11 @@ class Ddp:
             device: this rank's.
             rank: position of the device in the split.
             find_unused: some parameters get no gradient; finding out which costs a walk through the graph.
+            skippable: a split may leave a rank without samples.
         """
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
         self.model = DistributedDataParallel(
-            model,
+            Skippable(model) if skippable else model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
             find_unused_parameters=find_unused,
@@ -38,6 +55,10 @@ class Ddp:
 
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return self.model.no_sync() if active else nullcontext()
+
+    def skip(self) -> torch.Tensor:
+        zero: torch.Tensor = self.model(None)
+        return zero
 
     def total(self, count: int) -> int:
         tensor = torch.tensor(count, device=self.device)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from launcher.worker.scatter import Tree
+from launcher.worker.strategies.apply_times import apply_times_ms
 from launcher.worker.strategies.cpu_parallel import CpuDataParallel
 from launcher.worker.strategies.cuda_parallel import CudaDataParallel
 from launcher.worker.strategies.single import OneProcess
@@ -15,7 +16,7 @@ class Dp(OneProcess):
     """The model on all devices of the job; outputs are gathered, and the loss computed, on the first."""
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
-        self.device = devices[0]
+        self.device, self.devices, self.network = devices[0], tuple(devices), model
         self.model: CpuDataParallel | CudaDataParallel = (
             CudaDataParallel(model, device_ids=list(devices))
             if self.device.type == "cuda"
@@ -24,3 +25,7 @@ class Dp(OneProcess):
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         return self.model(inputs, chunks)
+
+    def apply_times_ms(self, inputs: Tree, chunks: Sequence[int]) -> list[float]:
+        """What each replica's forward and backward take, all at once; infinite where memory runs out."""
+        return apply_times_ms(self.network, self.devices, inputs, chunks)

@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 
-def replica_tensors(network: nn.Module, index: int) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-    """A replica's own parameters and buffers, by those of the network.
+def replica_tensors(
+    network: nn.Module, index: int, device: torch.device | None = None
+) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+    """A replica's own parameters and buffers, by those of the network; on `device`, by default on the same.
 
     Replica 0 shares the network's memory, so what it updates in place is kept; the others get copies.
     """
 
     def own(tensor: Tensor) -> Tensor:
         mine = tensor.detach()
-        return mine if index == 0 else mine.clone()
+        return mine if index == 0 else mine.to(device or tensor.device, copy=True)
 
     parameters: dict[Tensor, Tensor] = {
         p: own(p).requires_grad_(p.requires_grad) for p in network.parameters()

@@ -18,6 +18,9 @@ class OneProcess:
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def skip(self) -> torch.Tensor:
+        raise AssertionError("one process has all samples")
+
     def total(self, count: int) -> int:
         return count
 
@@ -28,9 +31,10 @@ class OneProcess:
 class Single(OneProcess):
     """The model on one device."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model, self.device = model, device
+    def __init__(self, model: nn.Module, device: torch.device, index: int = 0) -> None:
+        """`index`: the device's position among the job's."""
+        self.model, self.device, self.index = model, device, index
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
-        with on_device(0):
+        with on_device(self.index):
             return self.model(inputs)

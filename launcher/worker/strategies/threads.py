@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from launcher.worker.runqueue import note_end
 from workloads.base import on_device
 
 T = TypeVar("T")
@@ -56,6 +57,8 @@ class ReplicaCall(Generic[T]):
         except BaseException as error:  # raised again in the thread that waits
             error.add_note(f"in replica {self.index}")
             self.error = error
+        finally:
+            note_end()
 
 
 def run_replicas(functions: Sequence[tuple[int, Callable[[], T]]]) -> list[T]:

@@ -1,0 +1,56 @@
+"""What observing a program's steps costs it: a step of an optimizer with and without our hooks."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import record, table
+from launcher.records import OrderedVariant, ProgramOrder
+from launcher.rundir import RunDir
+from launcher.worker.hooks import watch_steps
+from launcher.worker.recorder import StepRecorder
+
+STEPS = 5_000
+
+
+def step_us(optimizer: torch.optim.Optimizer) -> float:
+    """Mean microseconds of a step that has next to nothing to do."""
+    start = time.perf_counter_ns()
+    for _ in range(STEPS):
+        optimizer.step()
+    return (time.perf_counter_ns() - start) / STEPS / 1e3
+
+
+def observed_us(optimizer: torch.optim.Optimizer, folder: Path) -> float:
+    """The same, observed; writing the records is part of it."""
+    order = ProgramOrder(
+        "01-script-1", str(folder), str(folder), "x.py", None, (), None, 1, 10, (OrderedVariant("script-1"),)
+    )
+    recorder = StepRecorder(order, 0, RunDir(folder))
+    with watch_steps(recorder):
+        mean_us = step_us(optimizer)
+    recorder.close(wait=True)
+    return mean_us
+
+
+def main(pairs: int = 9) -> None:
+    """Writes the section "Step hook"."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    step_us(optimizer)
+    with tempfile.TemporaryDirectory() as name:
+        costs = [observed_us(optimizer, Path(name)) - step_us(optimizer) for _ in range(pairs)]
+    row = [f"{statistics.median(costs):.1f}", f"{max(costs):.1f}", "≤ 20"]
+    record(
+        "Step hook",
+        f"How much longer a step of an unchanged program takes because it is recorded, over {pairs} pairs "
+        f"of {STEPS:,} steps on the CPU.\n\n" + table(["median µs", "largest µs", "goal"], [row]),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What watching over 16 ranks costs: CPU time of the command's own processes while a job runs."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.timing import record, table
+from launcher.run.proctree import descendants
+
+RANKS = 16
+JOB = f"""
+workload: sleep
+params: {{alpha_ms: 100, beta_ms: 0}}
+devices: cpu:{RANKS}
+global_batch: {RANKS}
+steps: {{rounds: 100000, early_stop: false}}
+profile: {{steps: 0}}
+gradient_check: false
+hang_timeout: 60s
+"""
+NAMES = ("front", "supervisor", "server")
+"""In the order in which `descendants` has them, after the command itself."""
+
+
+def main(seconds: float = 20.0) -> None:
+    """Writes the section "Supervision"."""
+    with tempfile.TemporaryDirectory() as name:
+        shares = cpu_shares(Path(name), seconds)
+    rows = [[part, f"{100 * share:.2f} %", ""] for part, share in shares.items()]
+    rows.append(["all", f"{100 * sum(shares.values()):.2f} %", "≤ 1 %"])
+    text = f"{RANKS} gloo ranks that make steps of 0.1 s, `hang_timeout` on, over {seconds:.0f} s.\n\n"
+    record("Supervision", text + table(["process", "of one core", "goal"], rows))
+
+
+def cpu_shares(folder: Path, seconds: float) -> dict[str, float]:
+    """CPU time per second of each of the command's own processes, while all ranks make steps."""
+    (folder / "job.yaml").write_text(JOB)
+    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run"]
+    with subprocess.Popen(argv, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as command:
+        while len(list((folder / "run").glob("variants/*/rank*.jsonl"))) < RANKS:
+            time.sleep(0.1)
+        time.sleep(2.0)
+        pids = [command.pid, *descendants(command.pid)][: len(NAMES)]
+        before = [cpu_s(pid) for pid in pids]
+        time.sleep(seconds)
+        spent = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+        command.terminate()
+    return {name: cpu / seconds for name, cpu in zip(NAMES, spent, strict=True)}
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far; source: proc(5), /proc/PID/stat, fields 14 and 15."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

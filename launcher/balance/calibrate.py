@@ -1,0 +1,194 @@
+"""Measures devices at a few batch sizes, all busy at once, and finds the best split from their curves.
+
+First roughly, at shares of the even split; then around the split that this suggests, so that every device
+works for about as long as in the step that is predicted, and none is judged by batches far from its own.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from launcher.balance.curve import cost_ms, fit_curve
+from launcher.balance.solve import Cost, slowest, solve
+from launcher.errors import SpecError
+from launcher.records import Balance, Curve, Prediction
+from launcher.splits import split_near_even, split_proportional
+
+Split = tuple[int, ...]
+MeasureSplit = Callable[[Split, int], Sequence[float]]
+"""Milliseconds of a step of each device's own work, from so many steps of a split, all devices at once.
+
+Infinite for a device whose memory is too small. Called by all ranks alike, with the same results.
+"""
+
+ROUGH_SHARES = (0.25, 0.5, 1.0)
+ROUGH_ROUNDS = 3
+SHARES = (0.6, 0.8, 1.0, 1.2)
+"""Of the split that is looked for: values of b for each device."""
+SMALL_SHARES = (0.4, 0.6, 0.8, 1.0)
+"""Where there are no more samples than the batch."""
+ROUNDS = 6
+"""Enough for the 95 % interval of a median."""
+MAX_SEARCHES = 3
+MOVED = 0.15
+"""If the split moves by a larger share of a device's samples, it is measured around the new one as well."""
+WARM_UP_STEPS = 1
+BLOCK_MS = 50.0
+MAX_BLOCK_STEPS = 20
+
+
+@dataclass
+class Calibration:
+    """The search for the best split of one batch."""
+
+    measure: MeasureSplit
+    batch: int
+    minimum: int
+    caps: Sequence[int]
+    most: int
+    """Samples that a measured split may have in all: a dataset has no more."""
+    seed: str
+    """Of the order of measurements; the same on all ranks."""
+    times_ms: list[dict[int, list[float]]] = field(default_factory=list)
+    """By device and samples: a value per round."""
+    too_large: list[int | None] = field(default_factory=list)
+    """The least samples that did not fit, by device."""
+    largest: list[int] = field(default_factory=list)
+    """The most samples that did, by device."""
+
+    def __post_init__(self) -> None:
+        self.times_ms = [{} for _ in self.caps]
+        self.too_large = [None for _ in self.caps]
+        self.largest = [0 for _ in self.caps]
+
+    def run(self) -> tuple[tuple[Curve, ...], Split]:
+        """The devices' curves, and the best split by them.
+
+        Raises:
+            MemoryError: the devices can't hold the batch.
+        """
+        even = split_near_even(self.batch, len(self.caps))
+        self.measure_rounds([self.scaled(even, share) for share in ROUGH_SHARES], ROUGH_ROUNDS)
+        curves = self.curves()
+        split = self.best(curves)
+        for _ in range(MAX_SEARCHES):
+            curves = self.search_around(split)
+            before, split = split, self.best(curves)
+            if all(abs(new - old) <= max(1, MOVED * old) for old, new in zip(before, split, strict=True)):
+                break
+        return curves, split
+
+    def search_around(self, split: Split) -> tuple[Curve, ...]:
+        """Curves from values of b around the split alone: those of before were measured in another load."""
+        shares = SHARES if sum(math.ceil(SHARES[-1] * size) for size in split) <= self.most else SMALL_SHARES
+        sizes = [self.sizes_around(device, size, shares) for device, size in enumerate(split)]
+        self.times_ms = [{} for _ in self.caps]
+        columns: list[Split] = list(zip(*sizes, strict=True))
+        self.measure_rounds([one for one in columns if sum(one) <= self.most] or [split], ROUNDS)
+        return self.curves()
+
+    def sizes_around(self, device: int, size: int, shares: Sequence[float]) -> list[int]:
+        """A value of b for each share, all different where the device has room for so many."""
+        sizes: list[int] = []
+        for share in shares:
+            wanted = max(1, round(share * size), sizes[-1] + 1 if sizes else 1)
+            sizes.append(min(wanted, self.limit(device)))
+        return sizes
+
+    def scaled(self, split: Split, share: float) -> Split:
+        return tuple(min(max(1, round(share * size)), self.limit(i)) for i, size in enumerate(split))
+
+    def limit(self, device: int) -> int:
+        """The most samples that are worth a try."""
+        failed = self.too_large[device]
+        return self.caps[device] if failed is None else min(self.caps[device], max(1, failed - 1))
+
+    def measure_rounds(self, splits: Sequence[Split], rounds: int) -> None:
+        """Every split once in each round, in a fresh order; before that, to warm up."""
+        steps = dict(self.fitting(split) for split in splits)
+        order = random.Random(f"{self.seed}/{splits}")
+        for _ in range(rounds):
+            for split in order.sample(list(steps), len(steps)):
+                times_ms = self.measure(split, steps[split])
+                for of_device, size, ms in zip(self.times_ms, split, times_ms, strict=True):
+                    of_device.setdefault(size, []).append(ms)
+
+    def fitting(self, split: Split) -> tuple[Split, int]:
+        """The split, less what a device can't hold of it, warmed up; and the steps that a block needs.
+
+        Raises:
+            MemoryError: a device can't hold a single sample.
+        """
+        while True:
+            times_ms = self.measure(split, WARM_UP_STEPS)
+            for device, (size, ms) in enumerate(zip(split, times_ms, strict=True)):
+                if math.isinf(ms):
+                    self.too_large[device] = min(size, self.too_large[device] or size)
+                else:
+                    self.largest[device] = max(size, self.largest[device])
+            if not any(map(math.isinf, times_ms)):
+                return split, min(MAX_BLOCK_STEPS, max(1, math.ceil(BLOCK_MS / max(*times_ms, 1e-3))))
+            split = tuple(
+                self.smaller(device, size) if math.isinf(ms) else size
+                for device, (size, ms) in enumerate(zip(split, times_ms, strict=True))
+            )
+
+    def smaller(self, device: int, size: int) -> int:
+        """What to try next on a device that can't hold `size`: halfway to what it could."""
+        if size == 1:
+            raise MemoryError(f"device {device} can't hold the model and 1 sample")
+        return max(1, (self.largest[device] + size) // 2)
+
+    def curves(self) -> tuple[Curve, ...]:
+        """The curves of what was measured last."""
+        caps = [
+            fits if failed is not None else None
+            for fits, failed in zip(self.largest, self.too_large, strict=True)
+        ]
+        return tuple(fit_curve(times, cap) for times, cap in zip(self.times_ms, caps, strict=True))
+
+    def best(self, curves: Sequence[Curve]) -> Split:
+        """The fastest split by the curves.
+
+        Raises:
+            MemoryError: the devices can't hold the batch.
+        """
+        limits = zip(curves, self.caps, strict=True)
+        caps = [min(self.batch, cap if curve.cap is None else curve.cap) for curve, cap in limits]
+        try:
+            return solve(costs_of(curves), self.batch, [self.minimum] * len(curves), caps)
+        except SpecError as error:
+            raise MemoryError(str(error)) from error
+
+
+def costs_of(curves: Sequence[Curve]) -> list[Cost]:
+    """What the solver needs of the curves."""
+
+    def of(curve: Curve) -> Cost:
+        return lambda samples: cost_ms(curve, samples)
+
+    return [of(curve) for curve in curves]
+
+
+def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> Balance:
+    """The split beside those that one would take without measuring."""
+    batch, betas = sum(split), [curve.beta_ms for curve in curves]
+    even = split_near_even(batch, len(curves))
+    proportional = split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else None
+    return Balance(
+        curves=curves,
+        best=predict(curves, split),
+        even=predict(curves, even) if _fits(curves, even) else None,
+        proportional=predict(curves, proportional) if proportional and _fits(curves, proportional) else None,
+        overhead_ms=overhead_ms,
+    )
+
+
+def predict(curves: Sequence[Curve], split: Split) -> Prediction:
+    """What the curves say of a split."""
+    return Prediction(split, slowest(costs_of(curves), split))
+
+
+def _fits(curves: Sequence[Curve], split: Split) -> bool:
+    return all(curve.cap is None or size <= curve.cap for curve, size in zip(curves, split, strict=True))

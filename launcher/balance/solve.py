@@ -1,0 +1,94 @@
+"""The split with the shortest step, exactly, for costs of which only monotonicity is known."""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from launcher.errors import SpecError
+from launcher.units import plural
+
+Cost = Callable[[int], float]
+"""What a number of samples takes on one device; never less for more samples."""
+
+_HALVINGS = 60
+"""Of the interval that holds the best time: more than a float can tell apart."""
+
+
+def solve(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]:
+    """Samples per device that make the slowest device as fast as it can be, with `batch` samples in all.
+
+    First every device gets what it can do in a time that is too short for the whole batch by as little as
+    floats can tell; the samples that are left go, one by one, where the new finish time is smallest, of
+    equal ones to the earlier device. With costs that never fall no other split ends sooner: a device is
+    taken past the best time only once none is left that could stay within it.
+
+    Args:
+        costs: one for each device.
+        batch: samples in all.
+        minima: the fewest samples of each device.
+        caps: the most.
+
+    Raises:
+        SpecError: minima and caps leave no such split.
+    """
+    _check_room(batch, minima, caps)
+    samples = _filled(costs, batch, minima, caps)
+    finish = [
+        (cost(count + 1), device)
+        for device, (cost, count) in enumerate(zip(costs, samples, strict=True))
+        if count < caps[device]
+    ]
+    heapq.heapify(finish)
+    for _ in range(batch - sum(samples)):
+        _, device = heapq.heappop(finish)
+        samples[device] += 1
+        if samples[device] < caps[device]:
+            heapq.heappush(finish, (costs[device](samples[device] + 1), device))
+    return tuple(samples)
+
+
+def slowest(costs: Sequence[Cost], samples: Sequence[int]) -> float:
+    """The time of a split: that of its slowest device."""
+    return max(cost(count) for cost, count in zip(costs, samples, strict=True))
+
+
+def _check_room(batch: int, minima: Sequence[int], caps: Sequence[int]) -> None:
+    if sum(minima) > batch:
+        raise SpecError(
+            f"{plural(batch, 'sample')} can't give {plural(len(minima), 'device')} at least "
+            f"{' and '.join(str(least) for least in dict.fromkeys(minima))} each"
+        )
+    for device, (least, most) in enumerate(zip(minima, caps, strict=True)):
+        if least > most:
+            raise SpecError(f"device {device} can hold {most} samples, but must get {least}")
+    if sum(caps) < batch:
+        raise SpecError(
+            f"the devices can hold {' + '.join(map(str, caps))} = {plural(sum(caps), 'sample')}, not {batch}"
+        )
+
+
+def _filled(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequence[int]) -> list[int]:
+    """At most `batch` samples: what devices can do in the longest time that is too short, or just right."""
+    low, high = 0.0, slowest(costs, [min(batch, cap) for cap in caps])
+    samples = list(minima)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        within = [
+            _most_within(cost, middle, least, min(batch, most))
+            for cost, least, most in zip(costs, minima, caps, strict=True)
+        ]
+        if sum(within) <= batch:
+            low, samples = middle, within
+        else:
+            high = middle
+    return samples
+
+
+def _most_within(cost: Cost, limit: float, least: int, most: int) -> int:
+    """The most samples, from `least` to `most`, that take at most `limit`; `least` if none does."""
+    while least < most:
+        middle = (least + most + 1) // 2
+        if cost(middle) <= limit:
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -1,0 +1,43 @@
+"""`gpurun init` and `gpurun schema`: part of the command line, for writing job files."""
+
+from pathlib import Path
+
+import click
+
+from launcher.errors import SpecError
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+def init(path: Path, force: bool) -> None:
+    """Write a commented job file to start from.
+
+    Example: gpurun init job.yaml
+    """
+    from launcher.rundir import write_bytes
+    from launcher.spec.template import job_template
+
+    if path.exists() and not force:
+        raise SpecError(f"{path} exists; --force overwrites it")
+    write_bytes(path, job_template().encode())
+    click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of job files, for editors.
+
+    Example: gpurun schema > job.schema.json
+    """
+    import msgspec
+
+    from launcher.spec.schema import job_schema
+
+    click.echo(msgspec.json.format(msgspec.json.encode(job_schema()), indent=2).decode())
+
+
+def register_job_file(group: click.Group) -> None:
+    """Adds the commands of this module."""
+    group.add_command(init)
+    group.add_command(schema)

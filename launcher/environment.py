@@ -1,0 +1,11 @@
+"""The environment of Python processes that we start."""
+
+import os
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parents[1])
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, with this package importable however it was found here, and whatever the current folder is."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}

@@ -1,0 +1,138 @@
+"""Programs that run unchanged: their variants, and their processes with the environment of `torchrun`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.paths import RunPaths
+from launcher.plan.combination import Combination, ImpossibleError
+from launcher.plan.devices import MachineLike, visible_gpus
+from launcher.plan.model import PROGRAM, Process, Variant
+from launcher.plan.nodes import Node, Place, device_of_node, interface_env, node_of_device, places
+from launcher.records import LOOPBACK, OrderedVariant, ProfileOrder, ProgramOrder
+from launcher.spec.model import JobSpec
+from launcher.units import plural
+
+_HERE = RunPaths(Path())
+"""File names relative to the run directory."""
+
+
+def program_variant(spec: JobSpec, wanted: Combination, devices: tuple[str, ...]) -> Variant:
+    """The variant, still without an id. What only a workload has is `None` or empty.
+
+    Raises:
+        ImpossibleError: the job has fewer devices.
+    """
+    if wanted.device_count > len(devices):
+        reason = f"the job has {plural(len(devices), 'device')}, not {wanted.device_count}"
+        raise ImpossibleError("device_count", reason)
+    is_seeded = "seed" in spec.model_fields_set or "seed" in wanted.stated
+    return Variant(
+        id="",
+        strategy=PROGRAM,
+        devices=devices[: wanted.device_count],
+        split=(),
+        split_name="-",
+        global_batch=wanted.global_batch,
+        precision=None,
+        accumulate=None,
+        params={},
+        seed=wanted.seed if is_seeded else None,
+        varied=wanted.stated,
+        args=wanted.args,
+        env=wanted.env,
+    )
+
+
+def program_processes(
+    spec: JobSpec, launch_id: str, variant: Variant, machines: Sequence[MachineLike]
+) -> tuple[Process, ...]:
+    """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one."""
+    head = ("-m", spec.module) if spec.module else (str(spec.script),)
+    found = places([node_of_device(device) for device in variant.devices])
+    shared = {
+        place.node: {
+            **_interface_env(machines[place.node]),
+            **variant.env,
+            **_node_env(variant, place, machines[place.node]),
+            **_shared_env(f"{spec.name}-{launch_id}", place, found[-1].node + 1, store_address(machines[0])),
+        }
+        for place in found
+    }
+    return tuple(
+        Process(
+            rank=place.rank,
+            argv=("python", *head, *variant.args),
+            env={**shared[place.node], **_rank_env(place)},
+            devices=(device,),
+            log=_HERE.log(launch_id, place.rank).as_posix(),
+            node=place.node,
+        )
+        for place, device in zip(found, variant.devices, strict=True)
+    )
+
+
+def store_address(first: MachineLike) -> str:
+    """Where the ranks of a program find each other: on the first node, for as far as there are others."""
+    return first.address if isinstance(first, Node) else LOOPBACK
+
+
+def _interface_env(machine: MachineLike) -> Mapping[str, str]:
+    """Which way a node reaches the others; on a lone one the rank itself knows."""
+    return interface_env(machine) if isinstance(machine, Node) else {}
+
+
+def _node_env(variant: Variant, place: Place, machine: MachineLike) -> Mapping[str, str]:
+    """What depends on the node: its GPUs and its cores."""
+    own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
+    threads = str(threads_per_rank(place.local_world_size, machine))
+    return {
+        **visible_gpus(own, machine),
+        "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
+    }
+
+
+def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
+    """A rank's fair share of the cores, not 1: a lone rank may use them all."""
+    return max(1, machine.cpu_cores // local_world_size)
+
+
+def program_order(
+    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
+) -> ProgramOrder:
+    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
+    profile = spec.profile if is_first and spec.profile.steps else None
+    return ProgramOrder(
+        launch=launch_id,
+        run_dir=str(run_dir),
+        job_dir=str(job_dir),
+        script=spec.script,
+        module=spec.module,
+        args=variant.args,
+        seed=variant.seed,
+        world_size=variant.world_size,
+        warmup=spec.steps.warmup,
+        variants=(OrderedVariant(variant.id),),
+        profile=ProfileOrder(**profile.model_dump()) if profile else None,
+    )
+
+
+def _shared_env(run_id: str, place: Place, num_nodes: int, address: str) -> Mapping[str, str]:
+    """What `torchrun` gives to every rank of one node. MASTER_PORT is known once the store has one."""
+    return {
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": address,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+def _rank_env(place: Place) -> Mapping[str, str]:
+    return {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "ROLE_RANK": str(place.rank)}

@@ -1,0 +1,1 @@
+"""Figures that others have published, as data, with where they come from."""

@@ -1,0 +1,76 @@
+"""The curves of micro-benchmarks as tables: a line per size."""
+
+from collections.abc import Callable
+
+from rich.text import Text
+
+from launcher.compare.label import variant_label
+from launcher.compare.model import Comparison, Curve, CurvePoint, VariantResult
+from launcher.report.columns import Column, header_line, row_line
+from launcher.report.plan import devices_text
+from launcher.units import format_number
+
+KIB = 1 << 10
+UNITS = ("B", "KiB", "MiB", "GiB")
+
+FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
+    ("GB/s", lambda point: point.gb_per_s, 2),
+    ("bus GB/s", lambda point: point.bus_gb_per_s, 2),
+    ("GFLOP/s", lambda point: point.gflop_per_s, 1),
+    ("% of best", lambda point: point.ceiling_percent, 0),
+    ("% of peak", lambda point: point.peak_percent, 1),
+)
+"""Header, value and decimals of the columns after the time; those without a value are left out."""
+
+
+def curve_lines(comparison: Comparison) -> list[Text]:
+    """Every curve of every variant; a variant without curves says why."""
+    lines: list[Text] = []
+    for variant in comparison.variants:
+        lines += [Text()] if lines else []
+        lines.append(Text(_title(variant), "bold"))
+        for curve in variant.probe.curves if variant.probe else ():
+            lines += _table(curve)
+        if variant.status not in ("ok", "unsteady"):
+            lines.append(Text(f"{variant.status}: {variant.reason or 'no figures'}"))
+    return lines
+
+
+def _title(variant: VariantResult) -> str:
+    devices = devices_text(variant.devices)
+    varied = variant_label(variant).partition(" ")[2] if variant.varied else ""
+    return f"{variant.workload} on {devices}, {variant.precision} {varied}".rstrip()
+
+
+def _table(curve: Curve) -> list[Text]:
+    sizes = tuple(Text(size_text(point.size, curve.unit)) for point in curve.points)
+    columns = [
+        Column(curve.series, sizes, right=True),
+        Column("time", tuple(Text(_time_text(point)) for point in curve.points), right=True),
+    ]
+    for header, value, decimals in FIGURES:
+        values = [value(point) for point in curve.points]
+        cells = tuple(Text("" if v is None else format_number(v, decimals)) for v in values)
+        columns += [Column(header, cells, right=True)] if any(v is not None for v in values) else []
+    return [header_line(columns), *(row_line(columns, row) for row in range(len(curve.points)))]
+
+
+def size_text(size: int, unit: str) -> str:
+    """`64 KiB`, or `2048 rows`."""
+    if unit != "bytes":
+        return f"{size} {unit}"
+    power = 0
+    while size >= KIB and size % KIB == 0 and power < len(UNITS) - 1:
+        size, power = size // KIB, power + 1
+    return f"{size} {UNITS[power]}"
+
+
+def _time_text(point: CurvePoint) -> str:
+    """The median with its interval's larger half, in µs or ms."""
+    scale, unit = (1e3, "ms") if point.time_us >= 1e4 else (1.0, "µs")
+    decimals = 1 if point.time_us / scale < 1e3 else 0
+    text = format_number(point.time_us / scale, decimals)
+    if point.ci_us is not None:
+        half = max(point.time_us - point.ci_us[0], point.ci_us[1] - point.time_us) / scale
+        text += f" ± {format_number(half, decimals)}"
+    return f"{text} {unit}"

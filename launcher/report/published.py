@@ -1,0 +1,164 @@
+"""Our seconds per mini-batch beside the published ones of Shi et al. 2016."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.published.shi2016 import (
+    CPUS,
+    FRAMEWORKS,
+    GPUS,
+    NETWORKS,
+    OTHER_WORK,
+    Cell,
+    Scaling,
+    fastest,
+    scaling,
+    table7,
+)
+from launcher.report.grid import grid
+
+RESTORED, OTHER, UNREADABLE = "~", "*", "?"
+LEGEND = (
+    "Seconds per mini-batch. CPU columns: one thread, and the fastest number of threads (in brackets).",
+    f"{RESTORED} a digit or the decimal point was restored   {UNREADABLE} can't be read   "
+    f"{OTHER} did not run the network that it names; never counts as fastest",
+    "Source: Shi et al. 2016, https://arxiv.org/abs/1608.07249, table 7.",
+)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One of our measurements of a classic."""
+
+    workload: str
+    label: str
+    """`1 thread`, `NVIDIA H200`, `ddp 512/512`."""
+    global_batch: int
+    num_devices: int
+    seconds: float
+    version: float | None = None
+    """Of a network that has several; the paper's is the first."""
+
+
+def ours_of(comparison: Any) -> list[Ours]:
+    """What a run has measured of the classics; all other variants are left out."""
+    found = []
+    for variant in comparison.variants:
+        if variant.workload not in NETWORKS or variant.step_ms is None:
+            continue
+        params = {**comparison.job.get("params", {}), **variant.varied.get("params", {})}
+        found.append(
+            Ours(
+                workload=variant.workload,
+                label=_label(variant, comparison.host),
+                global_batch=variant.global_batch,
+                num_devices=len(variant.devices),
+                seconds=variant.step_ms.median / 1e3,
+                version=params.get("version"),
+            )
+        )
+    return found
+
+
+def render_published(ours: Sequence[Ours] = ()) -> str:
+    """A table per network: of those in `ours`, or of all if it is empty."""
+    cells = table7()
+    chosen = [name for name in NETWORKS if not ours or any(one.workload == name for one in ours)]
+    lines: list[str] = []
+    for name in chosen:
+        mine = [one for one in ours if one.workload == name]
+        lines += [*_network_lines(NETWORKS[name], cells, mine), *_scaling_lines(name, mine), ""]
+    return "\n".join([*lines, *LEGEND])
+
+
+def _network_lines(network: str, cells: Iterable[Cell], ours: Sequence[Ours]) -> list[str]:
+    own = [cell for cell in cells if cell.network == network]
+    batch = own[0].batch
+    header = ("", *(f"{device} {word}" for device in CPUS for word in ("1", "best")), *GPUS)
+    rows = [_row(framework, own) for framework in FRAMEWORKS]
+    lines = [f"{network}, batch {batch}", *grid(header, rows, right=range(1, len(header)))]
+    lines += [f"{OTHER} {why}" for (_, name), why in OTHER_WORK.items() if name == network]
+    return [*lines, *_our_lines(own, [one for one in ours if one.global_batch == batch])]
+
+
+def _row(framework: str, cells: Sequence[Cell]) -> tuple[str, ...]:
+    own = [cell for cell in cells if cell.framework == framework]
+    columns: list[str] = []
+    for device in CPUS:
+        there = [cell for cell in own if cell.device == device]
+        best = min((cell for cell in there if cell.is_readable), key=_seconds, default=None)
+        columns += [_text([c for c in there if c.threads == 1]), _text([best], with_threads=True)]
+    return (framework, *columns, *(_text([c for c in own if c.device == device]) for device in GPUS))
+
+
+def _seconds(cell: Cell) -> float:
+    return cell.seconds or 0.0
+
+
+def _text(cells: Sequence[Cell | None], with_threads: bool = False) -> str:
+    """The first cell with its marks; empty where the paper has none."""
+    cell = cells[0] if cells else None
+    if cell is None:
+        return ""
+    if cell.seconds is None:
+        return UNREADABLE
+    marks = ("" if cell.is_exact else RESTORED) + (OTHER if cell.other_work else "")
+    threads = f" ({cell.threads})" if with_threads else ""
+    return f"{cell.seconds:.3f}{marks}{threads}"
+
+
+def _our_lines(cells: Sequence[Cell], ours: Sequence[Ours]) -> list[str]:
+    """Each of ours with the fastest published time of the same kind of device."""
+    lines = []
+    for one in ours:
+        best = fastest(cell for cell in cells if (cell.threads is None) == _is_gpu(one))
+        line = f"gpurun  {one.label}: {_format(one.seconds)} s"
+        if one.version not in (None, 1, 1.0):
+            line += f" (version {one.version:g}, which does more than the paper's)"
+        if best is not None and best.seconds is not None:
+            ratio = best.seconds / one.seconds
+            line += f"; {ratio:.1f} x the speed of the fastest published, {best.framework} on {best.device}"
+        lines.append(line)
+    return lines
+
+
+def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
+    """A constant batch over several devices: the paper's words, and ours where the run has it."""
+    stated = [line for line in scaling() if line.network == NETWORKS[workload]]
+    if not stated or not any(one.num_devices > 1 for one in ours):
+        return []
+    lines = []
+    for batch in dict.fromkeys(line.global_batch for line in stated):
+        same = [one for one in ours if one.global_batch == batch]
+        alone = min((one.seconds for one in same if one.num_devices == 1), default=None)
+        for one in same:
+            if one.num_devices > 1 and alone is not None:
+                lines.append(
+                    f"  {one.num_devices} devices, batch {batch}: {alone / one.seconds:.2f} x one device"
+                    f"{_stated(stated, one.num_devices)}"
+                )
+    return lines
+
+
+def _stated(lines: Sequence[Scaling], gpus: int) -> str:
+    said = [f"{line.framework} {line.speedup}" for line in lines if line.gpus == gpus and line.speedup]
+    return f" (paper, {gpus} K80s: {'; '.join(said)})" if said else ""
+
+
+def _is_gpu(ours: Ours) -> bool:
+    return ours.label.startswith("GPU ")
+
+
+def _label(variant: Any, host: Any) -> str:
+    """What ran it: `4 threads of AMD EPYC …`, `GPU NVIDIA H200`, with the split where there are several."""
+    split = f", {variant.strategy} {'/'.join(map(str, variant.split))}" if len(variant.devices) > 1 else ""
+    if variant.devices[0].startswith("cuda"):
+        names = {f"cuda:{gpu.get('index')}": gpu.get("name") for gpu in host.get("gpus") or ()}
+        return f"GPU {names.get(variant.devices[0], variant.devices[0])}, {variant.precision}{split}"
+    threads = variant.threads or "all"
+    return f"{threads} thread{'' if threads == 1 else 's'} of {host.get('cpu_model', 'the CPU')}{split}"
+
+
+def _format(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds >= 0.1 else f"{seconds:.3g}"

@@ -1,0 +1,187 @@
+"""`global_batch: max`: has every device try batches in a process of its own, which may die of it."""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.balance.largest import with_margin
+from launcher.errors import MachineError, VariantError
+from launcher.host import Machine
+from launcher.plan.build import device_env
+from launcher.plan.devices import is_cuda, resolve_devices
+from launcher.plan.largest import largest_batch
+from launcher.records import Attempt, Fit, FitOrder
+from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
+from launcher.rundir import read_lines, write_json
+from launcher.spec.model import JobSpec
+
+MAX_STARTS = 40
+"""Processes of one device that may die; doubling and halving need fewer attempts than that."""
+CPU_SHARE = 0.8
+"""Of the machine's free memory that CPU devices may use up together."""
+POLL_S = 0.1
+GIB = 1 << 30
+
+
+def wants_max(spec: JobSpec) -> bool:
+    """Whether the batch is to be found before anything can be planned."""
+    return spec.global_batch == "max" and not spec.compare.global_batch
+
+
+def with_batch(spec: JobSpec, fit: Fit) -> JobSpec:
+    """The job with the batch that was found in place of `max`."""
+    return spec.model_copy(update={"global_batch": fit.global_batch})
+
+
+def find_fit(
+    spec: JobSpec, machine: Machine, pool: WorkerPool, job_dir: Path, say: Callable[[str], None]
+) -> Fit:
+    """The largest batch that every device holds and every split of the job allows.
+
+    Raises:
+        MachineError: a device can't hold the model and one sample.
+        VariantError: the workload fails for another reason, or takes too long.
+    """
+    devices = resolve_devices(spec.devices, machine)
+    pool.preload(OPTIMIZING)  # processes that die of a batch are started again and again
+    say(f"global_batch: max: trying batches on {' '.join(devices)}")
+    caps = [1 << 60] * len(devices)
+    with tempfile.TemporaryDirectory() as name:
+        for number, (precision, params) in enumerate(_kinds(spec)):
+            search = Search(
+                spec, machine, pool, job_dir, Path(name) / str(number), devices, precision, params
+            )
+            caps = [min(cap, found) for cap, found in zip(caps, search.run(), strict=True)]
+    batch = largest_batch(spec.model_copy(update={"global_batch": 1}), caps)
+    held = ", ".join(f"{cap:,} on {device}" for cap, device in zip(caps, devices, strict=True))
+    say(f"global_batch: max is {batch:,}: there is room for {held}")
+    return Fit(batch, tuple(caps))
+
+
+def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the memory of a step depends on, and may differ between variants."""
+    precisions = spec.compare.precision or (spec.precision,)
+    params = [{**spec.params, **more} for more in spec.compare.params or ({},)]
+    return itertools.product(precisions, params)
+
+
+@dataclass(frozen=True)
+class Search:
+    """All devices of a job at once, since CPU devices share the machine's memory."""
+
+    spec: JobSpec
+    machine: Machine
+    pool: WorkerPool
+    job_dir: Path
+    folder: Path
+    devices: tuple[str, ...]
+    precision: str
+    params: Mapping[str, Any]
+
+    def run(self) -> list[int]:
+        """The samples that each device may be given.
+
+        Raises:
+            MachineError: a device can't hold one.
+            VariantError: the workload fails for another reason, or takes too long.
+        """
+        deadline = time.monotonic() + self.spec.timeout_s
+        open_ = set(range(len(self.devices)))
+        try:
+            for _ in range(MAX_STARTS):
+                self.pool.start([self.request(index) for index in sorted(open_)])
+                self.wait(len(open_), deadline)
+                open_ = {index for index in open_ if not self.is_done(index)}
+                if not open_:
+                    break
+        finally:
+            self.pool.stop(0.0)
+        return [self.found(index) for index in range(len(self.devices))]
+
+    def wait(self, num_ranks: int, deadline: float) -> None:
+        """Until all have ended, in whatever way."""
+        ended = 0
+        while ended < num_ranks:
+            ended += len(self.pool.poll(POLL_S))
+            if time.monotonic() > deadline:
+                raise VariantError(f"the largest batch was not found within {self.spec.timeout_s:g} s")
+
+    def is_done(self, index: int) -> bool:
+        """Whether a device's search has come to its end.
+
+        Raises:
+            VariantError: the workload fails for another reason than memory.
+            MachineError: not even its beginning could be reached.
+        """
+        attempts = self.attempts(index)
+        last = attempts[-1] if attempts else Attempt("", 0)
+        if last.outcome == "failed":
+            raise VariantError(f"no batch could be tried on {self.devices[index]}: {last.message}")
+        if last.outcome != "done" and bounds(attempts)[1] == 1:
+            raise MachineError(self.too_small(index))
+        if not attempts:
+            raise MachineError(f"{self.too_small(index)}\n    its process was killed while building it")
+        return last.outcome == "done"
+
+    def found(self, index: int) -> int:
+        fits, _ = bounds(self.attempts(index))
+        if not fits:
+            raise MachineError(self.too_small(index))
+        return with_margin(fits)
+
+    def too_small(self, index: int) -> str:
+        return (
+            f"{self.devices[index]} can't hold the model and 1 sample\n"
+            "    make the model smaller, lower the precision, or name other devices"
+        )
+
+    def attempts(self, index: int) -> list[Attempt]:
+        return list(read_lines(self.path(index), Attempt))
+
+    def path(self, index: int) -> Path:
+        return self.folder / f"{index}.jsonl"
+
+    def request(self, index: int) -> StartRequest:
+        """The process of one device, which goes on from what earlier ones have found."""
+        fits, fails = bounds(self.attempts(index))
+        order = self.folder / f"{index}.json"
+        write_json(order, self.order(index, fits, fails))
+        return StartRequest(
+            rank=index,
+            args=(str(order),),
+            env=dict(device_env(self.devices[index], index, self.machine)),
+            log=str(self.folder / f"{index}.log"),
+            cwd=str(self.job_dir),
+            entry="launcher.worker.fit:main",
+        )
+
+    def order(self, index: int, fits: int, fails: int | None) -> FitOrder:
+        num_devices, on_gpu = len(self.devices), is_cuda(self.devices)
+        share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
+        return FitOrder(
+            workload=str(self.spec.workload),
+            job_dir=str(self.job_dir),
+            params=self.params,
+            device="cuda:0" if on_gpu else "cpu",
+            index=index,
+            num_devices=num_devices,
+            precision=self.precision,
+            seed=self.spec.seed,
+            threads=max(1, self.machine.cpu_cores // num_devices),
+            limit_bytes=None if on_gpu else int(share),
+            attempts=str(self.path(index)),
+            fits=fits,
+            fails=fails,
+        )
+
+
+def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
+    """The largest batch that fitted, and the smallest that didn't: one that was begun killed its process."""
+    fits = max((one.batch for one in attempts if one.outcome == "fits"), default=0)
+    ended = {one.batch for one in attempts if one.outcome == "fits"}
+    fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
+    return fits, min(fails, default=None)

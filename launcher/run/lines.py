@@ -1,0 +1,74 @@
+"""The bytes that programs write as lines that people read: pure.
+
+A progress bar redraws itself with carriage returns and cursor movements, which make a mess of a log that
+several ranks share. Of every line only its last state is kept, without what would move the cursor.
+"""
+
+import re
+
+MAX_LINE_BYTES = 1 << 14
+"""A longer line is cut into several, so that output without an end needs no memory without an end."""
+
+NOISE = "USDT:"
+"""Begins lines that torch's profiler prints at its every start and stop."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
+"""Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+_PREFIX_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+"""SGR codes: cyan, yellow, green, magenta, blue, and their bright ones."""
+
+
+class LineReader:
+    """Cuts a stream into lines, whatever its portions are."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._redrawn = False
+
+    def feed(self, portion: bytes) -> list[str]:
+        """The lines that are complete now."""
+        *lines, rest = (self._rest + portion).split(b"\n")
+        found = [self._line(line) for line in lines]
+        self._redrawn = b"\r" in rest.rstrip(b"\r") or (self._redrawn and not lines)
+        rest = _last_state(rest)
+        while len(rest) > MAX_LINE_BYTES:
+            found.append(clean(rest[:MAX_LINE_BYTES].decode("utf-8", "replace")))
+            rest = rest[MAX_LINE_BYTES:]
+        self._rest = rest
+        return found
+
+    @property
+    def bar(self) -> str | None:
+        """What a progress bar shows at this moment; `None`: the line that is being written is none."""
+        return clean(self._rest.decode("utf-8", "replace")) if self._redrawn and self._rest else None
+
+    def finish(self) -> list[str]:
+        """A last line that nothing ended."""
+        rest, self._rest, self._redrawn = self._rest, b"", False
+        return [self._line(rest)] if rest.strip() else []
+
+    def _line(self, line: bytes) -> str:
+        return clean(_last_state(line).rstrip(b"\r").decode("utf-8", "replace"))
+
+
+def _last_state(line: bytes) -> bytes:
+    """What stands there after all carriage returns; one at the end has not been followed by anything yet."""
+    body = line.rstrip(b"\r")
+    return body[body.rfind(b"\r") + 1 :] + line[len(body) :][:1]
+
+
+def clean(text: str) -> str:
+    """The text without control characters and escape sequences, but for colours."""
+    text = _ESCAPE.sub(lambda match: match[0] if _COLOUR.fullmatch(match[0]) else "", text)
+    return _CONTROL.sub("", text)
+
+
+def prefixed(rank: int, text: str, colour: bool) -> str:
+    """`[rank 3] text`; without colours none of the text's own are left either."""
+    if not colour:
+        return f"[rank {rank}] {_COLOUR.sub('', text)}"
+    code = _PREFIX_COLOURS[rank % len(_PREFIX_COLOURS)]
+    reset = "\x1b[0m" if "\x1b" in text else ""
+    return f"\x1b[{code}m[rank {rank}]\x1b[0m {text}{reset}"

@@ -1,0 +1,1 @@
+"""The GPURUN tab of TensorBoard. What server and page agree on is in README.md beside this file."""

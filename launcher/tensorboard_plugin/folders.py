@@ -1,0 +1,108 @@
+"""Files of a log directory, opened only where they lie inside it: what is in it may come from anybody."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_ENTRIES = 50_000
+"""Files and folders that are looked at for one listing."""
+MAX_DEPTH = 8
+MAX_TRACES = 1024
+"""Of one folder: ranks of one capture."""
+TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder below the log directory, with what lies in it. Links that lead out aren't listed."""
+
+    path: Path
+    files: tuple[str, ...]
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """At most `MAX_TRACES`, by name."""
+        return tuple(name for name in self.files if name.endswith(TRACE_SUFFIXES))[:MAX_TRACES]
+
+
+def inside(root: Path, path: Path) -> Path | None:
+    """`path`, if it is a regular file and lies, links resolved, in `root`, which is resolved itself."""
+    try:
+        real = path.resolve(strict=True)
+        if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode):
+            return path
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return None
+
+
+def read_inside(root: Path, path: Path, max_bytes: int) -> bytes | None:
+    """The content of a file in `root`; `None` if it isn't there, isn't inside, or is larger than allowed."""
+    if inside(root, path) is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError:
+        return None
+    return content if len(content) <= max_bytes else None
+
+
+def read_end(root: Path, path: Path, max_bytes: int) -> bytes:
+    """The last whole lines of a file in `root`; nothing if it isn't there or isn't inside."""
+    if inside(root, path) is None:
+        return b""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - max_bytes, 0))
+            content = file.read(max_bytes)
+    except OSError:
+        return b""
+    if size > max_bytes:
+        content = content[content.find(b"\n") + 1 :]
+    return content[: content.rfind(b"\n") + 1]
+
+
+def walk(root: Path, is_leaf: Callable[[Folder], bool]) -> Iterator[Folder]:
+    """The folders in `root`, itself first, by name; hidden ones and what lies inside a leaf are left out.
+
+    Every folder is visited once, however many links lead to it; at most `MAX_ENTRIES` entries are looked at.
+    """
+    seen: set[tuple[int, int]] = set()
+    todo = [(root, 0)]
+    entries = 0
+    while todo and entries < MAX_ENTRIES:
+        path, depth = todo.pop()
+        found = _list(root, path, seen)
+        if found is None:
+            continue
+        files, folders = found
+        entries += len(files) + len(folders)
+        folder = Folder(path, files)
+        yield folder
+        if depth < MAX_DEPTH and not is_leaf(folder):
+            todo += [(path / name, depth + 1) for name in reversed(folders)]
+
+
+def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str, ...], list[str]] | None:
+    """Names of the files and of the folders; `None` for a folder that is no business of ours, or known."""
+    files: list[str] = []
+    folders: list[str] = []
+    with suppress(OSError, RuntimeError, ValueError):
+        status = path.stat()
+        if (status.st_dev, status.st_ino) in seen or not path.resolve().is_relative_to(root):
+            return None
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(path) as listing:
+            for number, entry in enumerate(listing):
+                if number >= MAX_ENTRIES or entry.name.startswith("."):
+                    continue
+                (folders if entry.is_dir() else files).append(entry.name)
+        return tuple(sorted(files)), sorted(folders)
+    return None

@@ -1,0 +1,175 @@
+"""What each route does: a small function from a query to plain data. README.md says what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.tensorboard_plugin.answers import run_answer, runs_answer, steps_answer, variant_ids
+from launcher.tensorboard_plugin.breakdown import breakdown_answer
+from launcher.tensorboard_plugin.listing import Listed, Listing
+from launcher.tensorboard_plugin.machine import LiveDevices
+from launcher.tensorboard_plugin.operators import KINDS, operators_answer
+from launcher.tensorboard_plugin.progress import progress_answer
+from launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
+from launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
+from launcher.tensorboard_plugin.timeline.format import Header
+from launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
+from launcher.tensorboard_plugin.timeline.mapped import Index
+from launcher.tensorboard_plugin.timeline.meta import meta_answer
+from launcher.tensorboard_plugin.timeline.search import search_answer
+from launcher.tensorboard_plugin.timeline.selection import selection_answer
+from launcher.tensorboard_plugin.timeline.store import Traces
+from launcher.tensorboard_plugin.timeline.window import Window, window_answer
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Server:
+    """What all requests share."""
+
+    listing: Listing
+    indexes: Indexes = field(default_factory=Indexes)
+    devices: LiveDevices = field(default_factory=LiveDevices)
+
+    def run(self, query: Query) -> Listed:
+        """The run that the request names."""
+        listed = self.listing.get(query.name("run"))
+        if listed is None:
+            raise Refused(404, "no such run in this log directory; it may have been removed")
+        return listed
+
+    def traces(self, query: Query, key: str = "variant") -> Traces | None:
+        """The traces of the variant that the request names; `None` if it has none."""
+        listed = self.run(query)
+        return listed.indexed(known(listed, query.name(key)))
+
+    def index(self, query: Query, key: str = "variant") -> State | None:
+        traces = self.traces(query, key)
+        return None if traces is None else self.indexes.get(traces, query.flag("again"))
+
+
+def known(listed: Listed, variant: str) -> str:
+    """The id, if the run has a variant of that id."""
+    if variant not in variant_ids(listed):
+        raise Refused(404, "this run has no such variant")
+    return variant
+
+
+def runs(server: Server, query: Query) -> Answer:
+    return runs_answer(server.listing)
+
+
+def run(server: Server, query: Query) -> Answer:
+    return run_answer(server.run(query))
+
+
+def steps(server: Server, query: Query) -> Answer:
+    listed = server.run(query)
+    return steps_answer(listed, [known(listed, variant) for variant in query.names("variant")])
+
+
+def progress(server: Server, query: Query) -> Answer:
+    return progress_answer(server.run(query), server.devices)
+
+
+def breakdown(server: Server, query: Query) -> Answer:
+    return with_index(server, query, lambda index: breakdown_answer(index.header))
+
+
+def operators(server: Server, query: Query) -> Answer:
+    kind = KINDS[KINDS.index(query.choice("kind", KINDS))]
+    against: Header | None = None
+    if query.has("against"):
+        other = server.index(query, "against")
+        if not isinstance(other, Index):
+            return state_answer(other)
+        against = other.header
+    return with_index(server, query, lambda index: operators_answer(index.header, against, kind))
+
+
+def meta(server: Server, query: Query) -> Answer:
+    return with_index(server, query, meta_answer)
+
+
+def window(server: Server, query: Query) -> Answer:
+    from_ns, to_ns = query.stretch()
+    width_px = query.whole("width_px", MIN_WIDTH_PX, MAX_WIDTH_PX)
+
+    def answer(index: Index) -> Answer:
+        lanes = query.lanes(len(index.header.lanes))
+        return window_answer(index, Window(from_ns, to_ns, width_px, lanes))
+
+    return with_index(server, query, answer)
+
+
+def event(server: Server, query: Query) -> Answer:
+    def answer(index: Index) -> Answer:
+        last = index.header.num_entries - 1
+        if query.has("collective"):
+            number = query.whole("collective", 0, MAX_NS)
+            entry = entry_of(index, number, query.whole("rank", 0, MAX_NS))
+        else:
+            number = query.whole("id", 0, MAX_NS)
+            entry = number if number <= last else None
+        if entry is None:
+            raise Refused(404, "no such event; the trace may have changed")
+        return event_answer(index, entry)
+
+    return with_index(server, query, answer)
+
+
+def search(server: Server, query: Query) -> Answer:
+    text, after_ns = query.text("q"), query.whole("after_ns", -MAX_NS, MAX_NS, -MAX_NS)
+    return with_index(server, query, lambda index: search_answer(index, text, after_ns))
+
+
+def selection(server: Server, query: Query) -> Answer:
+    start, end = query.stretch()
+
+    def answer(index: Index) -> Answer:
+        lanes = query.lanes(len(index.header.lanes), default_all=True)
+        return selection_answer(index, start, end, lanes)
+
+    return with_index(server, query, answer)
+
+
+def with_index(server: Server, query: Query, answer: Callable[[Index], Answer]) -> Answer:
+    """The answer if the index is ready, else how far it is."""
+    state = server.index(query)
+    if not isinstance(state, Index):
+        return state_answer(state)
+    header = {"state": "ready", "problems": state.header.problems, "version": state.version}
+    return {**header, **answer(state)}
+
+
+def state_answer(state: State | None) -> Answer:
+    """How far an index is that isn't ready."""
+    if isinstance(state, Indexing):
+        return {
+            "state": "indexing",
+            "problems": [],
+            "done_bytes": state.done_bytes,
+            "total_bytes": state.total_bytes,
+            "seconds_left": state.seconds_left,
+        }
+    if isinstance(state, Broken):
+        return {"state": "broken", "problems": state.problems}
+    return {"state": "none", "problems": []}
+
+
+ROUTES: Mapping[str, Callable[[Server, Query], Answer]] = {
+    "/runs": runs,
+    "/run": run,
+    "/steps": steps,
+    "/progress": progress,
+    "/breakdown": breakdown,
+    "/operators": operators,
+    "/timeline/meta": meta,
+    "/timeline/window": window,
+    "/timeline/event": event,
+    "/timeline/search": search,
+    "/timeline/selection": selection,
+}

@@ -1,0 +1,113 @@
+"""What the tab says in words: from a comparison's figures and its own explanations, nothing computed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launcher.compare.explain import MENTION_FROM, losses, why_slower
+from launcher.compare.label import variant_label
+from launcher.compare.model import Comparison, RankFigures, VariantResult
+from launcher.compare.slowest import slowest_rank
+from launcher.units import format_ms, format_percent
+
+TRACED = (
+    "span_ms",
+    "compute_ms",
+    "exposed_transfer_ms",
+    "exposed_wait_ms",
+    "exposed_memcpy_ms",
+    "idle_ms",
+    "input_ms",
+    "host_ms",
+    "wait_ms",
+    "transfer_ms",
+)
+"""The figures of a rank that come from its trace."""
+
+
+def headline(comparison: Comparison | None) -> str | None:
+    """The answer in one sentence, with its number."""
+    if comparison is None:
+        return None
+    by_id = {variant.id: variant for variant in comparison.variants}
+    best = by_id.get(comparison.fastest or "")
+    base = by_id.get(comparison.baseline)
+    if best is None or best.step_ms is None:
+        return (
+            "No variant has been measured yet."
+            if not comparison.complete
+            else "No variant could be measured."
+        )
+    if len(by_id) == 1 or base is None:
+        return f"{variant_label(best)} takes {format_ms(best.step_ms.median)} ms a step."
+    difference = best.vs_baseline
+    if best is not base and difference and difference.verdict == "faster" and difference.percent is not None:
+        ci = None if difference.ci is None else (-difference.ci[1], -difference.ci[0])
+        by = format_percent(-difference.percent, ci)
+        return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
+    return f"{comparison.summary.partition(';')[0].rstrip('.')}."
+
+
+def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
+    """The sentence beside a variant's bars; `None` where no trace tells anything."""
+    best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
+    shown = as_drawn(variant)
+    text = why_slower(shown, as_drawn(best)) if best is not None and best.id != variant.id else None
+    return _sentence(text or _largest_loss(shown) or _all_compute(shown))
+
+
+def as_drawn(variant: VariantResult) -> VariantResult:
+    """The variant with its traced figures in proportion to its measured step, as its bars are drawn.
+
+    The profiler slows steps down a little; bars whose length is the measured step have to share that out.
+    """
+    step = variant.step_ms
+    if step is None:
+        return variant
+    ranks = [_scaled(rank, step.median / rank.span_ms) if rank.span_ms else rank for rank in variant.ranks]
+    return replace(variant, ranks=tuple(ranks))
+
+
+def _scaled(rank: RankFigures, factor: float) -> RankFigures:
+    figures = {name: value for name in TRACED if (value := getattr(rank, name)) is not None}
+    exposed = rank.exposed_comm_ms.trace
+    scaled: dict[str, Any] = {name: value * factor for name, value in figures.items()}
+    return replace(
+        rank,
+        **scaled,
+        exposed_comm_ms=replace(rank.exposed_comm_ms, trace=None if exposed is None else exposed * factor),
+    )
+
+
+def _largest_loss(variant: VariantResult) -> str | None:
+    found = [loss for loss in losses(variant.ranks) if loss.ms >= MENTION_FROM * loss.span_ms > 0]
+    return str(max(found, key=lambda loss: loss.ms)) if found else None
+
+
+def _all_compute(variant: VariantResult) -> str | None:
+    slowest = slowest_rank(variant.ranks)
+    if slowest is None or slowest.span_ms is None or slowest.compute_ms is None:
+        return None
+    return (
+        f"{format_ms(slowest.compute_ms)} of {format_ms(slowest.span_ms)} ms are compute;"
+        " nothing else takes a part worth mentioning"
+    )
+
+
+def _sentence(text: str | None) -> str | None:
+    return f"{text[0].upper()}{text[1:]}." if text else None
+
+
+def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:
+    """`2 × NVIDIA H200 · bf16 · torch 2.13`."""
+    gpus = [str(gpu.get("name")) for gpu in host.get("gpus") or [] if isinstance(gpu, Mapping)]
+    names = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
+    if not names and isinstance(host.get("cpu_model"), str):
+        names = [f"{host.get('cpu_cores')} × {host['cpu_model']}"]
+    variants = comparison.variants if comparison else ()
+    precisions = sorted({variant.precision for variant in variants if variant.precision})
+    versions = host.get("versions")
+    torch = versions.get("torch") if isinstance(versions, Mapping) else None
+    return " · ".join([*names, *precisions, *([f"torch {torch}"] if torch else [])])

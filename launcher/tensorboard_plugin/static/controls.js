@@ -1,0 +1,112 @@
+// The small parts above a view: filters, choices, search fields.
+
+import { el, svg } from './dom.js';
+import { FILTERS, filterValues } from './model.js';
+
+/** Chips for strategy, devices and precision; a group with one value is not worth showing. */
+export function filters(run, state) {
+  return Object.keys(FILTERS)
+    .map((name) => [name, filterValues(run, name)])
+    .filter(([name, values]) => values.length > 1 || name === 'strategy')
+    .map(([name, values]) =>
+      el(
+        'div',
+        { class: 'group', role: 'group', 'aria-label': name },
+        el('span', { class: 'name' }, name),
+        values.map((value) => chip(name, value, values, state)),
+      ),
+    );
+}
+
+function chip(name, value, values, state) {
+  const chosen = state.list(name) ?? values;
+  const pressed = chosen.includes(value);
+  const toggled = pressed ? chosen.filter((other) => other !== value) : [...chosen, value];
+  const all = toggled.length === values.length;
+  return el(
+    'button',
+    {
+      class: 'chip',
+      type: 'button',
+      'aria-pressed': String(pressed),
+      disabled: values.length === 1,
+      'data-key': `${name}:${value}`,
+      // The last one can't be switched off: nothing would be left to look at.
+      onclick: () => toggled.length && state.go({ [name]: all ? null : toggled.join('~') }),
+    },
+    value,
+  );
+}
+
+/** A drop-down list of `[value, text]`. */
+export function picker(label, options, value, onpick) {
+  const select = el(
+    'select',
+    {
+      class: 'select',
+      'aria-label': label,
+      'data-key': label,
+      onchange: (event) => onpick(event.target.value),
+    },
+    options.map(([key, text]) => el('option', { value: key, selected: key === value }, text)),
+  );
+  return el('span', { class: 'picker' }, select);
+}
+
+/** A search field; `/` puts the cursor into it (the app listens), Esc leaves it. */
+export function searchField(label, value, { oninput, onenter, onleave }) {
+  let timer = 0;
+  const input = el('input', {
+    type: 'search',
+    'aria-label': label,
+    placeholder: label,
+    value,
+    'data-key': 'search',
+    'data-search': true,
+    spellcheck: 'false',
+    autocomplete: 'off',
+    oninput: (event) => {
+      clearTimeout(timer);
+      timer = setTimeout(() => oninput(event.target.value), 120);
+    },
+    onkeydown: (event) => {
+      if (event.key === 'Enter') onenter?.(event.shiftKey);
+      if (event.key !== 'Escape') return;
+      event.stopPropagation();
+      event.target.blur();
+      onleave?.();
+    },
+  });
+  const glass = svg(
+    'svg',
+    { viewBox: '0 0 12 12', 'aria-hidden': 'true' },
+    svg('circle', { cx: 5, cy: 5, r: 3.6 }),
+    svg('path', { d: 'M7.8 7.8 L11 11' }),
+  );
+  return el('span', { class: 'search' }, glass, input, el('kbd', { 'aria-hidden': 'true' }, '/'));
+}
+
+/** A few choices of which one is on. */
+export function segmented(label, options, value, onpick) {
+  return el(
+    'span',
+    { class: 'segmented', role: 'group', 'aria-label': label },
+    options.map(([key, text]) =>
+      el(
+        'button',
+        {
+          type: 'button',
+          'aria-pressed': String(key === value),
+          'data-key': `${label}:${key}`,
+          onclick: () => onpick(key),
+        },
+        text,
+      ),
+    ),
+  );
+}
+
+/** The two lines that answer the view's question. */
+export function headline(sentence, sub) {
+  return [el('h1', {}, sentence), sub ? el('p', { class: 'sub' }, sub) : null];
+}

@@ -1,0 +1,163 @@
+// What the views ask of a run: which variants, in which order, by which name. Verdicts and intervals come
+// from the comparison as they are; nothing here decides one.
+
+/** The answer to `run`, with the comparison's figures found by variant. */
+export class Run {
+  constructor(answer) {
+    this.answer = answer;
+    this.comparison = answer.comparison;
+    this.results = new Map((this.comparison?.variants ?? []).map((variant) => [variant.id, variant]));
+    this.variants = answer.variants.map((variant) => new Variant(variant, this.results.get(variant.id)));
+    this.byId = new Map(this.variants.map((variant) => [variant.id, variant]));
+    this.baseline = this.byId.get(this.comparison?.baseline) ?? null;
+    this.fastest = this.byId.get(this.comparison?.fastest) ?? null;
+  }
+
+  get name() {
+    return this.answer.name;
+  }
+
+  get isTraces() {
+    return this.answer.kind === 'traces';
+  }
+
+  get isRunning() {
+    return this.answer.status === 'running';
+  }
+
+  /** Those with figures, fastest first. */
+  get ranked() {
+    return this.variants
+      .filter((variant) => variant.isRanked)
+      .sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
+  }
+
+  /** Those that ended otherwise, in the plan's order. */
+  get unranked() {
+    return this.variants.filter((variant) => !variant.isRanked);
+  }
+
+  /** Those that a trace was taken of. */
+  get traced() {
+    return this.variants.filter((variant) => variant.hasTraces);
+  }
+
+  /** The variant to begin with: the one asked for, else the fastest, else any that has what is needed. */
+  choose(id, among = this.variants) {
+    const wanted = among.find((variant) => variant.id === id);
+    return wanted ?? among.find((variant) => variant === this.fastest) ?? among[0] ?? null;
+  }
+}
+
+/** One variant: the plan's facts, and the comparison's figures once there are any. */
+export class Variant {
+  constructor(planned, result) {
+    this.planned = planned;
+    this.result = result ?? null;
+  }
+
+  get id() {
+    return this.planned.id;
+  }
+
+  get label() {
+    return this.planned.label;
+  }
+
+  get strategy() {
+    return this.planned.strategy;
+  }
+
+  get numDevices() {
+    return this.planned.devices.length;
+  }
+
+  get precision() {
+    return this.planned.precision;
+  }
+
+  get status() {
+    return this.result?.status ?? this.planned.status;
+  }
+
+  get reason() {
+    return this.result?.reason ?? this.planned.reason;
+  }
+
+  get hasTraces() {
+    return this.planned.traces.length > 0;
+  }
+
+  get stepMs() {
+    return this.result?.step_ms?.median ?? null;
+  }
+
+  /** Against the baseline; of the baseline itself 0 %. */
+  get difference() {
+    const found = this.result?.vs_baseline;
+    return found?.verdict === 'baseline' ? { ...found, percent: 0 } : (found ?? null);
+  }
+
+  get ranks() {
+    return this.result?.ranks ?? [];
+  }
+
+  get isRanked() {
+    return this.status === 'ok' && this.stepMs != null;
+  }
+
+  /** By difference, as far as there is one: it compares what was measured side by side. */
+  get sortKey() {
+    return this.difference?.percent ?? Infinity;
+  }
+
+  get peakGib() {
+    const peaks = this.ranks.map((rank) => rank.peak_gib).filter((peak) => peak != null);
+    return peaks.length ? Math.max(...peaks) : null;
+  }
+}
+
+const BEFORE_COMMUNICATION = ['data', 'h2d', 'forward'];
+
+/** The rank that the others wait for: its step without communication is longest. */
+export function slowestRank(ranks) {
+  const works = [
+    (rank) => minus(rank.step_ms, rank.exposed_comm_ms?.ablation),
+    (rank) => minus(rank.span_ms, rank.exposed_comm_ms?.trace ?? exposedTraced(rank)),
+    (rank) => BEFORE_COMMUNICATION.reduce((sum, name) => sum + (rank.phases_ms?.[name] ?? 0), 0),
+  ];
+  const timed = ranks.filter((rank) => rank.step_ms != null || rank.span_ms != null);
+  for (const work of works) {
+    const known = timed.map(work);
+    if (known.length && known.every((ms) => ms != null)) return timed[known.indexOf(Math.max(...known))];
+  }
+  return timed[0] ?? null;
+}
+
+function exposedTraced(rank) {
+  return rank.exposed_transfer_ms == null ? null : rank.exposed_transfer_ms + (rank.exposed_wait_ms ?? 0);
+}
+
+function minus(a, b) {
+  return a == null || b == null ? null : a - b;
+}
+
+export const FILTERS = {
+  strategy: (variant) => variant.strategy,
+  devices: (variant) => String(variant.numDevices),
+  precision: (variant) => variant.precision,
+};
+
+/** The values a filter can have in this run, in a natural order. */
+export function filterValues(run, name) {
+  const values = new Set(run.variants.map(FILTERS[name]).filter((value) => value != null));
+  return [...values].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
+}
+
+/** Whether a variant passes all filters; `chosen(name)` is a list, or `null` for all. */
+export function passes(variant, chosen) {
+  return Object.entries(FILTERS).every(([name, read]) => {
+    const wanted = chosen(name);
+    return wanted == null || wanted.includes(read(variant) ?? '');
+  });
+}

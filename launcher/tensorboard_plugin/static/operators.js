@@ -1,0 +1,367 @@
+// Operators, kernels and modules: where the slowest rank's step goes by name, beside another variant.
+
+import { headline, picker, searchField, segmented } from './controls.js';
+import { el, replace } from './dom.js';
+import { number, plural, three } from './format.js';
+import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
+import { legend } from './phases.js';
+import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
+import { rowKeys, virtualRows } from './virtual.js';
+
+const KINDS = [
+  ['ops', 'Operators'],
+  ['kernels', 'Kernels'],
+  ['modules', 'Modules'],
+];
+const NOUNS = { ops: 'operator', kernels: 'kernel', modules: 'module' };
+const ROW_PX = 30;
+/** Columns for single ranks; more don't fit. */
+const RANKS_SHOWN = 4;
+
+/** Draws the view into `host`. */
+export async function showOperators(host, app) {
+  const { run, state } = app;
+  const asked = run.byId.get(state.get('variant'));
+  if (asked && !asked.hasTraces) return untracedState(host, asked.label);
+  const variant = run.choose(state.get('variant'), run.traced);
+  if (!variant) return untracedState(host, null);
+  const against = chooseAgainst(run, variant, state.get('against'));
+  const label = run.isTraces ? run.answer.title : variant.label;
+  const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind', 'ops') };
+  const answer = await app.traced('operators', parameters, (part) => indexingState(host, label, part));
+  if (!answer) return undefined;
+  if (answer.state !== 'ready')
+    return answer.state === 'broken'
+      ? brokenState(host, label, answer.problems, app.retry())
+      : untracedState(host, label);
+  return new Operators(host, app, { variant, against, answer, label });
+}
+
+// Beside the baseline unless somebody chose; the baseline itself stands alone.
+function chooseAgainst(run, variant, wanted) {
+  if (wanted === 'none') return null;
+  const chosen = run.traced.find((one) => one.id === wanted) ?? run.baseline;
+  return chosen?.hasTraces && chosen !== variant ? chosen : null;
+}
+
+class Operators {
+  constructor(host, app, found) {
+    Object.assign(this, { app, ...found, keeps: true });
+    this.columns = this.makeColumns();
+    this.table = el('div');
+    replace(
+      host,
+      headline(this.sentence(), this.subSentence()),
+      problemNotes(this.answer.problems),
+      this.controls(),
+      this.table,
+    );
+    this.draw();
+  }
+
+  /** Only sorting and searching are done here; everything else is asked for again. */
+  changed(changes) {
+    if (!Object.keys(changes).every((key) => key === 'opsort' || key === 'q')) return false;
+    this.draw();
+    return true;
+  }
+
+  get hasAgainst() {
+    return this.against != null && this.answer.against_step_ms != null;
+  }
+
+  get noun() {
+    return NOUNS[this.answer.kind];
+  }
+
+  sentence() {
+    const { answer, label } = this;
+    const named = answer.rows.filter((row) => row.name != null);
+    if (!named.length) return `${label}: the trace names no ${this.noun}s.`;
+    if (this.hasAgainst) return this.differenceSentence(named);
+    const top = named.reduce((a, b) => (b.self_ms > a.self_ms ? b : a));
+    return `${label}: ${top.name} takes ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the step.`;
+  }
+
+  differenceSentence(named) {
+    const { answer, label, against } = this;
+    const longer = answer.step_ms - answer.against_step_ms;
+    const sign = longer >= 0 ? 1 : -1;
+    const main = named.reduce((a, b) =>
+      sign * (b.difference_ms ?? 0) > sign * (a.difference_ms ?? 0) ? b : a,
+    );
+    const share =
+      sign * main.difference_ms > 0 ? `; ${main.name} alone ${three(Math.abs(main.difference_ms))} ms` : '';
+    return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label}${share}.`;
+  }
+
+  subSentence() {
+    const { answer } = this;
+    const rank =
+      answer.ranks.length > 1
+        ? `Self time counts on the slowest rank, rank ${answer.slowest_rank}`
+        : 'Self time';
+    return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.`;
+  }
+
+  controls() {
+    const { run, state } = this.app;
+    const others = run.traced.filter((one) => one !== this.variant).map((one) => [one.id, one.label]);
+    const pickers = run.isTraces
+      ? []
+      : [
+          picker(
+            'variant',
+            run.traced.map((one) => [one.id, one.label]),
+            this.variant.id,
+            (id) => state.go({ tab: 'operators', variant: id }),
+          ),
+          others.length ? el('span', { class: 'name' }, 'against') : null,
+          others.length
+            ? picker('against', [['none', 'nothing'], ...others], this.against?.id ?? 'none', (id) =>
+                state.go({ tab: 'operators', against: id }),
+              )
+            : null,
+        ];
+    const count = this.answer.rows.filter((row) => row.name != null).length;
+    return el(
+      'div',
+      { class: 'controls' },
+      el(
+        'div',
+        { class: 'group' },
+        segmented('kind', KINDS, this.answer.kind, (kind) =>
+          state.go({ tab: 'operators', kind: kind === 'ops' ? null : kind }),
+        ),
+        pickers,
+      ),
+      searchField(`filter ${plural(count, this.noun)}`, state.get('q', ''), {
+        oninput: (q) => state.go({ q: q || null }),
+        onleave: () => state.go({ q: null }),
+      }),
+      legend(['compute', 'transfer', 'wait', 'copy', 'idle']),
+    );
+  }
+
+  makeColumns() {
+    const { answer } = this;
+    const widest = Math.max(1e-9, ...answer.rows.map((row) => row.self_ms ?? 0));
+    const most = Math.max(1e-9, ...answer.rows.map((row) => Math.abs(row.difference_ms ?? 0)));
+    this.decimals = answer.step_ms >= 1000 ? 0 : answer.step_ms >= 100 ? 1 : answer.step_ms >= 1 ? 2 : 3;
+    const ms = (value) => number(value, this.decimals);
+    const batch = (rank) => this.variant.ranks.find((one) => one.rank === rank)?.local_batch;
+    const columns = [
+      {
+        key: 'name',
+        head: this.noun,
+        sort: (row) => row.name ?? '\uffff',
+        cell: (row) => nameCell(row, answer.rows.length),
+        total: 'step',
+      },
+      {
+        key: 'calls',
+        head: ['calls', el('br'), 'per step'],
+        right: true,
+        width: '70px',
+        sort: (row) => row.calls,
+        cell: (row) => number(row.calls, row.calls % 1 ? 1 : 0),
+      },
+      {
+        key: 'self',
+        head: answer.ranks.length > 1 ? ['self, slowest', el('br'), 'rank, ms'] : 'self, ms',
+        right: true,
+        width: '100px',
+        sort: (row) => row.self_ms,
+        cell: (row) => ms(row.self_ms),
+        total: ms(answer.step_ms),
+      },
+      {
+        key: 'share',
+        className: 'wide-only',
+        head: 'share of step, %',
+        pad: true,
+        width: '190px',
+        sort: (row) => row.self_ms,
+        cell: (row) => shareCell(row, widest),
+      },
+    ];
+    const ranks = answer.ranks.length > 1 ? answer.ranks.slice(0, RANKS_SHOWN) : [];
+    ranks.forEach((rank, index) =>
+      columns.push({
+        key: `rank${rank}`,
+        head: [
+          `rank ${rank}${batch(rank) == null ? ', ms' : ''}`,
+          batch(rank) == null ? null : [el('br'), `${number(batch(rank))}, ms`],
+        ],
+        right: true,
+        width: ranks.length > 2 ? '76px' : '88px',
+        className: index > 1 ? 'c-samples' : '',
+        sort: (row) => row.by_rank_ms[index],
+        cell: (row) => rankCell(row, index, ms),
+        total: ms(answer.step_by_rank_ms[index]),
+      }),
+    );
+    if (this.hasAgainst) columns.push(...this.againstColumns(ms, most));
+    return columns;
+  }
+
+  againstColumns(ms, most) {
+    const longer = this.answer.step_ms - this.answer.against_step_ms;
+    return [
+      {
+        key: 'against',
+        head: [this.against.label, el('br'), 'slowest, ms'],
+        right: true,
+        width: '100px',
+        className: 'c-samples',
+        sort: (row) => row.against_ms,
+        cell: (row) => el('span', { class: 'muted' }, ms(row.against_ms)),
+        total: ms(this.answer.against_step_ms),
+      },
+      {
+        key: 'difference',
+        head: ['difference,', el('br'), 'ms'],
+        right: true,
+        width: '96px',
+        sort: (row) => row.difference_ms,
+        cell: (row) => differenceText(row.difference_ms, this.decimals),
+        total: differenceText(longer, this.decimals),
+      },
+      {
+        key: 'bar',
+        className: 'wide-only',
+        head: ['less', '\u2003', 'more time'],
+        pad: true,
+        width: '160px',
+        cell: (row) => diverging(row.difference_ms, most),
+      },
+    ];
+  }
+
+  rows() {
+    const text = this.app.state.get('q', '').toLowerCase();
+    const [key, direction] = this.app.state
+      .get('opsort', this.hasAgainst ? 'difference~down' : 'self~down')
+      .split('~');
+    const column = this.columns.find((one) => one.key === key && one.sort) ?? this.columns[2];
+    const sign = direction === 'down' ? -1 : 1;
+    const named = this.answer.rows.filter((row) => row.name != null && row.name.toLowerCase().includes(text));
+    this.sorted = { key: column.key, direction };
+    const rest = text ? [] : this.answer.rows.filter((row) => row.name == null);
+    return [...named.sort((a, b) => sign * order(column.sort(a), column.sort(b))), ...rest];
+  }
+
+  draw() {
+    const rows = this.rows();
+    const body = el('tbody');
+    const isAll = !this.app.state.get('q');
+    replace(
+      this.table,
+      el(
+        'table',
+        { class: 'grid medium operators', 'aria-label': `${this.noun}s by time` },
+        el(
+          'colgroup',
+          {},
+          this.columns.map((column) =>
+            el('col', { class: column.className, style: column.width ? { width: column.width } : {} }),
+          ),
+        ),
+        el(
+          'thead',
+          {},
+          el(
+            'tr',
+            {},
+            this.columns.map((column) => this.header(column)),
+          ),
+        ),
+        body,
+        isAll ? el('tbody', {}, this.restRow(), this.totalRow()) : null,
+      ),
+    );
+    virtualRows(body, rows.length, ROW_PX, this.columns.length, (index) => this.row(rows[index], index));
+    if (!rows.length)
+      body.append(
+        el('tr', {}, el('td', { colspan: this.columns.length, class: 'muted' }, 'No name contains that.')),
+      );
+  }
+
+  header(column) {
+    const { state } = this.app;
+    const sorted =
+      this.sorted.key === column.key ? (this.sorted.direction === 'down' ? 'descending' : 'ascending') : null;
+    const next = sorted === 'descending' ? 'up' : sorted ? 'down' : column.key === 'name' ? 'up' : 'down';
+    const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
+    const content = column.sort
+      ? el(
+          'button',
+          {
+            type: 'button',
+            'data-key': `op:${column.key}`,
+            onclick: () => state.go({ opsort: `${column.key}~${next}` }),
+          },
+          column.head,
+          arrow,
+        )
+      : column.head;
+    return el(
+      'th',
+      { scope: 'col', class: cellClass(column), 'aria-sort': column.sort ? (sorted ?? 'none') : null },
+      content,
+    );
+  }
+
+  row(row, index) {
+    const open = () => row.name != null && this.app.state.go({ tab: 'timeline', q: row.name });
+    return el(
+      'tr',
+      {
+        tabindex: index ? -1 : 0,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+        title: row.name == null ? null : `${row.name}: find it in the timeline`,
+      },
+      this.columns.map((column) => el('td', { class: cellClass(column) }, column.cell(row))),
+    );
+  }
+
+  restRow() {
+    const { answer, decimals } = this;
+    const values = { self: answer.rest_ms, against: answer.against_rest_ms };
+    answer.ranks.forEach((rank, index) => {
+      values[`rank${rank}`] = answer.rest_by_rank_ms[index];
+    });
+    const difference = this.hasAgainst ? answer.rest_ms - answer.against_rest_ms : null;
+    return el(
+      'tr',
+      { class: 'muted' },
+      this.columns.map((column) =>
+        el(
+          'td',
+          { class: cellClass(column) },
+          column.key === 'name'
+            ? el('span', { class: 'name-cell' }, el('span', { class: 'swatch idle' }), 'copy, input, idle')
+            : column.key === 'difference'
+              ? differenceText(difference, decimals)
+              : values[column.key] == null
+                ? ''
+                : number(values[column.key], decimals),
+        ),
+      ),
+    );
+  }
+
+  totalRow() {
+    return el(
+      'tr',
+      { class: 'total' },
+      this.columns.map((column) => el('td', { class: cellClass(column) }, column.total ?? '')),
+    );
+  }
+}
+
+function order(a, b) {
+  if (a == null || b == null) return (a == null) - (b == null);
+  return typeof a === 'string' ? a.localeCompare(b, 'en') : a - b;
+}

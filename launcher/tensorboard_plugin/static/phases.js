@@ -1,0 +1,76 @@
+// The six parts of a step, the same everywhere: order, name, colour.
+
+import { el } from './dom.js';
+import { number } from './format.js';
+
+export const PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'idle'];
+
+/** What a part is, for a hover text. */
+export const MEANING = {
+  compute: 'the device computes',
+  transfer: 'communication that no compute hides',
+  wait: 'waiting for another rank, with nothing to compute',
+  copy: 'copies that nothing hides',
+  input: 'waiting for data',
+  idle: 'nothing to do',
+};
+
+/** The parts of one rank's traced step as `{name, ms}`; they add up to its span. `null` without a trace. */
+export function tracedParts(rank) {
+  if (!rank?.span_ms) return null;
+  const input = rank.input_ms ?? 0;
+  const ms = [
+    rank.compute_ms,
+    rank.exposed_transfer_ms,
+    rank.exposed_wait_ms,
+    rank.exposed_memcpy_ms,
+    input,
+    (rank.idle_ms ?? 0) - input,
+  ];
+  return PHASES.map((name, index) => ({ name, ms: Math.max(0, ms[index] ?? 0) }));
+}
+
+/**
+ * The same in proportion to the measured step: a traced step is a little slower than a timed one, and there
+ * are few of them; what counts are its shares.
+ */
+export function scaledParts(rank, stepMs) {
+  const parts = tracedParts(rank);
+  if (!parts || stepMs == null) return parts;
+  return parts.map((part) => ({ ...part, ms: (part.ms * stepMs) / rank.span_ms }));
+}
+
+/** Without a trace: what phases and ablation tell. Transfer then holds the waiting too. */
+export function timedParts(rank, stepMs) {
+  const phases = rank?.phases_ms ?? {};
+  const total = Object.values(phases).reduce((sum, ms) => sum + ms, 0);
+  if (!(total > 0)) return null;
+  const scale = (stepMs ?? total) / Math.max(total, stepMs ?? total);
+  const exposed = Math.max(0, rank.exposed_comm_ms?.ablation ?? 0);
+  const busy = (phases.forward ?? 0) + (phases.backward ?? 0) + (phases.optimizer ?? 0);
+  const parts = {
+    compute: Math.max(0, busy - exposed),
+    transfer: Math.min(exposed, busy),
+    copy: phases.h2d ?? 0,
+    input: phases.data ?? 0,
+    idle: Math.max(0, (stepMs ?? total) - total),
+  };
+  return PHASES.map((name) => ({ name, ms: (parts[name] ?? 0) * (name === 'idle' ? 1 : scale) }));
+}
+
+/** The legend of the phases. */
+export function legend(names = PHASES) {
+  return el(
+    'ul',
+    { class: 'legend', 'aria-label': 'colours' },
+    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), name.replace('_', ' '))),
+  );
+}
+
+/** `compute 40.8 ms, transfer 5.5 ms`, for screen readers. */
+export function spoken(parts, decimals) {
+  return parts
+    .filter((part) => part.ms > 0)
+    .map((part) => `${part.name} ${number(part.ms, decimals)} ms`)
+    .join(', ');
+}

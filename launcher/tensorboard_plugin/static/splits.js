@@ -1,0 +1,344 @@
+// Splits: all variants ranked, with their difference from the baseline, interval and verdict.
+
+import { filters, headline, searchField } from './controls.js';
+import { el, hidden, replace } from './dom.js';
+import { columnDecimals, halfWidth, number, percent, plural, roundUp } from './format.js';
+import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
+import { histogram } from './histogram.js';
+import { passes, slowestRank } from './model.js';
+import { legend, scaledParts, spoken, timedParts } from './phases.js';
+import { subSentence, whyUnranked } from './splits_words.js';
+import { oneVariant } from './states.js';
+import { tipped } from './tip.js';
+import { rowKeys, virtualRows } from './virtual.js';
+
+/** From this many variants on, a histogram chooses among them and rows are low. */
+const MANY = 40;
+
+const COLUMNS = [
+  { key: 'variant', name: 'variant', sort: (row) => row.label },
+  { key: 'forest', name: (view) => `step time against ${view.baselineLabel}, %` },
+  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
+  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
+  { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true },
+  { key: 'unit', name: '' },
+  { key: 'samples', name: 'samples/s', sort: (row) => row.result?.samples_per_s, right: true },
+  {
+    key: 'efficiency',
+    name: 'scaling efficiency, %',
+    sort: (row) => row.result?.scaling_efficiency,
+    right: true,
+  },
+  { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true },
+  {
+    key: 'bar',
+    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
+    pad: true,
+  },
+];
+
+/** Draws the view into `host`. */
+export function showSplits(host, app) {
+  const { run, state } = app;
+  if (run.variants.length === 1) return oneVariant(host, app);
+  const view = new View(app);
+  replace(
+    host,
+    headline(run.answer.headline ?? run.answer.summary, subSentence(run)),
+    view.controls(),
+    ...view.parts(),
+  );
+  return { state };
+}
+
+class View {
+  constructor(app) {
+    this.app = app;
+    this.run = app.run;
+    const chosen = (name) => app.state.list(name);
+    this.passing = this.run.ranked.filter((variant) => passes(variant, chosen));
+    this.others = this.run.unranked.filter((variant) => passes(variant, chosen));
+    this.isMany = this.run.variants.length > MANY;
+    this.rows = this.sorted(this.searched(this.withNoise()));
+    this.axis = forestAxis(this.rows.map((row) => row.difference));
+    this.fullMs = Math.ceil(Math.max(0, ...this.passing.map((variant) => variant.stepMs)));
+    this.decimals = columnDecimals(
+      this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
+      this.rows.map((row) => row.stepMs),
+    );
+    this.baselineLabel = this.run.baseline?.label ?? 'the baseline';
+    this.height = this.isMany ? 22 : 36;
+  }
+
+  // The baseline measured twice: what differs there is noise. It stands below the baseline.
+  withNoise() {
+    const noise = this.run.comparison?.noise;
+    if (noise?.aa_percent == null || !this.passing.includes(this.run.baseline)) return this.passing;
+    const again = {
+      isNoise: true,
+      label: this.run.baseline.label,
+      difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' },
+    };
+    const place = this.passing.indexOf(this.run.baseline) + 1;
+    return this.passing.toSpliced(place, 0, again);
+  }
+
+  searched(rows) {
+    const text = this.app.state.get('q', '').toLowerCase();
+    const brush = this.isMany ? this.brush() : null;
+    const inBrush = (row) =>
+      !brush || (row.difference?.percent >= brush[0] && row.difference?.percent <= brush[1]);
+    return rows.filter((row) => row.label.toLowerCase().includes(text) && inBrush(row));
+  }
+
+  brush() {
+    const ends = this.app.state.list('brush');
+    return ends?.length === 2 ? ends.map(Number) : null;
+  }
+
+  sorted(rows) {
+    const [key, direction] = this.app.state.get('sort', '').split('~');
+    const column = COLUMNS.find((one) => one.key === key && one.sort);
+    if (!column) return rows;
+    const sign = direction === 'down' ? -1 : 1;
+    return [...rows].sort((a, b) => sign * compare(column.sort(a), column.sort(b)));
+  }
+
+  controls() {
+    const { state } = this.app;
+    const search =
+      this.isMany &&
+      searchField('variant', state.get('q', ''), {
+        oninput: (q) => state.go({ q }),
+        onleave: () => state.go({ q: null }),
+      });
+    this.position = el('span', { class: 'muted', role: 'status' });
+    return el(
+      'div',
+      { class: 'controls' },
+      search || null,
+      filters(this.run, state),
+      this.isMany ? this.position : null,
+      legend(),
+    );
+  }
+
+  parts() {
+    const table = this.table();
+    if (!this.isMany) return [table, this.below()];
+    const percents = this.passing
+      .map((variant) => variant.difference?.percent)
+      .filter((value) => value != null);
+    const onbrush = (ends) =>
+      this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
+    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
+  }
+
+  table() {
+    const body = el('tbody');
+    const table = el(
+      'table',
+      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time' },
+      el(
+        'colgroup',
+        {},
+        COLUMNS.map((column) => el('col', { class: `c-${column.key}` })),
+      ),
+      el(
+        'thead',
+        {},
+        el(
+          'tr',
+          {},
+          COLUMNS.map((column) => this.header(column)),
+        ),
+      ),
+      body,
+    );
+    virtualRows(
+      body,
+      this.rows.length,
+      this.height,
+      COLUMNS.length,
+      (index) => this.row(this.rows[index], index),
+      (first, end) => this.tell(first, end),
+    );
+    this.tell(0, this.rows.length);
+    return table;
+  }
+
+  tell(first, end) {
+    const total = this.rows.length;
+    this.position.textContent = total
+      ? `rows ${number(first + 1)} to ${number(end)} of ${number(total)} selected`
+      : 'none selected';
+  }
+
+  header(column) {
+    const { state } = this.app;
+    const name = typeof column.name === 'function' ? column.name(this) : column.name;
+    const [key, direction] = state.get('sort', 'none').split('~');
+    const sorted = key === column.key ? (direction === 'down' ? 'descending' : 'ascending') : null;
+    const next = sorted === 'ascending' ? `${column.key}~down` : sorted ? null : `${column.key}~up`;
+    const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
+    const content = column.sort
+      ? el(
+          'button',
+          { type: 'button', 'data-key': `sort:${column.key}`, onclick: () => state.go({ sort: next }) },
+          name + arrow,
+        )
+      : name;
+    return el(
+      'th',
+      { scope: 'col', class: classes(column), 'aria-sort': column.sort ? (sorted ?? 'none') : null },
+      content,
+    );
+  }
+
+  row(row, index) {
+    const { app, run } = this;
+    const verdict = row.difference?.verdict;
+    const open = () => row.id && app.state.go({ tab: 'where', variant: row.id });
+    const cells = this.cells(row);
+    return el(
+      'tr',
+      {
+        class: row === run.fastest && verdict === 'faster' ? 'best' : null,
+        tabindex: row.id ? (index ? -1 : 0) : null,
+        'data-key': row.id,
+        'data-variant': row.id,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+        ...tipped(this.exact(row)),
+      },
+      COLUMNS.map((column) =>
+        el(
+          'td',
+          {
+            class: `${classes(column)} ${column.key === 'diff' || column.key === 'verdict' ? toneOf(verdict) : ''}`,
+          },
+          cells[column.key],
+        ),
+      ),
+    );
+  }
+
+  cells(row) {
+    const { result } = row;
+    return {
+      variant: row.isNoise ? [row.label, ' again ', el('span', { class: 'muted' }, '(noise)')] : row.label,
+      forest: [
+        forestRow(row.difference, this.axis, this.height),
+        hidden(spokenDifference(row.difference, this.run.comparison?.ci_level)),
+      ],
+      diff: percent(row.difference?.percent ?? NaN),
+      verdict: row.difference?.verdict ?? '',
+      ms: number(row.stepMs, this.decimals),
+      unit: this.uncertainty(row),
+      samples: number(result?.samples_per_s),
+      memory: number(row.peakGib, row.peakGib < 1 ? 2 : 1),
+      efficiency: result?.scaling_efficiency == null ? '' : number(100 * result.scaling_efficiency, 1),
+      bar: row.isNoise ? '' : this.bar(row),
+    };
+  }
+
+  uncertainty(row) {
+    const half = halfWidth(row.stepMs, row.result?.step_ms?.ci);
+    return half == null
+      ? ''
+      : el('span', { class: 'muted' }, `\u00b1 ${number(roundUp(half, this.decimals), this.decimals)}`);
+  }
+
+  bar(row) {
+    const rank = slowestRank(row.ranks);
+    const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
+    if (!parts) return '';
+    return [
+      el(
+        'div',
+        { class: 'bar', 'aria-hidden': 'true' },
+        parts
+          .filter((part) => part.ms > 0)
+          .map((part) =>
+            el('span', { class: part.name, style: { width: `${(100 * part.ms) / this.fullMs}%` } }),
+          ),
+      ),
+      hidden(spoken(parts, 1)),
+    ];
+  }
+
+  /** What a hover shows: the interval, the rounds, the parts. */
+  exact(row) {
+    if (row.isNoise)
+      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
+    const ci = row.result?.step_ms?.ci;
+    const rank = slowestRank(row.ranks);
+    const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
+    return [
+      row.label,
+      `${number(row.stepMs, this.decimals)} ms a step${ci ? `, 95 % interval ${number(ci[0], this.decimals)} to ${number(ci[1], this.decimals)}` : ''}`,
+      spokenDifference(row.difference, this.run.comparison?.ci_level),
+      `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
+      parts ? `rank ${rank.rank}: ${spoken(parts, this.decimals)}` : '',
+    ]
+      .filter(Boolean)
+      .join('\n');
+  }
+
+  /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
+  below() {
+    return el(
+      'table',
+      { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked' },
+      el('colgroup', {}, el('col', { class: 'c-variant' }), el('col', { class: 'c-forest' }), el('col')),
+      el(
+        'tbody',
+        {},
+        this.axisRow(this.run.comparison?.ci_level),
+        this.others.map((variant) => this.unrankedRow(variant)),
+      ),
+    );
+  }
+
+  axisRow(level) {
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale.`;
+    return el(
+      'tr',
+      { class: 'axis-row plain' },
+      el('td', {}),
+      el('td', {}, forestScale(this.axis)),
+      el('td', { class: 'note' }, note),
+    );
+  }
+
+  unrankedRow(variant) {
+    const open = () =>
+      this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
+    return el(
+      'tr',
+      {
+        class: 'unranked',
+        tabindex: -1,
+        'data-variant': variant.id,
+        'data-status': variant.status,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+      },
+      el('td', {}, variant.label),
+      el('td', { colspan: 2 }, whyUnranked(variant)),
+    );
+  }
+}
+
+function classes(column) {
+  return [`c-${column.key}`, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
+}
+
+function toneOf(verdict) {
+  return verdict === 'faster' || verdict === 'slower' ? verdict : 'muted';
+}
+
+function compare(a, b) {
+  if (a == null || b == null) return (a == null) - (b == null);
+  return typeof a === 'string' ? a.localeCompare(b, 'en', { numeric: true }) : a - b;
+}

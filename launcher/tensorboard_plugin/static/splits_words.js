@@ -1,0 +1,52 @@
+// What the ranking says in words.
+
+import { interval, lowerFirst, number, plural } from './format.js';
+
+const STATUS_WORDS = {
+  oom: 'out of memory',
+  unsteady: 'unsteady',
+  failed: 'failed',
+  timeout: 'ran out of time',
+  skipped: 'left out',
+  planned: 'not measured yet',
+  running: 'running',
+};
+
+/** Why a variant stands below the axis. */
+export function whyUnranked(variant) {
+  const word = STATUS_WORDS[variant.status] ?? variant.status;
+  const reason = variant.reason ? `: ${variant.reason}` : '';
+  return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '');
+}
+
+/** Interval, noise, rounds and cause, behind the headline. */
+export function subSentence(run) {
+  const { fastest, baseline, comparison } = run;
+  if (!comparison) return 'The first variant is being measured; rows appear as rounds finish.';
+  const sentences = [];
+  if (fastest && baseline && fastest !== baseline && fastest.stepMs && baseline.stepMs) {
+    const ci = interval(fastest.difference?.ci);
+    sentences.push(
+      `${oneDecimal(fastest.stepMs)} ms a step against ${oneDecimal(baseline.stepMs)}${ci ? ` (${ci} %)` : ''}.`,
+    );
+  }
+  const { noise } = comparison;
+  if (noise?.aa_percent != null)
+    sentences.push(
+      `The same split measured twice differs by ${number(Math.abs(noise.aa_percent), 1)} %${noise.ci ? ` (${interval(noise.ci)})` : ''}.`,
+    );
+  const best = fastest?.result;
+  if (best)
+    sentences.push(
+      best.launches > 1
+        ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.`
+        : `${plural(best.rounds, 'interleaved round')}.`,
+    );
+  if (baseline?.planned.explanation)
+    sentences.push(`${baseline.label}: ${lowerFirst(baseline.planned.explanation)}`);
+  return sentences.join(' ');
+}
+
+function oneDecimal(ms) {
+  return number(ms, ms >= 100 ? 0 : ms >= 10 ? 1 : 2);
+}

@@ -1,0 +1,86 @@
+// What is looked at: run, tab, filters, sort, variant, selection, window. It stands in the address, so that
+// a reload or a link shows the same again.
+
+const KEY = 'gpurun';
+
+/** Holds the state and tells listeners of changes. Values are strings; absent means default. */
+export class State {
+  constructor(address = new Address()) {
+    this.address = address;
+    this.values = address.read();
+    this.listeners = new Set();
+  }
+
+  get(key, fallback = null) {
+    return this.values[key] ?? fallback;
+  }
+
+  /** The values of a list, or `null` where nothing was chosen. */
+  list(key) {
+    return this.values[key] == null ? null : this.values[key].split('~').filter(Boolean);
+  }
+
+  /** Changes what is looked at; `null` removes. Listeners redraw. */
+  go(changes) {
+    this.note(changes);
+    for (const listener of this.listeners) listener(changes);
+  }
+
+  /** Writes down what a view has already drawn by itself: nobody is told. */
+  note(changes) {
+    const merged = { ...this.values, ...changes };
+    this.values = Object.fromEntries(
+      Object.entries(merged).filter(([, value]) => value != null && value !== ''),
+    );
+    this.address.write(this.values);
+  }
+
+  onChange(listener) {
+    this.listeners.add(listener);
+  }
+}
+
+/** Reads and writes the address. TensorBoard keeps `#plugin&key=value…` in the page around our frame. */
+export class Address {
+  constructor() {
+    this.window = sameOriginParent() ?? window;
+    this.inFrame = this.window !== window;
+    this.timer = 0;
+  }
+
+  read() {
+    const hash = this.window.location.hash.slice(1);
+    return Object.fromEntries(new URLSearchParams(this.inFrame ? this.ownPart(hash) : hash));
+  }
+
+  ownPart(hash) {
+    const part = hash.split('&').find((item) => item.startsWith(`${KEY}=`));
+    return part ? decodeURIComponent(part.slice(KEY.length + 1)) : '';
+  }
+
+  /** At most a few times a second: browsers count how often a page rewrites its address. */
+  write(values) {
+    const text = new URLSearchParams(values).toString();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.replace(text), 150);
+  }
+
+  replace(text) {
+    const { location, history } = this.window;
+    const others = location.hash
+      .slice(1)
+      .split('&')
+      .filter((item) => item && !item.startsWith(`${KEY}=`));
+    // Another tab of TensorBoard may be in front by now: its name stays where it is.
+    const hash = this.inFrame ? [...others, `${KEY}=${encodeURIComponent(text)}`].join('&') : text;
+    history.replaceState(history.state, '', `${location.href.split('#')[0]}#${hash}`);
+  }
+}
+
+function sameOriginParent() {
+  try {
+    return window.parent !== window && window.parent.location.href ? window.parent : null;
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,182 @@
+// What is shown where there is nothing to show yet, or something is broken: what happened, and what to do.
+
+import { headline } from './controls.js';
+import { el, replace } from './dom.js';
+import { bytes, coarse, columnDecimals, halfWidth, number, roundUp } from './format.js';
+import { legend } from './phases.js';
+
+/** No run in the watched folder. */
+export function emptyState(host, logdir, reloadS) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'empty' },
+      headline('No runs here yet.', 'Start one; this page fills in as rounds finish.'),
+      el('pre', {}, 'gpurun examples/quickstart.yaml'),
+      el(
+        'p',
+        { class: 'muted' },
+        'Looking in ',
+        el('span', { style: { color: 'var(--text)' } }, logdir || 'the log folder'),
+        `, again every ${number(reloadS ?? 5)} s.`,
+      ),
+    ),
+  );
+}
+
+/** A trace is being indexed. */
+export function indexingState(host, label, answer) {
+  const share = answer.total_bytes ? answer.done_bytes / answer.total_bytes : 0;
+  const left = answer.seconds_left == null ? '' : `, about ${coarse(answer.seconds_left)} left`;
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'indexing', role: 'status' },
+      headline(
+        `Indexing the trace of ${label}.`,
+        `${bytes(answer.done_bytes ?? 0)} of ${bytes(answer.total_bytes ?? 0)}${left}. Once; then it opens at once.`,
+      ),
+      meter(share, 'indexed'),
+    ),
+  );
+}
+
+/** A thin bar that fills. */
+export function meter(share, label) {
+  const percent = Math.round(100 * Math.min(1, Math.max(0, share || 0)));
+  return el(
+    'div',
+    {
+      class: 'meter',
+      role: 'progressbar',
+      'aria-label': label,
+      'aria-valuenow': percent,
+      'aria-valuemin': 0,
+      'aria-valuemax': 100,
+    },
+    el('span', { style: { width: `${percent}%` } }),
+  );
+}
+
+/** A trace that can't be read: which file, where in it, and what still works. */
+export function brokenState(host, label, problems, { again, live }) {
+  const first = problems[0] ?? { file: '', message: 'no reason is known' };
+  const name = first.file
+    .split('/')
+    .pop()
+    .replace(/\.pt\.trace\.json(\.gz)?$/, '');
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'broken' },
+      headline(
+        `The trace of ${label}, ${name.replace(/(\d+)/, ' $1')}, can\u2019t be read.`,
+        whatIsWrong(first),
+      ),
+      problems.map((problem) =>
+        el('p', {}, el('code', {}, problem.file), problems.length > 1 ? ` ${problem.message}` : null),
+      ),
+      el(
+        'dl',
+        {},
+        el('dt', {}, 'All other variants'),
+        el('dd', {}, 'shown'),
+        el('dt', {}, 'Splits, Devices'),
+        el('dd', {}, 'not affected'),
+      ),
+      live
+        ? el(
+            'div',
+            { class: 'actions' },
+            el(
+              'button',
+              { class: 'button', type: 'button', onclick: () => navigator.clipboard?.writeText(first.file) },
+              'Copy file name',
+            ),
+            el('button', { class: 'button', type: 'button', onclick: again }, 'Read again'),
+          )
+        : null,
+    ),
+  );
+}
+
+function whatIsWrong({ message, byte }) {
+  const sentence = `${message[0].toUpperCase()}${message.slice(1)}`.replace(/\.?$/, '.');
+  return byte == null || /\bbyte\b/.test(message) ? sentence : `${sentence} Byte ${number(byte)}.`;
+}
+
+/** A variant without traces. */
+export function untracedState(host, label) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'none' },
+      headline(
+        label ? `${label} has no trace.` : 'Nothing was traced in this run.',
+        'A few steps after the measurement are traced, unless the job says otherwise.',
+      ),
+      el('pre', {}, 'profile: {steps: 3}'),
+    ),
+  );
+}
+
+/** Something failed that should not have. */
+export function failedState(host, message, again) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'failed', role: 'alert' },
+      headline('This view could not be loaded.', message),
+      el('p', {}, el('button', { class: 'button', type: 'button', onclick: again }, 'Try again')),
+    ),
+  );
+}
+
+/** Some files couldn't be read while others could. */
+export function problemNotes(problems = [], warnings = []) {
+  const lines = [
+    ...problems.map(
+      (one) => `${one.file} ${one.message}${one.byte == null ? '' : ` (byte ${number(one.byte)})`}`,
+    ),
+    ...warnings,
+  ];
+  return lines.length
+    ? el(
+        'div',
+        { class: 'problems', role: 'note' },
+        lines.slice(0, 5).map((line) => el('div', {}, line)),
+        lines.length > 5 ? `and ${lines.length - 5} more` : null,
+      )
+    : null;
+}
+
+/** A run of one variant: its step and bars, no ranking. */
+export function oneVariant(host, app) {
+  const [variant] = app.run.variants;
+  const ci = variant.result?.step_ms?.ci;
+  const half = halfWidth(variant.stepMs, ci);
+  const decimals = columnDecimals([half], [variant.stepMs ?? 0]);
+  const sentence = variant.isRanked
+    ? `${variant.label} takes ${number(variant.stepMs, decimals)}${half ? ` \u00b1 ${number(roundUp(half, decimals), decimals)}` : ''} ms a step.`
+    : `${variant.label}: ${variant.reason ?? variant.status}`;
+  const bars = el('div', { class: 'where' });
+  replace(
+    host,
+    headline(sentence, 'Nothing to compare with, so no ranking and no difference.'),
+    el('div', { class: 'controls' }, legend()),
+    bars,
+    el(
+      'div',
+      { class: 'state' },
+      el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
+      el('pre', {}, 'compare: {split: [even, "3:1"]}'),
+    ),
+  );
+  app.drawBlocks(bars, [variant]);
+  return {};
+}

@@ -1,0 +1,109 @@
+// Where the lanes of the timeline lie: ranks below each other, each with the same lanes in the same order.
+
+export const LABEL_PX = 140;
+export const TITLE_PX = 27;
+const THREAD_ROW_PX = 17;
+const STREAM_ROW_PX = 30;
+const LANE_GAP_PX = 6;
+/** Rows of a thread that are drawn before its label is clicked. */
+const FIRST_ROWS = 4;
+
+/** Places of ranks and lanes, in px from the top, and the height of all of them. */
+export function layout(ranks, expanded) {
+  const titles = [];
+  const lanes = [];
+  let y = 0;
+  for (const rank of ranks) {
+    titles.push({ rank: rank.rank, device: rank.device, label: rank.label, y });
+    y += TITLE_PX;
+    for (const lane of rank.lanes.filter((one) => one.kind !== 'overview')) {
+      const placed = place(lane, rank.rank, y, expanded.has(lane.lane));
+      lanes.push(placed);
+      y += placed.height + LANE_GAP_PX;
+    }
+    y += 4;
+  }
+  return { titles, lanes, height: y, byLane: new Map(lanes.map((lane) => [lane.lane, lane])) };
+}
+
+function place(lane, rank, y, isExpanded) {
+  const isThread = lane.kind === 'thread';
+  const rows = isThread && !isExpanded ? Math.min(lane.rows, FIRST_ROWS) : Math.max(1, lane.rows);
+  const rowPx = isThread ? THREAD_ROW_PX : lane.rows > 1 ? THREAD_ROW_PX + 3 : STREAM_ROW_PX;
+  return {
+    ...lane,
+    rank,
+    y,
+    rowPx,
+    shownRows: rows,
+    height: rows * rowPx,
+    isThread,
+    hasMore: lane.rows > FIRST_ROWS && isThread,
+    isExpanded,
+  };
+}
+
+/** Lanes that lie at least partly between two heights. */
+export function lanesBetween(placed, top, bottom) {
+  return placed.lanes.filter((lane) => lane.y < bottom && lane.y + lane.height > top);
+}
+
+/** Top and height of one row's blocks. */
+export function rowBox(lane, row) {
+  return { y: lane.y + row * lane.rowPx, height: lane.rowPx - 2 };
+}
+
+/** Steps over all ranks: from the first start to the last end of each. */
+export function mergedSteps(steps) {
+  const merged = new Map();
+  for (const step of steps) {
+    const known = merged.get(step.step);
+    if (!known) merged.set(step.step, { ...step });
+    else {
+      known.start_ns = Math.min(known.start_ns, step.start_ns);
+      known.end_ns = Math.max(known.end_ns, step.end_ns);
+    }
+  }
+  const sorted = [...merged.values()].sort((a, b) => a.start_ns - b.start_ns);
+  // A rank may begin a step before another has ended the one before: each shows up to the next one's start.
+  return sorted.map((step, index) => ({
+    ...step,
+    shown_end_ns: Math.min(step.end_ns, sorted[index + 1]?.start_ns ?? Infinity),
+  }));
+}
+
+/** The answer to `timeline/window`, with blocks found by lane and row. */
+export function indexed(answer) {
+  const lanes = new Map(answer.lanes.map((lane) => [lane.lane, { ...lane, rows: rowRanges(lane.row) }]));
+  const partOf = new Map();
+  for (const link of answer.links) for (const part of link.parts) partOf.set(part[3], link);
+  return { ...answer, lanes, partOf };
+}
+
+// Columns are ordered by row, then start: of each row, [first, end).
+function rowRanges(rows) {
+  const ranges = new Map();
+  rows.forEach((row, index) => {
+    const range = ranges.get(row);
+    if (range) range[1] = index + 1;
+    else ranges.set(row, [index, index + 1]);
+  });
+  return ranges;
+}
+
+/** Index of the block of a lane's row that covers `ns`, or is within `slack_ns` of it; −1 if there is none. */
+export function blockAt(lane, row, ns, slackNs) {
+  const range = lane?.rows.get(row);
+  if (!range) return -1;
+  let [low, high] = range;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (lane.start_ns[middle] <= ns) low = middle + 1;
+    else high = middle;
+  }
+  const candidates = [low - 1, low].filter((index) => index >= range[0] && index < range[1]);
+  return (
+    candidates.find((index) => lane.start_ns[index] - slackNs <= ns && ns <= lane.end_ns[index] + slackNs) ??
+    -1
+  );
+}

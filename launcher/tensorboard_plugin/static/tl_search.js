@@ -1,0 +1,75 @@
+// Searching the timeline: matches keep their colour, Enter goes from one to the next.
+
+import { duration, number } from './format.js';
+import { Latest } from './source.js';
+
+/** A search on a timeline; `said` is the element that tells how many were found. */
+export class Search {
+  constructor(timeline, said) {
+    this.timeline = timeline;
+    this.said = said;
+    this.latest = new Latest();
+    this.hits = null;
+  }
+
+  stop() {
+    this.latest.cancel();
+  }
+
+  /** Looks for names that contain `text`; an empty one lets go. */
+  find(text) {
+    const q = text.trim();
+    this.timeline.app.state.note({ q: q || null });
+    this.hits = null;
+    this.timeline.matches = null;
+    this.said.textContent = '';
+    this.timeline.redraw();
+    if (!q) return this.latest.cancel();
+    const lower = q.toLowerCase();
+    this.timeline.matches = (name) => name.toLowerCase().includes(lower);
+    return this.latest
+      .run(async (signal) => {
+        const answer = await this.timeline.get(
+          'timeline/search',
+          { q, after_ns: this.timeline.window.from },
+          signal,
+        );
+        if (answer.state !== 'ready') return;
+        this.hits = { q, events: answer.events, total: answer.total, at: -1 };
+        const sum = answer.names.reduce((total, one) => total + one.total_ns, 0);
+        this.said.textContent = answer.total
+          ? `${number(answer.total)} found, ${duration(sum)}; Enter: next`
+          : 'nothing found';
+      })
+      .catch((error) => this.timeline.failed(error));
+  }
+
+  /** Selects the next match, or with −1 the one before. */
+  async next(sign) {
+    if (!this.hits?.events.length) return;
+    const { hits } = this;
+    hits.at += sign;
+    if (hits.at < 0) hits.at = hits.events.length - 1;
+    if (hits.at >= hits.events.length) await this.more();
+    const event = hits.events[hits.at];
+    if (!event) return;
+    this.timeline.select({ id: event.id });
+    this.said.textContent = `${number(hits.at + 1)} of ${number(hits.total)}`;
+  }
+
+  // The server gives the first few hundred from a time on; after the last of them come those behind it.
+  async more() {
+    const { hits } = this;
+    const last = hits.events.at(-1);
+    const isAll = hits.events.length >= hits.total;
+    const answer = isAll
+      ? null
+      : await this.timeline.get(
+          'timeline/search',
+          { q: hits.q, after_ns: last.start_ns + 1 },
+          this.timeline.app.signal,
+        );
+    if (answer?.events?.length) hits.events.push(...answer.events);
+    else hits.at = 0;
+  }
+}

@@ -1,0 +1,69 @@
+// Long tables: only the rows that can be seen are in the page, and a few on either side. The page itself
+// scrolls; empty rows above and below keep its length.
+
+import { el } from './dom.js';
+
+const BEYOND = 20;
+/** Tables up to this long are simply drawn. */
+const SHORT = 120;
+
+/** Which of `count` rows of one height are in view, as [first, end). */
+export function visibleRows(top, viewHeight, rowHeight, count, beyond = BEYOND) {
+  const first = Math.max(0, Math.floor(-top / rowHeight) - beyond);
+  const end = Math.min(count, Math.ceil((viewHeight - top) / rowHeight) + beyond);
+  return first < end ? [first, end] : [0, Math.min(count, beyond)];
+}
+
+/** Fills `body` (a tbody) with rows made by `rowOf(index)`; `seen(first, end)` hears what is in view. */
+export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () => {}) {
+  if (count <= SHORT) {
+    body.replaceChildren(...Array.from({ length: count }, (_, index) => rowOf(index)));
+    return;
+  }
+  let drawn = '';
+  const draw = () => {
+    if (!body.isConnected && drawn) return stop();
+    const top = body.isConnected ? body.getBoundingClientRect().top : 0;
+    const [first, end] = visibleRows(top, innerHeight, rowHeight, count);
+    const inView = visibleRows(top - 74, innerHeight - 74, rowHeight, count, 0);
+    seen(...inView);
+    if (drawn === `${first}-${end}`) return undefined;
+    drawn = `${first}-${end}`;
+    const rows = Array.from({ length: end - first }, (_, index) => rowOf(first + index));
+    body.replaceChildren(
+      spacer(first * rowHeight, columns),
+      ...rows,
+      spacer((count - end) * rowHeight, columns),
+    );
+    return undefined;
+  };
+  const stop = () => {
+    removeEventListener('scroll', draw);
+    removeEventListener('resize', draw);
+  };
+  addEventListener('scroll', draw, { passive: true });
+  addEventListener('resize', draw, { passive: true });
+  draw();
+  requestAnimationFrame(draw);
+}
+
+function spacer(height, columns) {
+  return el(
+    'tr',
+    { class: 'spacer', 'aria-hidden': 'true', style: { height: `${height}px` } },
+    height ? el('td', { colspan: columns }) : null,
+  );
+}
+
+/** Arrow keys move between rows, Enter opens. */
+export function rowKeys(event, open) {
+  const row = event.target.closest('tr');
+  if (event.key === 'Enter' && event.target === row) return open();
+  const next = { ArrowDown: 'nextElementSibling', ArrowUp: 'previousElementSibling' }[event.key];
+  if (!next || event.target !== row) return undefined;
+  event.preventDefault();
+  let other = row[next];
+  while (other && !other.hasAttribute('tabindex')) other = other[next];
+  other?.focus({ preventScroll: false });
+  return undefined;
+}

@@ -1,0 +1,377 @@
+// Where time goes: one stacked bar per rank on one scale, a sentence beside it, every step as a dot.
+
+import { filters, headline } from './controls.js';
+import { el, hiddenTable, onWidth, replace } from './dom.js';
+import { columnDecimals, halfWidth, number, plural, three } from './format.js';
+import { drawHeat } from './heat.js';
+import { passes, slowestRank } from './model.js';
+import { legend, MEANING, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
+import { fromZero } from './scale.js';
+import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
+import { drawStrip, stripAxis, stripScale } from './strip.js';
+import { tipped } from './tip.js';
+
+/** So many variants are drawn before somebody asks for all. */
+const FIRST = 12;
+const RANKS_SENTENCE =
+  'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank beside the slowest one.';
+/** From this many ranks on, a thin row per rank. */
+export const MANY_RANKS = 9;
+
+/** Draws the view into `host`. */
+export async function showWhere(host, app) {
+  if (app.run.isTraces) return showTraces(host, app);
+  const { run, state } = app;
+  const all = run.ranked.filter((variant) => passes(variant, (name) => state.list(name)));
+  const shown = chosenFirst(all, state.get('variant'), state.get('all') ? all.length : FIRST);
+  const leader = all[0] ?? null;
+  const grid = el('div', { class: 'where' });
+  const many =
+    all.find((variant) => variant.id === state.get('variant') && variant.ranks.length >= MANY_RANKS) ??
+    (all[0]?.ranks.length >= MANY_RANKS ? all[0] : null);
+  replace(
+    host,
+    leader
+      ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all))
+      : headline('No variant has figures yet.', null),
+    el(
+      'div',
+      { class: 'controls' },
+      filters(run, state),
+      counted(all.length, run.ranked.length),
+      many ? null : legend(),
+    ),
+    grid,
+    more(all, shown, state),
+  );
+  if (many) await drawRanks(grid, app, many);
+  else drawBlocks(grid, app, shown);
+  return {};
+}
+
+function counted(number_, total) {
+  return number_ === total
+    ? null
+    : el('span', { class: 'muted' }, `${number(number_)} of ${plural(total, 'variant')} chosen`);
+}
+
+function more(all, shown, state) {
+  if (shown.length >= all.length || all[0]?.ranks.length >= MANY_RANKS) return null;
+  return el(
+    'p',
+    {},
+    el(
+      'button',
+      { class: 'button', type: 'button', onclick: () => state.go({ all: '1' }) },
+      `Show all ${number(all.length)} variants`,
+    ),
+  );
+}
+
+function chosenFirst(all, id, most) {
+  const shown = all.slice(0, most);
+  const chosen = all.find((variant) => variant.id === id);
+  return chosen && !shown.includes(chosen) ? [chosen, ...shown] : shown;
+}
+
+/** What the leader's step consists of, in a sentence. */
+function sentence(leader, run) {
+  const rank = slowestRank(leader.ranks);
+  const parts = scaledParts(rank, leader.stepMs) ?? timedParts(rank, leader.stepMs);
+  if (!parts) return `${leader.label} takes ${three(leader.stepMs)} ms a step.`;
+  const total = parts.reduce((sum, part) => sum + part.ms, 0);
+  const [compute, ...rest] = parts;
+  const loss = rest.reduce((most, part) => (part.ms > most.ms ? part : most));
+  const who =
+    leader === run.fastest && run.ranked.length > 1 ? `${leader.label}, the fastest,` : leader.label;
+  const lost =
+    loss.ms >= 0.005 * total
+      ? `; the largest rest is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
+      : '';
+  return `${who} computes for ${number((100 * compute.ms) / total)} % of its step${lost}.`;
+}
+
+function lossWord(name) {
+  return {
+    transfer: 'exposed transfer',
+    wait: 'waiting',
+    copy: 'copying',
+    input: 'waiting for data',
+    idle: 'idle time',
+  }[name];
+}
+
+function subSentence(variants) {
+  const untraced = variants.filter((variant) => !slowestRank(variant.ranks)?.span_ms);
+  const traced =
+    'Each bar is one rank\u2019s median step; its parts are the shares that the trace shows. Transfer, wait and copy count only where no compute hides them.';
+  if (!untraced.length) return traced;
+  const timed = 'Without a trace, parts come from the timed phases, and transfer holds the waiting too.';
+  return untraced.length === variants.length ? timed : `${traced} ${timed}`;
+}
+
+/** Bars, sentences and dots of these variants. */
+export function drawBlocks(grid, app, variants) {
+  const blocks = variants.map((variant) => blockOf(variant)).filter((block) => block.ranks.length);
+  drawGrid(grid, app, blocks);
+  const wanted = blocks.filter((block) => block.steps == null);
+  if (wanted.length)
+    app
+      .steps(wanted.map((block) => block.id))
+      .then((steps) => fillStrips(grid, app, blocks, steps))
+      .catch(() => {});
+}
+
+function blockOf(variant) {
+  const all = variant.ranks.map((rank) => ({
+    rank: rank.rank,
+    who: who(variant, rank),
+    parts: scaledParts(rank, variant.stepMs) ?? timedParts(rank, variant.stepMs),
+  }));
+  const ranks = all.filter((rank) => rank.parts);
+  // One process with several devices has one trace, and one bar for all of them.
+  if (ranks.length === 1 && all.length > 1)
+    ranks[0].who = `${variant.ranks.map((rank) => rank.device).join(', ')} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
+  const half = halfWidth(variant.stepMs, variant.result?.step_ms?.ci);
+  return {
+    id: variant.id,
+    label: variant.label,
+    said: variant.planned.explanation ?? '',
+    ranks,
+    stepMs: variant.stepMs,
+    half,
+    canOpen: variant.hasTraces,
+  };
+}
+
+function who(variant, rank) {
+  const device = variant.strategy === 'ddp' ? `rank ${rank.rank} \u00b7 ${rank.device}` : rank.device;
+  return `${device} \u00b7 ${number(rank.local_batch)}`;
+}
+
+function drawGrid(grid, app, blocks) {
+  const longest = Math.max(0, ...blocks.flatMap((block) => [block.stepMs ?? 0, ...block.ranks.map(sumOf)]));
+  const { scale, step } = fromZero(longest, 9);
+  const decimals = columnDecimals(
+    blocks.map((block) => block.half),
+    blocks.map((block) => block.stepMs ?? longest),
+  );
+  const context = {
+    app,
+    scale,
+    step,
+    decimals: Math.max(decimals, longest < 10 ? 2 : longest < 200 ? 1 : 0),
+  };
+  replace(
+    grid,
+    el('div', { class: 'head' }, 'rank \u00b7 device \u00b7 batch'),
+    el('div', { class: 'head' }, 'median step by rank, ms'),
+    el('div', { class: 'head strip-head' }, 'every step, ms'),
+    blocks.map((block) => blockRows(block, context)),
+    el('div', { class: 'axis-name' }, 'ms from step start'),
+    axis(scale, step),
+    el('div', { class: 'axis strip-axis strip-scale' }),
+  );
+  onWidth(grid, () => fitValues(grid));
+}
+
+function sumOf(rank) {
+  return rank.parts.reduce((sum, part) => sum + part.ms, 0);
+}
+
+function blockRows(block, context) {
+  const { app, scale, decimals } = context;
+  const chosen = app.state.get('variant') === block.id;
+  const open = () => app.state.go({ tab: 'timeline', variant: block.id, rank: null, from: null, to: null });
+  const lines = scale
+    .ticks(context.step)
+    .map((tick) => el('span', { class: 'gridline', style: { left: scale.at(tick) } }));
+  const total = block.stepMs ?? Math.max(...block.ranks.map(sumOf));
+  const end = Math.max(total, ...block.ranks.map(sumOf));
+  const bars = block.ranks.map((rank) => bar(block, rank, context));
+  return el(
+    'section',
+    { class: `block${chosen ? ' chosen' : ''}`, 'data-variant': block.id, 'aria-label': block.label },
+    el(
+      'div',
+      { class: 'title' },
+      block.canOpen
+        ? el(
+            'button',
+            { type: 'button', title: 'open its timeline', 'data-key': `open:${block.id}`, onclick: open },
+            block.label,
+          )
+        : block.label,
+    ),
+    el('div', { class: 'said' }, block.said || '\u00a0'),
+    el(
+      'div',
+      { class: 'whos' },
+      block.ranks.map((rank) => el('div', { class: 'who', title: rank.who }, rank.who)),
+    ),
+    el(
+      'div',
+      { class: 'bars' },
+      lines,
+      bars,
+      el('span', { class: 'total', style: { left: scale.at(end) } }, number(total, decimals)),
+    ),
+    el('div', { class: 'strip', 'data-strip': block.id }),
+    hiddenTable(
+      `${block.label}: parts of the step, ms`,
+      ['rank', ...block.ranks[0].parts.map((part) => part.name)],
+      block.ranks.map((rank) => [rank.who, ...rank.parts.map((part) => number(part.ms, decimals))]),
+    ),
+  );
+}
+
+function bar(block, rank, { app, scale, decimals }) {
+  const total = sumOf(rank);
+  const open = () =>
+    block.canOpen &&
+    app.state.go({ tab: 'timeline', variant: block.id, rank: String(rank.rank), from: null, to: null });
+  return el(
+    'div',
+    { class: 'bar tall', role: 'group', 'aria-label': `${rank.who}: ${spoken(rank.parts, decimals)}` },
+    rank.parts
+      .filter((part) => part.ms > 0)
+      .map((part) =>
+        el('span', {
+          class: part.name,
+          style: { width: scale.at(part.ms) },
+          'data-value': number(part.ms, decimals),
+          tabindex: 0,
+          role: 'button',
+          'aria-label': `${part.name} ${number(part.ms, decimals)} ms`,
+          onclick: open,
+          onkeydown: (event) => event.key === 'Enter' && open(),
+          ...tipped(
+            `${part.name}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the step\n${MEANING[part.name]}`,
+          ),
+        }),
+      ),
+  );
+}
+
+const measure = document.createElement('canvas').getContext('2d');
+
+/** Prints each value whose segment has room for it, with 2 px to spare on either side. */
+export function fitValues(root) {
+  measure.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  const segments = [...root.querySelectorAll('[data-value]')];
+  const widths = segments.map((segment) => segment.getBoundingClientRect().width);
+  segments.forEach((segment, index) => {
+    const plate = segment.classList.contains('wait') ? 8 : 0;
+    const fits = measure.measureText(segment.dataset.value).width + 4 + plate <= widths[index];
+    segment.replaceChildren(...(fits ? [el('i', {}, segment.dataset.value)] : []));
+  });
+}
+
+function axis(scale, step) {
+  const decimals = step < 1 ? Math.ceil(-Math.log10(step)) : 0;
+  return el(
+    'div',
+    { class: 'axis', 'aria-hidden': 'true' },
+    scale.ticks(step).map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, decimals))),
+  );
+}
+
+function fillStrips(grid, app, blocks, steps) {
+  const { scale, step } = stripScale(blocks.map((block) => steps[block.id]).filter(Boolean));
+  const counts = new Set(blocks.map((block) => steps[block.id]?.step_ms.length).filter(Boolean));
+  const head = grid.querySelector('.strip-head');
+  if (!head) return;
+  if (!counts.size) {
+    // Nothing was timed step by step: then there is no scale either.
+    head.textContent = '';
+    grid.querySelector('.strip-scale').hidden = true;
+    return;
+  }
+  head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
+  const open = (block) =>
+    block.canOpen && app.state.go({ tab: 'timeline', variant: block.id, from: null, to: null });
+  for (const block of blocks) {
+    const strip = [...grid.querySelectorAll('[data-strip]')].find((one) => one.dataset.strip === block.id);
+    if (strip && steps[block.id]) drawStrip(strip, block, steps[block.id], scale, step, () => open(block));
+  }
+  replace(grid.querySelector('.strip-scale'), stripAxis(scale, step));
+}
+
+/** A variant of many ranks: a row per rank, steps across, sorted by wait. */
+async function drawRanks(grid, app, variant) {
+  grid.className = '';
+  const answer = variant.hasTraces
+    ? await app.breakdown(variant.id, (part) => indexingState(grid, variant.label, part))
+    : { state: 'none' };
+  if (answer === undefined) return;
+  if (answer.state === 'broken') brokenState(grid, variant.label, answer.problems, app.retry());
+  else {
+    const sentenceOfRanks = drawHeat(grid, app, variant, answer.state === 'ready' ? answer.ranks : null);
+    if (sentenceOfRanks)
+      grid.parentElement.querySelector('h1').textContent = `${variant.label}: ${sentenceOfRanks}`;
+  }
+}
+
+/** A folder of anybody's traces: the same bars, from the traces alone. */
+async function showTraces(host, app) {
+  const [variant] = app.run.variants;
+  if (!variant?.hasTraces) return untracedState(host, null);
+  const answer = await app.breakdown(variant.id, (part) => indexingState(host, app.run.answer.title, part));
+  if (answer === undefined) return undefined;
+  if (answer.state !== 'ready')
+    return answer.state === 'broken'
+      ? brokenState(host, app.run.answer.title, answer.problems, app.retry())
+      : untracedState(host, null);
+  const ranks = answer.ranks.filter((rank) => rank.typical?.span_ms);
+  const block = {
+    id: variant.id,
+    label: app.run.answer.title,
+    said: variant.planned.explanation ?? '',
+    stepMs: null,
+    half: null,
+    canOpen: true,
+    ranks: ranks.map((rank) => ({
+      rank: rank.rank,
+      who: `rank ${rank.rank} \u00b7 ${rank.device}`,
+      parts: tracedParts(rank.typical),
+    })),
+  };
+  const grid = el('div', { class: 'where' });
+  replace(
+    host,
+    headline(
+      tracesSentence(block),
+      'The mean of the typical traced steps of each rank. Transfer, wait and copy count only where no compute hides them.',
+    ),
+    problemNotes(answer.problems, answer.warnings),
+    el('div', { class: 'controls' }, legend()),
+    grid,
+  );
+  if (!block.ranks.length) return undefined;
+  if (ranks.length >= MANY_RANKS) {
+    grid.className = '';
+    drawHeat(grid, app, variant, answer.ranks);
+    return undefined;
+  }
+  drawGrid(grid, app, [block]);
+  fillStrips(grid, app, [block], { [variant.id]: tracedSteps(ranks) });
+  return undefined;
+}
+
+function tracesSentence(block) {
+  if (!block.ranks.length) return 'These traces have no steps to divide.';
+  const slowest = block.ranks.reduce((a, b) => (sumOf(b) - b.parts[2].ms > sumOf(a) - a.parts[2].ms ? b : a));
+  const total = sumOf(slowest);
+  return `A step takes ${three(total)} ms; rank ${slowest.rank} computes for ${number((100 * slowest.parts[0].ms) / total)} % of it.`;
+}
+
+function tracedSteps(ranks) {
+  const steps = ranks[0].steps ?? [];
+  const spans = steps.map((_, index) => Math.max(...ranks.map((rank) => rank.steps[index]?.span_ms ?? 0)));
+  return {
+    total: steps.length,
+    number: steps.map((one) => one.step),
+    round: steps.map(() => 0),
+    step_ms: spans,
+  };
+}

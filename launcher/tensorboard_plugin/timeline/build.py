@@ -1,0 +1,159 @@
+"""Builds the index of one variant: reads each rank's trace, matches the ranks, writes the columns."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from launcher.run.proctree import die_with
+from launcher.tensorboard_plugin.timeline.collect import facts
+from launcher.tensorboard_plugin.timeline.draft import Draft, draft
+from launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
+from launcher.tensorboard_plugin.timeline.writer import Writer
+from launcher.trace.analyse import Analysis, combine
+from launcher.trace.digest import Digest, digest
+from launcher.trace.errors import TraceError
+from launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
+from launcher.trace.read import read_trace
+
+MAX_WORKERS = 4
+"""Each holds one trace's columns, 80 bytes per event."""
+
+Report = Callable[[int, int], None]
+"""Is told the number of a file, and how many of its bytes have been read."""
+
+
+@dataclass(frozen=True)
+class DraftFile:
+    """What a worker found in one trace; its entries are in a file, since they are large."""
+
+    digest: Digest
+    path: Path
+    first_ns: int
+    last_ns: int
+
+
+def build(files: Sequence[Path], folder: Path, report: Report) -> None:
+    """Writes the index of `files`, one per rank, into `folder`, which is empty.
+
+    Raises:
+        BrokenTraces: none of them can be read.
+        OSError: the disk is full.
+    """
+    found = _read_all(files, folder, report)
+    problems = tuple(each for each in found if isinstance(each, Problem))
+    drafts = {each.digest.path: each for each in found if isinstance(each, DraftFile)}
+    if not drafts:
+        raise BrokenTraces(problems)
+    analysis = combine([each.digest for each in drafts.values()])
+    header = _write(analysis, drafts, folder, problems)
+    (folder / INDEX_FILE).write_bytes(msgspec.json.encode(header))
+
+
+class BrokenTraces(Exception):
+    """No trace of the variant can be read."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+def _read_all(files: Sequence[Path], folder: Path, report: Report) -> list[DraftFile | Problem]:
+    workers = min(len(files), MAX_WORKERS, len(os.sched_getaffinity(0)))
+    if workers < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
+        return [_read(number, file, folder, report) for number, file in enumerate(files)]
+    with ProcessPoolExecutor(workers, get_context("spawn"), die_with, (os.getpid(),)) as pool:
+        tasks = [pool.submit(_read, number, file, folder, report) for number, file in enumerate(files)]
+        return [task.result() for task in tasks]
+
+
+def _read(number: int, file: Path, folder: Path, report: Report) -> DraftFile | Problem:
+    """One file's digest and draft; runs in a worker."""
+    try:
+        trace = read_trace(file, lambda position: report(number, position))
+        digested = digest(trace, file, None)
+    except TraceError as error:
+        return problem(file, str(error))
+    made = draft(trace)
+    path = folder / f"draft{number}"
+    with path.open("wb") as target:
+        pickle.dump(made, target, protocol=5)
+    windows = [scope.measure for scope in digested.steps]
+    first_ns = int(made.entries.start.min(initial=min(each.start for each in windows)))
+    last_ns = int(made.entries.end.max(initial=max(each.end for each in windows)))
+    return DraftFile(digested, path, first_ns, last_ns)
+
+
+def problem(file: Path, message: str) -> Problem:
+    """What is wrong with a file, without the folders that its reader needn't know."""
+    text = message.replace(f"{file}: ", "").replace(str(file), file.name)
+    byte = re.search(r"byte ([\d,]+)", text)
+    return Problem(file.name, int(byte[1].replace(",", "")) if byte else None, text)
+
+
+def _write(
+    analysis: Analysis, drafts: dict[Path, DraftFile], folder: Path, problems: tuple[Problem, ...]
+) -> Header:
+    offsets = analysis.matched.offsets
+    ranked = [(rank, drafts[found.path]) for rank, found in analysis.ranked.digests]
+    base_ns = min(each.digest.base_ns - offsets[rank] + each.first_ns for rank, each in ranked)
+    steps: list[StepSpan] = []
+    end_ns = 0
+    with Writer(folder, analysis.matched) as writer:
+        for rank, each in ranked:
+            shift_ns = each.digest.base_ns - offsets[rank] - base_ns
+            writer.add(rank, _load(each.path), shift_ns)
+            steps += _steps(rank, each.digest, shift_ns)
+            end_ns = max(end_ns, each.last_ns + shift_ns)
+    for each in drafts.values():
+        each.path.unlink()
+    return Header(
+        format=FORMAT,
+        base_time_ns=base_ns,
+        end_ns=end_ns,
+        num_events=writer.num_events,
+        num_entries=writer.num_entries,
+        num_level_blocks=writer.num_level_blocks,
+        num_parts=writer.num_parts,
+        moments=writer.moments,
+        names=tuple(writer.names),
+        lanes=tuple(writer.lanes),
+        steps=tuple(steps),
+        collectives=facts(analysis.matched),
+        ranks=analysis.report.ranks,
+        warnings=_warnings(analysis, writer.num_hidden),
+        problems=problems,
+    )
+
+
+def _load(path: Path) -> Draft:
+    with path.open("rb") as source:
+        made: Draft = pickle.load(source)  # our own, from this build's own folder
+    return made
+
+
+def _steps(rank: int, found: Digest, shift_ns: int) -> list[StepSpan]:
+    return [
+        StepSpan(rank, scope.step, scope.measure.start + shift_ns, scope.measure.end + shift_ns)
+        for scope in found.steps
+        if scope.step is not None and scope.position is not None
+    ]
+
+
+def _warnings(analysis: Analysis, num_hidden: int) -> tuple[str, ...]:
+    """With names of files instead of their paths."""
+    paths = [found.path for _, found in analysis.ranked.digests]
+    texts = list(analysis.report.warnings)
+    for path in paths:
+        texts = [text.replace(str(path.parent) + os.sep, "") for text in texts]
+    if num_hidden:
+        texts.append(f"{num_hidden:,} ranges lie too deep inside others to be shown")
+    return tuple(texts)

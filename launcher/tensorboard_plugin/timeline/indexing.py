@@ -1,0 +1,215 @@
+"""Indexes as the server has them: being made, broken, or ready. Building happens in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from launcher.environment import child_environment
+from launcher.tensorboard_plugin.timeline.child import News, Order
+from launcher.tensorboard_plugin.timeline.format import Problem
+from launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
+from launcher.tensorboard_plugin.timeline.store import Traces, find, forget, making
+
+MAX_OPEN = 4
+"""Indexes mapped at a time; those that nobody has asked for the longest are let go."""
+MAX_BROKEN = 100
+READING_SHARE = 0.7
+"""Of the time that an index takes; then the ranks are matched and the columns written."""
+LIMIT_S = 1800.0
+"""A trace of 1 GB takes 20 s."""
+BODY = "from launcher.tensorboard_plugin.timeline.child import main; main()"
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """Somebody has asked for the index, and it is being made."""
+
+    done_bytes: int
+    total_bytes: int
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """No trace of the variant can be read."""
+
+    problems: tuple[Problem, ...]
+
+
+State = Indexing | Broken | Index
+
+
+@dataclass
+class _Build:
+    """A build that is under way, or waits for its turn."""
+
+    total_bytes: int
+    started_s: float | None = None
+    told_s: float = 0.0
+    positions: dict[int, int] = field(default_factory=dict)
+
+    def tell(self, file: int, position: int) -> None:
+        """Takes the news that so many bytes of a file have been read."""
+        self.positions[file] = position
+        self.told_s = time.monotonic()
+
+    def state(self) -> Indexing:
+        done_bytes = min(sum(self.positions.values()), self.total_bytes)
+        left_s = None
+        if self.started_s is not None and done_bytes:
+            reading_s = (self.told_s - self.started_s) * self.total_bytes / done_bytes
+            left_s = max(reading_s / READING_SHARE - (time.monotonic() - self.started_s), 0.0)
+        return Indexing(done_bytes, self.total_bytes, left_s)
+
+
+class Indexes:
+    """All indexes of a server, by the state of the traces that they were made from. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        """One build at a time: each uses all cores already."""
+        self._builds: dict[str, _Build] = {}
+        self._broken: OrderedDict[str, Broken] = OrderedDict()
+        self._open: OrderedDict[str, Index] = OrderedDict()
+
+    def get(self, traces: Traces, again: bool = False) -> State:
+        """The index of these traces as they are now; if there is none, one is begun.
+
+        Args:
+            traces: the files of one variant.
+            again: try traces once more that couldn't be read.
+        """
+        key = traces.key()
+        with self._lock:
+            if again:
+                self._broken.pop(key, None)
+            if key in self._builds:
+                return self._builds[key].state()
+            if key in self._broken:
+                return self._broken[key]
+            found = self._opened(traces, key)
+            if found is None:
+                build = self._builds[key] = _Build(traces.num_bytes)
+                threading.Thread(target=self._build, args=(traces, key, build), daemon=True).start()
+                return build.state()
+            return found
+
+    def wait(self) -> None:
+        """Returns when no build is under way."""
+        while self._builds:
+            with self._turn:
+                pass
+
+    def _opened(self, traces: Traces, key: str) -> Index | None:
+        """The index if it has been made; a damaged one is removed."""
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key]
+        folder = find(traces, key)
+        if folder is None:
+            return None
+        try:
+            index = open_index(folder)
+        except DamagedIndex:
+            forget(traces, key)
+            return None
+        self._open[key] = index
+        while len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+        return index
+
+    def _build(self, traces: Traces, key: str, build: _Build) -> None:
+        """The body of the thread that waits for the building process."""
+        broken: Broken | None = None
+        with self._turn:
+            try:
+                build.started_s = time.monotonic()
+                with making(traces, key) as folder:
+                    problems = run_child(traces, folder, build.tell)
+                    if problems:
+                        raise _NotMade(problems)
+            except _NotMade as error:
+                broken = Broken(error.problems)
+            except OSError as error:
+                broken = Broken((Problem(traces.folder.name, None, f"the index can't be written: {error}"),))
+            with self._lock:
+                if broken is not None:
+                    self._broken[key] = broken
+                    while len(self._broken) > MAX_BROKEN:
+                        self._broken.popitem(last=False)
+                del self._builds[key]
+
+
+class _NotMade(Exception):
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+def run_child(
+    traces: Traces, folder: Path, tell: Callable[[int, int], None], limit_s: float = LIMIT_S
+) -> tuple[Problem, ...]:
+    """Has the index of `traces` made in `folder`; returns what is wrong if it can't be.
+
+    Args:
+        traces: the files to read.
+        folder: an empty one.
+        tell: is told the number of a file and how many of its bytes have been read.
+        limit_s: a process that takes longer is ended.
+    """
+    process = _start()
+    timer = threading.Timer(limit_s, process.kill)
+    timer.daemon = True  # it must not keep a server that is told to end
+    timer.start()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        order = Order(os.getpid(), tuple(map(str, traces.files)), str(folder))
+        with suppress(BrokenPipeError), closing(process.stdin) as stdin:
+            stdin.write(msgspec.json.encode(order))
+        last = _follow(process.stdout, tell)
+        process.wait()
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    if last.done and process.returncode == 0:
+        return ()
+    reason = (
+        "likely for want of memory, or it took too long"
+        if process.returncode < 0
+        else "by an error of its own"
+    )
+    text = f"the process that reads the traces ended with {process.returncode}, {reason}"
+    return last.problems or (Problem(traces.folder.name, None, text),)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Its stderr is the server's: a traceback there is a bug of ours, for the one who started the server."""
+    command = [sys.executable, "-c", BODY]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+
+
+def _follow(stdout: IO[bytes], tell: Callable[[int, int], None]) -> News:
+    """Passes on the progress; returns the last line, which is the outcome."""
+    last = News()
+    for line in stdout:
+        with suppress(msgspec.DecodeError):
+            last = msgspec.json.decode(line, type=News)
+            if last.file >= 0:
+                tell(last.file, last.position)
+    return last

@@ -1,0 +1,68 @@
+"""The file that a merge of traces makes: what marks it as one, and where it may stand."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import SpecError
+from launcher.trace.errors import TraceError
+from launcher.trace.source import open_source
+
+HEAD_BYTES = 4096
+MARK = {"gpurun": {"merged": True}}
+"""What a merged trace's header begins with, before its events."""
+
+
+class _Mark(msgspec.Struct):
+    merged: bool = False
+
+
+class _Header(msgspec.Struct):
+    gpurun: _Mark | None = None
+
+
+def is_merged(path: Path) -> bool:
+    """Whether the file's header says that it was merged by us. What can't be read wasn't."""
+    try:
+        with open_source(path) as source:
+            head, found, _ = source.read(HEAD_BYTES).partition(b'"traceEvents"')
+        header = msgspec.json.decode(head.rstrip(b", \r\n\t") + b"}", type=_Header) if found else _Header()
+    except (TraceError, msgspec.DecodeError, RecursionError):
+        return False
+    return header.gpurun is not None and header.gpurun.merged
+
+
+def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:
+    """The path to write for `out`: itself, or the regular file that it links to.
+
+    Raises:
+        SpecError: something else than a regular file stands there, or one of `inputs`, or its folder is
+            missing.
+    """
+    try:
+        status = _status(out)
+        if status is not None and any(os.path.samestat(status, each.stat()) for each in inputs):
+            raise SpecError(f"can't write {out}: it is one of the traces to merge; name another file")
+        return out.resolve() if out.is_symlink() else out
+    except OSError as error:
+        raise SpecError(f"can't write {out}: {error.strerror}; name another file") from error
+
+
+def _status(out: Path) -> os.stat_result | None:
+    """Of the regular file at `out`; `None` where nothing stands there yet, in a folder that exists."""
+    if not out.parent.is_dir():
+        raise SpecError(f"can't write {out}: there is no folder {out.parent}; make it, or name another file")
+    if not os.path.lexists(out):
+        return None
+    if out.is_symlink() and not out.exists():
+        raise SpecError(f"can't write {out}: a symbolic link that leads nowhere; name another file")
+    status = out.stat()
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise SpecError(f"can't write {out}: it is {what}; name a file, such as all.json.gz")
+    return status

@@ -1,0 +1,61 @@
+"""What one replica of DataParallel takes for its part of a batch, while the others are busy with theirs."""
+
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from launcher.worker.failure import is_out_of_memory
+from launcher.worker.scatter import Tree, map_tensors, split_rows
+from launcher.worker.strategies.cpu_parallel import Replica
+from launcher.worker.strategies.replicate import make_replica, replica_tensors
+from launcher.worker.strategies.threads import run_replicas
+
+
+def apply_times_ms(
+    network: nn.Module, devices: Sequence[torch.device], inputs: Tree, chunks: Sequence[int]
+) -> list[float]:
+    """Milliseconds of each device's forward and backward; 0 without samples, infinite without memory.
+
+    Without what DataParallel itself adds: copying the model, scattering inputs, gathering outputs, the loss.
+    """
+    parts = split_rows(inputs, chunks)
+    replicas = [
+        replica_on(network, index, device, part)
+        for index, (device, part) in enumerate(zip(devices, parts, strict=True))
+        if chunks[index]
+    ]
+    calls = [(replica.index, partial(timed_ms, replica, devices[replica.index])) for replica in replicas]
+    found = dict(zip((replica.index for replica in replicas), run_replicas(calls), strict=True))
+    return [found.get(index, 0.0) for index in range(len(devices))]
+
+
+def replica_on(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica:
+    """A copy of the network with its part of the inputs, both on `device`."""
+    parameters, buffers = replica_tensors(network, index, device)
+    trainable = [parameters[p] for p in network.parameters() if p.requires_grad]
+    moved = map_tensors(lambda tensor: tensor.to(device), inputs)
+    return Replica(index, make_replica(network, parameters, buffers), trainable, moved)
+
+
+def timed_ms(replica: Replica, device: torch.device) -> float:
+    """Runs the replica forwards and backwards; the loss' gradient is taken to be one everywhere."""
+    try:
+        synchronize(device)
+        start_ns = time.perf_counter_ns()
+        replica.run()
+        replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
+        synchronize(device)
+        return (time.perf_counter_ns() - start_ns) / 1e6
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return math.inf
+        raise
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,127 @@
+"""A real TensorBoard and a real Chromium, and what a test asks of them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, urlencode, urlsplit
+
+from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Locator, Page, Request, expect
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+CHROMIUM = "/usr/bin/chromium"
+PATIENCE_MS = 60_000
+"""Nothing here is a measurement: a busy machine may take its time."""
+expect.set_options(timeout=PATIENCE_MS)
+HARMLESS = ("Three.js", "is deprecated. Please use app-layout", "favicon.ico")
+"""What TensorBoard says on its console, and what a browser asks for beside any page."""
+
+
+ENTRY = "data/plugin_entry.html?name=gpurun"
+STATE = """new URLSearchParams(location.hash.startsWith('#gpurun')
+    ? decodeURIComponent(location.hash.split('&gpurun=')[1] ?? '') : location.hash.slice(1))"""
+"""What the address holds, in JavaScript."""
+
+
+@dataclass
+class Watched:
+    """A page, and everything on it that should not have happened."""
+
+    page: Page
+    origin: str | None
+    """The only place that may be asked; `None`: nothing may be."""
+    faults: list[str] = field(default_factory=list)
+
+    def on_request(self, request: Request) -> None:
+        address = urlsplit(request.url)
+        place = f"{address.scheme}://{address.netloc}"
+        if address.scheme not in ("data", "blob", "file") and place != self.origin:
+            self.faults.append(f"request to {request.url}")
+
+    def on_console(self, message: ConsoleMessage) -> None:
+        text = f"{message.text} ({message.location.get('url')})"
+        if message.type in ("error", "warning") and not any(each in text for each in HARMLESS):
+            self.faults.append(f"console: {text}")
+
+    def shoot(self, name: str) -> None:
+        """Keeps a picture for people to look at."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        # Written by us: playwright would leave a thread behind.
+        (SCREENSHOTS / f"{name}.png").write_bytes(self.page.screenshot())
+
+
+@contextmanager
+def watched_page(
+    browser: Browser, origin: str | None, *, dark: bool = False, width: int = 1280, height: int = 800
+) -> Iterator[Watched]:
+    """A fresh page whose console, errors and requests are held against it when the block is left."""
+    theme = "dark" if dark else "light"
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+    try:
+        watched = Watched(context.new_page(), origin)
+        page = watched.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", watched.on_request)
+        page.on("pageerror", lambda error: watched.faults.append(f"error: {error}"))
+        page.on("console", watched.on_console)
+        yield watched
+    finally:
+        context.close()
+    assert not watched.faults, "\n".join(watched.faults)
+
+
+@dataclass(frozen=True)
+class Tab:
+    """The GPURUN tab: in TensorBoard's own page, or its frame's document alone, which loads faster."""
+
+    watched: Watched
+    url: str
+    framed: bool = False
+
+    @property
+    def page(self) -> Page:
+        return self.watched.page
+
+    @property
+    def frame(self) -> FrameLocator | Page:
+        return self.page.frame_locator("iframe") if self.framed else self.page
+
+    def open(self, **state: str) -> "Tab":
+        """Goes to the tab with this state in the address, and waits until it is drawn."""
+        inner = urlencode(state)
+        place = f"#gpurun&gpurun={quote(inner, safe='')}" if self.framed else f"{ENTRY}#{inner}"
+        self.page.goto(self.url + place)
+        self.drawn()
+        return self
+
+    def drawn(self, view: str | None = None) -> None:
+        """Waits until the view in front (`view`, if given) has been drawn."""
+        where = f'[data-view="{view}"]' if view else ""
+        self.frame.locator(f"main{where}[data-ready=true], [data-state=empty]").first.wait_for(
+            timeout=PATIENCE_MS
+        )
+
+    def go(self, view: str) -> None:
+        """Clicks on one of the tab's own tabs."""
+        self.frame.locator(f"[data-tab={view}]").click()
+        self.drawn(view)
+
+    def find(self, selector: str, *, has_text: str | None = None) -> Locator:
+        return self.frame.locator(selector, has_text=has_text)
+
+    def title(self) -> str:
+        return self.frame.locator("h1").inner_text()
+
+    def state(self) -> dict[str, str]:
+        """What the address holds now."""
+        script = f"() => JSON.stringify(Object.fromEntries({STATE}))"
+        found: dict[str, str] = json.loads(self.page.evaluate(script))
+        return found
+
+    def await_state(self, key: str, value: str | None) -> None:
+        """Waits until the address says so: it is written a moment after what it tells."""
+        self.page.wait_for_function(
+            f"([key, value]) => value === null ? {STATE}.has(key) : {STATE}.get(key) === value",
+            arg=[key, value],
+        )

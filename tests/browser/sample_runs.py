@@ -1,0 +1,245 @@
+"""Run directories as `gpurun` would leave them, made from a few figures: what the browser tests look at."""
+# ruff: noqa: E501
+
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.compare.model import (
+    Comparison,
+    Difference,
+    ExposedComm,
+    Noise,
+    RankFigures,
+    StepTime,
+    VariantResult,
+)
+from launcher.rundir import RunDir, write_json
+from tests.browser.sample_traces import write_traces
+
+MARKUP = "<img src=x onerror=document.title='hacked'>"
+HOST = {
+    "hostname": "node1",
+    "gpus": [
+        {"index": index, "name": "NVIDIA H200 NVL", "memory_gib": 139.8, "power_limit_w": limit, "max_sm_clock_mhz": 1785}
+        for index, limit in enumerate((600, 450))
+    ],
+    "versions": {"torch": "2.13.0"},
+}  # fmt: skip
+
+
+def rank_figures(
+    rank: int, batch: int, parts: Sequence[float], device: str | None = None, peak_gib: float = 75.7
+) -> RankFigures:
+    """A rank by its parts of a step: compute, transfer, wait, copy, input, the rest of idle, in ms."""
+    compute, transfer, wait, copy, data, idle = parts
+    return RankFigures(
+        rank=rank, device=device or f"cuda:{rank}", local_batch=batch, step_ms=sum(parts), phases_ms={},
+        peak_gib=peak_gib, trace=None, span_ms=sum(parts), compute_ms=compute, exposed_transfer_ms=transfer,
+        exposed_wait_ms=wait, exposed_memcpy_ms=copy, idle_ms=data + idle, input_ms=data, wait_ms=wait,
+        transfer_ms=transfer, exposed_comm_ms=ExposedComm(trace=transfer + wait),
+    )  # fmt: skip
+
+
+def variant(
+    strategy: str,
+    split: Sequence[int],
+    step_ms: float,
+    *,
+    half: float = 0.2,
+    percent: float | None = None,
+    percent_half: float = 0.8,
+    verdict: str = "slower",
+    ranks: Sequence[RankFigures] = (),
+    status: str = "ok",
+    reason: str | None = None,
+    efficiency: float | None = None,
+    varied: dict[str, str] | None = None,
+    devices: Sequence[str] | None = None,
+) -> VariantResult:
+    """A variant by its figures; its id is made from strategy and split."""
+    measured = status == "ok"
+    name = "-".join(str(part) for part in split)
+    return VariantResult(
+        id=f"{strategy}-{len(split)}-{name}", strategy=strategy,
+        devices=tuple(devices or (f"cuda:{index}" for index in range(len(split)))), split=tuple(split),
+        split_name=name.replace("-", "/"), global_batch=sum(split), precision="bf16", accumulate=1,
+        varied=varied or {}, status=status, reason=reason, log=None, rounds=28 if measured else 0, launches=1,
+        step_ms=StepTime(step_ms, (step_ms - half, step_ms + half)) if measured else None,
+        samples_per_s=1000 * sum(split) / step_ms if measured else None,
+        vs_baseline=None if not measured else Difference(None, None, "baseline") if percent is None
+        else Difference(percent, (percent - percent_half, percent + percent_half), verdict),
+        scaling_efficiency=efficiency, gradient_error=1e-7 if measured else None, gradient_reference=None,
+        exposed_comm_ms=ExposedComm(), warnings=(), ranks=tuple(ranks),
+    )  # fmt: skip
+
+
+def write_comparison(path: Path, name: str, variants: Sequence[VariantResult], summary: str = "") -> RunDir:
+    """The run directory with what the reports read."""
+    run = RunDir(path)
+    best = min((one for one in variants if one.step_ms), key=lambda one: one.step_ms.median, default=None)
+    base = next(
+        (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
+    )
+    comparison = Comparison(
+        schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
+        noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
+        summary=summary, notes=(), complete=True,
+    )  # fmt: skip
+    write_json(run.comparison, comparison)
+    write_json(run.host, HOST)
+    return run
+
+
+def write_steps(run: RunDir, variant_id: str, rank: int, step_ms: float, count: int, seed: int) -> None:
+    """Timed steps of a rank around a median, a few of them slow."""
+    random_number = random.Random(seed)
+    lines = []
+    for step in range(count):
+        slow = random_number.random() * 4 if random_number.random() < 0.05 else 0.0
+        ns = int(1e6 * (step_ms + random_number.gauss(0, 0.4) + slow))
+        phases = {
+            "data": 300_000,
+            "h2d": 400_000,
+            "forward": int(0.3 * ns),
+            "backward": int(0.6 * ns),
+            "optimizer": int(0.05 * ns),
+        }
+        lines.append(
+            json.dumps(
+                {"launch": "01-ddp-2", "round": step // 8 + 1, "order": 0, "step": step, "kind": "timed", "step_ns": ns,
+                 "phases_ns": phases, "peak_bytes": None}
+            )
+        )  # fmt: skip
+    path = run.steps(variant_id, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+TRACED = ((34, 30), (32, 32), (40, 24), (48, 16))
+
+
+def write_gpt_splits(path: Path, traced: Sequence[tuple[int, ...]] = TRACED) -> RunDir:
+    """Two GPUs of which one is slower; splits, strategies, one unsteady and one out of memory; some traced."""
+
+    def two(a: tuple[int, Sequence[float]], b: tuple[int, Sequence[float]], gib: float) -> list[RankFigures]:
+        return [rank_figures(0, a[0], a[1], peak_gib=gib), rank_figures(1, b[0], b[1], peak_gib=gib * 0.8)]
+
+    rest = (0.5, 0.4, 0.8)
+    single = (77.6, 0, 0, 0.5, 0.4, 0.8)
+    variants = [
+        variant("ddp", (34, 30), 48.2, half=0.3, percent=-4.9, verdict="faster", efficiency=0.823,
+                ranks=two((34, (43.1, 3.4, 0.0, *rest)), (30, (43.0, 3.4, 0.1, *rest)), 80.1)),
+        variant("ddp", (33, 31), 49.4, percent=-2.6, percent_half=0.7, verdict="faster", efficiency=0.803,
+                ranks=two((33, (42.0, 4.4, 1.3, *rest)), (31, (44.3, 3.4, 0.0, *rest)), 77.9)),
+        variant("ddp", (36, 28), 50.5, half=0.6, percent=-0.4, percent_half=1.6, verdict="inconclusive", efficiency=0.785,
+                ranks=two((36, (45.4, 3.4, 0.0, *rest)), (28, (40.4, 5.6, 2.8, *rest)), 84.5)),
+        variant("ddp", (32, 32), 50.7, efficiency=0.782,
+                ranks=two((32, (40.8, 5.5, 2.7, *rest)), (32, (45.6, 3.4, 0.0, *rest)), 75.7)),
+        variant("ddp", (40, 24), 55.1, half=0.3, percent=8.7, percent_half=0.9, efficiency=0.72,
+                ranks=two((40, (50.0, 3.4, 0.0, *rest)), (24, (35.2, 10.2, 8.0, *rest)), 93.3)),
+        variant("ddp", (48, 16), 64.3, half=0.5, percent=26.8, percent_half=1.1, efficiency=0.617,
+                ranks=two((48, (59.2, 3.4, 0.0, *rest)), (16, (24.8, 17.0, 20.8, *rest)), 110.9)),
+        variant("single", (64,), 79.3, half=0.3, percent=56.4, efficiency=1.0, ranks=[rank_figures(0, 64, single)]),
+        variant("dp", (32, 32), 84.6, half=0.7, percent=66.9, percent_half=1.4, efficiency=0.469,
+                ranks=two((32, (41.9, 24.6, 6.2, 4.3, 0.4, 7.2)), (32, (45.6, 24.6, 1.4, 3.9, 0.4, 8.7)), 84.2)),
+        variant("dp", (40, 24), 0.0, status="unsteady", reason="step time drifted from 88 to 97 ms over 28 rounds"),
+        variant("dp", (48, 16), 0.0, status="oom", reason="cuda:0 asked for 146.1 GiB of 139.8 in the first backward"),
+    ]  # fmt: skip
+    run = write_comparison(path, "gpt-splits", variants)
+    for number, one in enumerate(variants):
+        for rank in one.ranks if one.strategy == "ddp" else one.ranks[:1]:
+            write_steps(run, one.id, rank.rank, one.step_ms.median, 224, 10 * number + rank.rank)
+    for one in variants:
+        if one.strategy == "ddp" and one.split in traced:
+            write_traces(run.variant(one.id), [rank.compute_ms or 0.0 for rank in one.ranks])
+    return run
+
+
+def write_many(path: Path, count: int = 500) -> RunDir:
+    """So many variants of four devices, a few out of memory and unsteady."""
+    random_number = random.Random(5)
+    variants = [variant("ddp", (16, 16, 16, 16), 31.8, half=0.1)]
+    for number in range(1, count):
+        split = (16 + number % 9, 16 + number // 9 % 9, 16 + number // 81 % 9, 40 - number % 7)
+        percent = -9.4 + 34 * random_number.betavariate(2, 4)
+        ended = {
+            0: ("oom", "cuda:0 had 139.8 of 140.0 GiB in use"),
+            1: ("unsteady", "warm-up never settled"),
+        }.get(number % 60)
+        step_ms = 31.8 * (1 + percent / 100)
+        verdict = "faster" if percent < -1.4 else "slower" if percent > 1.4 else "same"
+        parts = (
+            0.85 * step_ms,
+            0.1 * step_ms,
+            0.02 * step_ms,
+            0.01 * step_ms,
+            0.01 * step_ms,
+            0.01 * step_ms,
+        )
+        variants.append(
+            variant(("ddp", "dp", "single")[number % 11 % 3], split, step_ms, half=0.1, percent=percent, percent_half=0.4,
+                    verdict=verdict, ranks=[rank_figures(0, split[0], parts)], varied={"seed": str(number)},
+                    status=ended[0] if ended else "ok", reason=ended[1] if ended else None)
+        )  # fmt: skip
+    return write_comparison(
+        path, "many", [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(variants)]
+    )
+
+
+def write_ranks(path: Path, count: int = 64) -> RunDir:
+    """One variant of many ranks, all of which wait for one; traced."""
+    slow = 37 % count
+    compute = [24.0 + 3.0 * ((rank * 29) % count) / count for rank in range(count)]
+    compute[slow] = 29.0
+    figures = [
+        rank_figures(rank, 4, (ms, 1.0, 29.2 - ms, 0.2, 0.1, 0.1), device=f"cuda:{rank % 8}")
+        for rank, ms in enumerate(compute)
+    ]
+    one = variant(
+        "ddp", [4] * count, 30.6, ranks=figures, devices=[f"cuda:{rank % 8}" for rank in range(count)]
+    )
+    run = write_comparison(path, "ranks", [one, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
+    write_traces(run.variant(one.id), compute, num_steps=6, kernels_per_step=20)
+    return run
+
+
+def write_hostile(path: Path) -> RunDir:
+    """Names that would be markup, in the variant's label, the reason, and the trace."""
+    first = variant(
+        "ddp", (32, 32), 50.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
+    )
+    second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
+    run = write_comparison(path, MARKUP, [first, second], summary=MARKUP)
+    write_traces(run.variant(first.id), [40.0], num_steps=2, kernels_per_step=8)
+    trace = run.trace(first.id, 0)
+    text = gzip.decompress(trace.read_bytes()).decode().replace("aten::addmm", MARKUP)
+    trace.write_bytes(gzip.compress(text.encode()))
+    return run
+
+
+def write_one(path: Path) -> RunDir:
+    """A run of a single variant."""
+    ranks = [
+        rank_figures(0, 32, (40.8, 5.5, 2.7, 0.5, 0.4, 0.8)),
+        rank_figures(1, 32, (45.6, 3.4, 0, 0.5, 0.4, 0.8)),
+    ]
+    return write_comparison(path, "one", [variant("ddp", (32, 32), 50.7, ranks=ranks)])
+
+
+def write_broken(path: Path) -> RunDir:
+    """Two variants, the trace of one of which is cut off."""
+    variants = [
+        variant("ddp", (32, 32), 50.0, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]),
+        variant("ddp", (40, 24), 52.0, percent=4.0, ranks=[rank_figures(0, 40, (42, 5, 1, 1, 1, 2))]),
+    ]
+    run = write_comparison(path, "broken", variants, summary="Fastest: ddp 32/32; ddp 40/24 is 4 % slower.")
+    for one in variants:
+        write_traces(run.variant(one.id), [40.0], num_steps=2, kernels_per_step=40)
+    trace = run.trace(variants[1].id, 0)
+    content = trace.read_bytes()
+    trace.write_bytes(content[: len(content) // 2])
+    return run

@@ -1,0 +1,70 @@
+"""`gpurun report RUN --format html`: one file that opens from disk and asks for nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from launcher.compare.model import Comparison
+from launcher.report.html import render_html
+from launcher.rundir import RunDir, read_json
+from tests.browser.pages import watched_page
+from tests.browser.sample_runs import write_gpt_splits, write_hostile
+
+MOST_BYTES = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(write_gpt_splits(tmp_path_factory.mktemp("report") / "gpt", traced=[(40, 24)]))
+
+
+def written(run: RunDir) -> Path:
+    path = run.path / "report.html"
+    path.write_text(render_html(read_json(run.comparison, Comparison), run), encoding="utf-8")
+    return path
+
+
+def test_three_views_open_from_disk(browser: Browser, report: Path) -> None:
+    assert report.stat().st_size < MOST_BYTES
+    for dark in (False, True):
+        with watched_page(browser, None, dark=dark) as watched:
+            page = watched.page
+            page.goto(report.as_uri())
+            page.locator("main[data-ready=true]").wait_for()
+            assert page.locator("[role=tab]").all_inner_texts() == ["Splits", "Where time goes", "Timeline"]
+            assert page.locator("h1").inner_text() == "ddp 34/30 is 4.9 % faster than ddp 32/32."
+            for view in ("splits", "where", "timeline"):
+                page.locator(f"[data-tab={view}]").click()
+                page.locator(f"main[data-view={view}][data-ready=true]").wait_for()
+                page.evaluate(
+                    "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+                )
+                watched.shoot(f"report-{view}-{'dark' if dark else 'light'}")
+
+
+def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path) -> None:
+    with watched_page(browser, None) as watched:
+        page = watched.page
+        page.goto(f"{report.as_uri()}#tab=timeline&variant=ddp-2-40-24")
+        page.locator("main[data-ready=true]").wait_for()
+        page.locator("[data-canvas=lanes]").focus()
+        page.keyboard.press("w")
+        page.wait_for_url(re.compile("from="))
+        page.keyboard.press("n")
+        expect(page.locator(".panel")).to_contain_text("the same collective on both ranks, ms")
+        page.keyboard.press("/")
+        page.keyboard.type("gelu")
+        expect(page.locator(".matches").first).to_contain_text("found")
+        page.keyboard.press("Enter")
+        expect(page.locator(".matches").first).to_contain_text("1 of ")
+
+
+def test_names_with_markup_stay_text_in_the_file(browser: Browser, tmp_path: Path) -> None:
+    path = written(write_hostile(tmp_path / "hostile"))
+    with watched_page(browser, None) as watched:
+        watched.page.goto(path.as_uri())
+        watched.page.locator("main[data-ready=true]").wait_for()
+        assert watched.page.locator("img").count() == 0
+        assert watched.page.title() != "hacked"

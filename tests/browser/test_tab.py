@@ -1,0 +1,197 @@
+"""The GPURUN tab in a real TensorBoard, by a real browser. Every page is held to: no error on the console,
+no request to another origin (`pages.watched_page`)."""
+
+import re
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import OpenTab
+from tests.browser.pages import Tab, watched_page
+
+VIEWS = {
+    "splits": "Splits",
+    "where": "Where time goes",
+    "timeline": "Timeline",
+    "operators": "Operators",
+    "devices": "Devices",
+}
+LOOKS = [(1280, False), (1280, True), (768, False)]
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_every_view_opens_by_a_click(open_tab: OpenTab, width: int, dark: bool) -> None:
+    tab = open_tab("gpt", width=width, dark=dark, variant="ddp-2-40-24", framed=not dark and width == 1280)
+    for view, name in VIEWS.items():
+        tab.go(view)
+        assert tab.find("[role=tab][aria-selected=true]").inner_text() == name
+        assert len(tab.title()) > 10
+        assert _widths(tab) == (width, width), "the page must not scroll sideways"
+        _settled(tab)
+        tab.watched.shoot(f"{view}-{width}-{'dark' if dark else 'light'}")
+
+
+def _widths(tab: Tab) -> tuple[int, int]:
+    widths: list[int] = tab.find("body").evaluate("body => [body.scrollWidth, innerWidth]")
+    return widths[0], widths[1]
+
+
+def _settled(tab: Tab) -> None:
+    """What is drawn after the view itself: every step's dots, and the timeline's blocks."""
+    if tab.find(".strip").count():
+        tab.find(".strip canvas").first.wait_for()
+    if tab.find("[data-canvas=lanes]").count():
+        tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
+    tab.find("body").evaluate(
+        "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+    )
+
+
+def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt")
+    assert tab.title() == "ddp 34/30 is 4.9 % faster than ddp 32/32."
+    rows = tab.find(".splits tbody tr")
+    first = rows.nth(0)
+    assert first.get_attribute("data-variant") == "ddp-2-34-30"
+    assert "−4.9" in first.inner_text()
+    assert "faster" in first.inner_text()
+    assert "48.2" in first.inner_text()
+    reasons = tab.find(".below").inner_text()
+    assert "out of memory: cuda:0 asked for 146.1 GiB" in reasons
+    assert "unsteady: step time drifted" in reasons
+
+
+def test_filters_leave_only_what_was_chosen_and_survive_a_reload(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt", framed=True)
+    tab.find("[data-key='strategy:ddp']").click()
+    expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
+    tab.await_state("strategy", "dp~single")
+    tab.page.reload()
+    tab.drawn("splits")
+    expect(tab.find("[data-key='strategy:ddp']")).to_have_attribute("aria-pressed", "false")
+    expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
+
+
+def test_columns_sort(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt")
+    tab.find("[data-key='sort:memory']").click()
+    expect(tab.find("th.c-memory")).to_have_attribute("aria-sort", "ascending")
+    tab.find("[data-key='sort:memory']").click()
+    expect(tab.find("th.c-memory")).to_have_attribute("aria-sort", "descending")
+    assert tab.find(".splits tr[data-variant]").first.get_attribute("data-variant") == "ddp-2-48-16"
+
+
+def test_keys_walk_the_rows_and_open_one(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt")
+    tab.find(".splits tr[data-variant]").first.focus()
+    tab.page.keyboard.press("ArrowDown")
+    tab.page.keyboard.press("Enter")
+    tab.drawn("where")
+    tab.await_state("variant", "ddp-2-33-31")
+    expect(tab.find(".block.chosen .title")).to_have_text("ddp 33/31")
+
+
+def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt", tab="where")
+    block = tab.find("section[data-variant=ddp-2-48-16]")
+    parts = block.locator(".bar").nth(1).locator("[data-value]")
+    values = parts.evaluate_all("all => all.map((one) => Number(one.dataset.value))")
+    assert sum(values) == pytest.approx(64.3, abs=0.3)
+    assert float(block.locator(".total").inner_text()) == 64.3
+    expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, median 64.3 ms"))
+
+
+def test_theme_follows_tensorboard_at_once(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt", framed=True)
+    assert tab.find("html").get_attribute("data-theme") == "light"
+    tab.page.locator("app-header-dark-mode-toggle button").click()
+    tab.page.get_by_role("menuitem", name="Dark").click()
+    expect(tab.find("html")).to_have_attribute("data-theme", "dark")
+    assert tab.find("body").evaluate("body => getComputedStyle(body).backgroundColor") == "rgb(48, 48, 48)"
+
+
+def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
+    assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32")
+    rows = tab.find(".operators tbody").first.locator("tr")
+    expect(rows).to_have_count(5)
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("gelu")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("aten::gelu")
+    tab.page.keyboard.press("Escape")
+    tab.find("[data-key='kind:kernels']").click()
+    expect(tab.find(".operators")).to_contain_text("flash_fwd_kernel")
+
+
+def test_one_variant_is_not_ranked(open_tab: OpenTab) -> None:
+    tab = open_tab("one")
+    assert tab.title() == "ddp 32/32 takes 50.7 ± 0.2 ms a step."
+    expect(tab.find("pre")).to_contain_text("compare:")
+    tab.watched.shoot("one-variant")
+
+
+def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
+    tab = open_tab("many", height=900)
+    assert tab.find("tr").count() < 120
+    expect(tab.find("[role=status]").first).to_have_text(re.compile(r"rows 1 to \d+ of 484 selected"))
+    tab.watched.shoot("many-1280-light")
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("seed=393")
+    expect(tab.find(".splits tr[data-variant]")).to_have_count(1)
+    tab.page.keyboard.press("Escape")
+    brush = tab.find(".histogram")
+    brush.focus()
+    for _ in range(3):
+        brush.press("ArrowLeft")
+    tab.await_state("brush", None)
+    expect(tab.find(".histogram .count")).to_contain_text("selected")
+    tab.watched.shoot("many-brushed")
+
+
+def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
+    tab = open_tab("ranks", tab="where", height=900)
+    expect(tab.find("h1")).to_contain_text("63 ranks wait for rank 37 (cuda:5)")
+    _settled(tab)
+    tab.watched.shoot("ranks-1280-light")
+    tab.find(".heat canvas").first.click(position={"x": 300, "y": 20})
+    tab.drawn("timeline")
+    tab.await_state("rank", None)
+    assert tab.state()["rank"].endswith("~37")
+    expect(tab.find("button", has_text="All 64 ranks")).to_be_visible()
+    tab.find("button", has_text="All 64 ranks").click()
+    tab.drawn("timeline")
+    _settled(tab)
+    tab.watched.shoot("ranks-timeline")
+
+
+def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
+    tab = open_tab("broken", tab="timeline", variant="ddp-2-40-24")
+    tab.find("[data-state=broken]").wait_for()
+    assert tab.title() == "The trace of ddp 40/24, rank 0, can’t be read."
+    assert "rank0.pt.trace.json.gz" in tab.find("main").inner_text()
+    tab.watched.shoot("broken")
+    tab.find("button", has_text="Read again").click()
+    tab.find("[data-state=broken]").wait_for()
+    tab.go("splits")
+    expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
+
+
+def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
+    tab = open_tab("hostile")
+    title = tab.page.title()
+    for view in VIEWS:
+        tab.go(view)
+        assert tab.find("img").count() == 0
+    tab.go("operators")
+    expect(tab.find(".operators")).to_contain_text("<img src=x onerror=")
+    tab.watched.shoot("hostile")
+    assert tab.page.title() == title
+
+
+def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) -> None:
+    with watched_page(browser, empty_board.rstrip("/")) as watched:
+        tab = Tab(watched, empty_board).open()
+        assert tab.title() == "No runs here yet."
+        expect(tab.find("pre")).to_contain_text("gpurun examples/quickstart.yaml")
+        watched.shoot("empty")

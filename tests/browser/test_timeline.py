@@ -1,0 +1,167 @@
+"""The timeline: moving, selecting, summing up, searching, and handing a trace to Perfetto."""
+
+import re
+
+from playwright.sync_api import Route, expect
+
+from tests.browser.conftest import OpenTab
+from tests.browser.pages import Tab
+
+PLOT_X = 500
+
+
+def timeline(open_tab: OpenTab, **more: object) -> Tab:
+    tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)  # type: ignore[arg-type]
+    tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
+    return tab
+
+
+def span_ns(tab: Tab) -> int:
+    state = tab.state()
+    return int(state["to"]) - int(state["from"])
+
+
+def test_wheel_and_keys_zoom_and_pan(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    lanes = tab.find("[data-canvas=lanes]")
+    lanes.hover(position={"x": PLOT_X, "y": 40})
+    tab.page.mouse.wheel(0, -500)
+    tab.await_state("from", None)
+    zoomed = span_ns(tab)
+    tab.page.keyboard.press("w")
+    tab.page.wait_for_function("before => !location.hash.includes(before)", arg=tab.state()["from"])
+    assert span_ns(tab) < zoomed
+    at = int(tab.state()["from"])
+    tab.page.keyboard.press("d")
+    tab.page.wait_for_function("before => !location.hash.includes(before)", arg=str(at))
+    assert int(tab.state()["from"]) > at
+    tab.page.keyboard.press("f")
+    tab.await_state("from", "0")
+
+
+def test_window_survives_a_reload(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab, **{"from": "100000000", "to": "150000000"})
+    tab.find("[data-canvas=lanes]").focus()
+    tab.page.keyboard.press("a")
+    tab.await_state("from", "90000000")
+    tab.page.reload()
+    tab.drawn("timeline")
+    tab.find("[data-canvas=lanes]").focus()
+    tab.page.keyboard.press("d")
+    tab.await_state("from", "100000000")
+
+
+def test_only_what_the_window_shows_is_asked_for(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    asked: list[str] = []
+    tab.page.on(
+        "request", lambda request: asked.append(request.url) if "timeline/window" in request.url else None
+    )
+    lanes = tab.find("[data-canvas=lanes]")
+    lanes.hover(position={"x": PLOT_X, "y": 40})
+    for _ in range(12):
+        tab.page.mouse.wheel(0, -60)
+    tab.await_state("from", None)
+    tab.page.wait_for_function("() => performance.getEntriesByType('resource').at(-1).responseEnd > 0")
+    assert 1 <= len(asked) < 12
+    lengths = [[int(number) for number in re.findall(r"(?:from|to)_ns=(\d+)", url)] for url in asked]
+    assert all(end - start < 2.1 * 128_000_000 for start, end in lengths)
+
+
+def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    tab.find("[data-canvas=lanes]").focus()
+    tab.page.keyboard.press("n")
+    panel = tab.find(".panel")
+    expect(panel).to_contain_text("ncclDevKernel_AllReduce")
+    expect(panel).to_contain_text("the same collective on both ranks, ms")
+    tab.await_state("sel", None)
+    first = tab.state()["sel"]
+    tab.watched.shoot("timeline-selected")
+    tab.find(".panel .wait").first.click()
+    expect(panel).to_contain_text("Waited")
+    tab.page.keyboard.press("n")
+    tab.page.wait_for_function("before => !location.hash.includes(`sel=${before}`)", arg=first)
+    tab.page.keyboard.press("Escape")
+    expect(panel).to_contain_text("Click a block")
+
+
+def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    lanes = tab.find("[data-canvas=lanes]")
+    lanes.hover(position={"x": PLOT_X, "y": 155})
+    expect(tab.find(".tip")).to_contain_text(re.compile("kernel|gemm"))
+    lanes.click(position={"x": PLOT_X, "y": 155})
+    expect(tab.find(".panel h2")).to_have_text(re.compile("kernel|gemm"))
+    expect(tab.find(".panel")).to_contain_text("launched by")
+
+
+def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    box = tab.find("[data-canvas=ruler]").bounding_box()
+    assert box is not None
+    tab.page.mouse.move(box["x"] + 400, box["y"] + 30)
+    tab.page.mouse.down()
+    tab.page.mouse.move(box["x"] + 800, box["y"] + 30, steps=3)
+    tab.page.mouse.up()
+    panel = tab.find(".panel")
+    expect(panel.locator("h2")).to_have_text(re.compile(r"[\d.]+ ms chosen"))
+    chosen = float(panel.locator("h2").inner_text().split()[0])
+    for line in panel.locator(".small", has_text="rank ").all_inner_texts():
+        parts = [float(part) for part in re.findall(r"[a-z]+ ([\d.]+)", line.split(":", 1)[1])]
+        assert abs(sum(parts) - chosen) < 0.01 * chosen
+    tab.watched.shoot("timeline-sums")
+
+
+def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("gelu")
+    expect(tab.find(".matches").first).to_contain_text("found")
+    tab.page.keyboard.press("Enter")
+    expect(tab.find(".matches").first).to_contain_text("1 of ")
+    tab.page.keyboard.press("Enter")
+    expect(tab.find(".matches").first).to_contain_text("2 of ")
+    expect(tab.find(".panel h2")).to_contain_text(re.compile("gelu", re.IGNORECASE))
+    tab.watched.shoot("timeline-search")
+    tab.await_state("q", "gelu")
+
+
+def test_two_fingers_zoom(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    tab.find("[data-canvas=lanes]").evaluate("""(canvas) => {
+        const box = canvas.getBoundingClientRect();
+        canvas.setPointerCapture = () => {};
+        const at = (type, id, x) => canvas.dispatchEvent(new PointerEvent(type, {
+            pointerId: id, pointerType: 'touch', clientX: box.left + x, clientY: box.top + 30,
+        }));
+        at('pointerdown', 1, 400); at('pointerdown', 2, 500);
+        at('pointermove', 2, 700); at('pointerup', 1, 400); at('pointerup', 2, 700);
+    }""")
+    tab.await_state("from", None)
+    assert span_ns(tab) < 60_000_000
+
+
+def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    stub = """<script>addEventListener('message', (event) => {
+        if (event.data === 'PING') event.source.postMessage('PONG', event.origin);
+        else document.title = event.data.perfetto.title + ' ' + event.data.perfetto.buffer.byteLength;
+    });</script>"""
+
+    def answer(route: Route) -> None:
+        route.fulfill(body=stub, content_type="text/html")
+
+    tab.page.context.route("https://ui.perfetto.dev/**", answer)
+    with tab.page.context.expect_page() as opened:
+        tab.find("[data-action=perfetto]").click()
+    opened.value.wait_for_function("document.title.startsWith('ddp 40/24 ')")
+    assert int(opened.value.title().split()[-1]) > 1000
+
+
+def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    with tab.page.expect_download() as download:
+        tab.find("[data-action=download]").click()
+    assert download.value.suggested_filename.endswith(".json.gz")
+    assert download.value.path().stat().st_size > 1000

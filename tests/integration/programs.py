@@ -1,0 +1,127 @@
+"""Programs that `torchrun` can run, chosen by their first argument; they know nothing of gpurun."""
+
+import argparse
+import atexit
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+IMPORTED_AS = __name__
+
+
+class Squares(torch.utils.data.Dataset):
+    """Pickled by name, so that a spawned worker must find this file again."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def train(model, batches):
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def ddp(args):
+    train(DistributedDataParallel(network()), [torch.randn(args.batch, 4) for _ in range(40)])
+    dist.destroy_process_group()
+
+
+def no_destroy(args):
+    train(DistributedDataParallel(network()), [torch.randn(8, 4) for _ in range(15)])
+    dist.barrier()
+
+
+def fsdp(args):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    train(model, [torch.randn(8, 4) for _ in range(15)])
+
+
+def loader(args):
+    for context in ("fork", "spawn"):
+        data = torch.utils.data.DataLoader(
+            Squares(), batch_size=8, num_workers=1, multiprocessing_context=context
+        )
+        train(network(), data)
+
+
+def child_of(number):
+    assert IMPORTED_AS == "__mp_main__", IMPORTED_AS
+    sys.exit(number)
+
+
+def children(args):
+    said = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
+    assert said.stdout == "42\n"
+    process = multiprocessing.get_context("spawn").Process(target=child_of, args=(7,))
+    process.start()
+    process.join()
+    assert process.exitcode == 7
+
+
+def ending(args):
+    folder, rank = Path(os.environ["FOLDER"]), dist.get_rank()
+    assert sys.stdin.read() == ""
+    assert sys.argv[0] == "programs.py"
+    assert Path(__file__).is_absolute()
+    assert sys.path[0] == str(Path(__file__).parent)
+    assert sys.modules["__main__"].ddp is ddp
+    assert sys.modules["__main__"].__spec__ is None
+    sys.open_file = open(folder / f"open{rank}", "w")  # noqa: SIM115 - left open for good
+    sys.open_file.write("kept")
+    atexit.register(lambda: (folder / f"atexit{rank}").write_text("called"))
+    threading.Timer(0.2, lambda: (folder / f"thread{rank}").write_text("waited for")).start()
+    sys.exit()
+
+
+def seeds(args):
+    print("first number", torch.rand(1).item())
+
+
+def threads(args):
+    print("threads", torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["GIVEN"])
+
+
+def wrong_exit(args):
+    if dist.get_rank() == 1:
+        sys.exit(3)
+    dist.barrier()
+
+
+def early(args):
+    if dist.get_rank() == 0:
+        os._exit(0)
+    dist.barrier()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--batch", type=int, default=8)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    globals()[args.name](args)
+
+
+if __name__ == "__main__":
+    main()

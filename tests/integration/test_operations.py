@@ -1,0 +1,183 @@
+"""What is asked of a run while it runs, and what it does when something fails that may pass."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.command import gpurun, misbehaving
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = """
+    workload: model.py:build
+    devices: cpu:2
+    global_batch: 8
+    steps: {rounds: 100000, early_stop: false}
+    profile: {steps: 0}
+    gradient_check: false
+"""
+
+
+@contextmanager
+def running(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """`gpurun job.yaml --out run` in the background, once its ranks make steps."""
+    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run", *args]
+    with subprocess.Popen(
+        argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    ) as process:
+        wait_for(lambda: any((folder / "run").glob("variants/*/rank0.jsonl")), process)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+
+
+def wait_for(happened, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_running_job_answers_from_another_terminal(tmp_path: Path) -> None:
+    """One job for all questions: it takes seconds to start."""
+    misbehaving(
+        tmp_path,
+        """
+        if calls == 1:
+            print("hello from", os.environ["RANK"], flush=True)
+            signal.signal(signal.SIGUSR1, lambda *_: open(f"notice{os.environ['RANK']}", "w").close())
+        """,
+        JOB,
+    )
+    with running(tmp_path) as job:
+        seen = gpurun(tmp_path, "stacks", "run", "--json").json
+        assert [rank["rank"] for rank in seen["ranks"]] == [0, 1]
+        assert all(rank["threads"][0]["frames"] and rank["steps"] > 0 for rank in seen["ranks"])
+        assert all(rank["collectives"][0]["name"] == "all_reduce" for rank in seen["ranks"])
+        assert "rank 1 (process " in gpurun(tmp_path, "stacks", "run").out
+
+        captured = gpurun(tmp_path, "capture", "run", "--steps", "2", "--ranks", "1")
+        assert captured.code == 0, captured.err
+        (trace,) = (tmp_path / captured.out.strip()).iterdir()
+        assert trace.name == "rank1.pt.trace.json.gz"
+        report = gpurun(tmp_path, "trace", str(trace), "--json").json
+        assert [step["step"] for step in report["ranks"][0]["steps"]] == [1, 2]
+        assert gpurun(tmp_path, "capture", "run", "--ranks", "5").code == 2
+
+        assert gpurun(tmp_path, "logs", "run", "--rank", "1").out == "[rank 1] hello from 1\n"
+        for arguments in (("--resume", "run"), ("job.yaml", "--out", "run")):
+            refused = gpurun(tmp_path, *arguments)
+            assert (refused.code, f"in use by process {job.pid}" in refused.err) == (2, True)
+
+        job.send_signal(signal.SIGUSR1)
+        wait_for(lambda: all((tmp_path / f"notice{rank}").exists() for rank in (0, 1)), job)
+        job.send_signal(signal.SIGTERM)
+        _, said = job.communicate()
+    assert job.returncode == 130
+    assert "[rank 0] hello from 0" in said
+    assert not (tmp_path / "run" / "running.json").exists()
+    assert not list((tmp_path / "run").glob("launches/*/control"))
+    assert gpurun(tmp_path, "stacks", "run").code == 2
+
+
+def test_a_hang_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    """On a busy machine the start may be taken for a hang as well: that one is told too."""
+    misbehaving(tmp_path, "if calls == 30 and os.environ['RANK'] == '1': time.sleep(6)")
+    job = ["--set", "hang_timeout=2s", "--set", "on_hang=continue", "--set", "compare.split=[even]"]
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *job)
+    assert result.code == 0, result.err
+    assert "made no step for 2 s" in result.err
+    assert "rank 1 is in `misbehave` (model.py:" in result.err
+    assert "; rank 0 waits in all_reduce #" in result.err
+    (record,) = (tmp_path / "run").glob("launches/*/hang.json")
+    assert [rank["rank"] for rank in json.loads(record.read_text())["ranks"]] == [0, 1]
+
+
+def test_what_may_pass_is_tried_again_and_counted(tmp_path: Path) -> None:
+    misbehaving(
+        tmp_path,
+        """
+        if calls == 30 and os.environ["RANK"] == "1" and not os.path.exists("failed"):
+            open("failed", "w").close()
+            print("last words", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "restarts=2")
+    assert result.code == 0, result.err
+    assert result.comparison["restarts"] == 1
+    assert {variant["status"] for variant in result.comparison["variants"]} == {"ok"}
+    assert "1 restart after a failure: rank 1 was killed by SIGKILL" in result.out
+    cause = json.loads((tmp_path / "run" / "launches" / "01-ddp-2" / "failure.json").read_text())
+    assert (cause["rank"], cause["kind"], cause["code"], cause["victims"]) == (1, "signal", -9, [0])
+    assert cause["host"]
+    assert cause["last_lines"] == ["last words"]
+
+
+def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
+    misbehaving(tmp_path, "import no_such_module")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "restarts=3", "--set", "grace=1s")
+    assert result.code == 4
+    assert "no_such_module" in result.err
+    assert result.comparison["restarts"] == 0
+
+
+def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
+    misbehaving(tmp_path, "if calls == 1: print(sorted(os.sched_getaffinity(0)), flush=True)")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "bind=cores", "--only-rank", "1")
+    assert result.code == 0, result.err
+    binding = json.loads((tmp_path / "run" / "host.json").read_text())["binding"]
+    assert binding["bind"] == "cores"
+    assert f"[rank 1] {binding['cpus']['ddp-2']['1']}" in result.err
+    assert "[rank 0]" not in result.err
+    assert "[rank" not in gpurun(tmp_path, "job.yaml", "--out", "run2", "--quiet").err
+
+
+def checkpoint_ranks(folder: Path, port: int, *args: str) -> list[subprocess.Popen[str]]:
+    """The example as `torchrun` starts it: by its environment alone."""
+    return [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / "checkpoint.py"), "--folder", str(folder), *args],
+            env={
+                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+def run_checkpoint(folder: Path, *args: str) -> tuple[list[int], str]:
+    """Exit codes of both ranks, and what rank 0 said."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, last = checkpoint_ranks(folder, port, *args)
+    last.communicate(timeout=300)
+    if last.returncode != 0:
+        first.kill()  # as a launcher does
+    said, _ = first.communicate(timeout=300)
+    return [first.returncode, last.returncode], said.strip()
+
+
+def test_a_program_goes_on_from_its_checkpoints_to_the_same_weights(tmp_path: Path) -> None:
+    codes, undisturbed = run_checkpoint(tmp_path / "a", "--steps", "12")
+    assert codes == [0, 0]
+    codes, _ = run_checkpoint(tmp_path / "b", "--steps", "12", "--die-at", "7")
+    assert codes[1] == -9
+    codes, resumed = run_checkpoint(tmp_path / "b", "--steps", "12", "--die-at", "7")
+    assert codes == [0, 0]
+    assert resumed.startswith("began at step 5, weights ")
+    assert resumed.split()[-1] == undisturbed.split()[-1]

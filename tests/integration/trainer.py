@@ -1,0 +1,31 @@
+"""A Hugging Face Trainer that knows nothing of gpurun; trains on `torchrun`'s environment."""
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+
+def main():
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    rows = [
+        {"input_ids": torch.randint(50, (8,)), "attention_mask": torch.ones(8), "labels": index % 2}
+        for index in range(200)
+    ]
+    arguments = TrainingArguments(
+        output_dir="out",
+        max_steps=16,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        save_strategy="no",
+    )
+    trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=rows)
+    trainer.train()
+    print("world size", arguments.world_size, "steps", trainer.state.global_step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Operations, peaks and energy: counted where they can be, left out where they can't."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.compare.measured import Measured
+from launcher.compare.throughput import Throughput, throughput
+from launcher.peaks import PEAKS, peak_flop_per_s, total_peak_flop_per_s
+from launcher.plan.model import Variant
+from launcher.records import LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from launcher.worker.energy import EnergyMeter, difference, meter_for
+from launcher.worker.flops import Counting
+
+
+def counted(work: Callable[[], torch.Tensor]) -> int | None:
+    with Counting() as counting:
+        work().sum().backward()
+    return counting.count.known_flops
+
+
+def test_products_convolutions_attention_and_recurrence_are_counted() -> None:
+    x = torch.ones(2, 8, requires_grad=True)
+    assert counted(lambda: x @ torch.ones(8, 4)) == 2 * (2 * 2 * 8 * 4)  # forward, and the gradient of x
+    q = torch.ones(1, 2, 4, 8, requires_grad=True)
+    attention = counted(lambda: nn.functional.scaled_dot_product_attention(q, q, q))
+    assert attention == 2 * (2 * 4 * 4 * 8) * (2 + 5)  # two products forward, five backward, two heads
+    lstm, tokens = nn.LSTM(8, 8, 2), torch.ones(3, 5, 8, requires_grad=True)
+    assert counted(lambda: lstm(tokens)[0]) == 3 * (2 * 3 * 5) * (2 * 2 * 4 * 8 * 8)
+
+
+def test_an_operator_without_a_formula_makes_the_count_unknown() -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    assert counted(lambda: torch.fft.fft(x @ torch.ones(4, 4)).abs()) is None
+    assert counted(lambda: x * 2) is None  # nothing to count is not zero operations per second
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflop_per_s"),
+    [
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200 NVL", "bf16", 835.5),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.7),
+        ("NVIDIA H100 PCIe", "fp16", 756.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA A10", "fp32", 31.2),
+        ("NVIDIA A1000", "fp32", None),
+        ("NVIDIA Unheard-of 9000", "bf16", None),
+    ],
+)
+def test_peaks_by_the_drivers_name(name: str, precision: str, tflop_per_s: float | None) -> None:
+    peak = peak_flop_per_s(name, precision)
+    assert peak == (None if tflop_per_s is None else tflop_per_s * 1e12)
+
+
+def test_peaks_add_up_and_one_unknown_makes_all_unknown() -> None:
+    assert total_peak_flop_per_s(["NVIDIA H200"] * 2, "bf16") == 2 * 989.4e12
+    assert total_peak_flop_per_s(["NVIDIA H200", None], "bf16") is None
+    assert total_peak_flop_per_s([], "bf16") is None
+    assert all(rate > 0 for peak in PEAKS for rate in peak.tflop_per_s.values())
+
+
+class NVMLError(Exception):
+    pass
+
+
+class FakeNvml:
+    """Two GPUs whose counters stand at 1000 and 2000 mJ; the second may not count."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, counts: bool = True) -> None:
+        self.counts = counts
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        return
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        return [0, 0]
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
+        if handle == 1 and not self.counts:
+            raise NVMLError
+        return 1000 * (handle + 1)
+
+
+def order(strategy: str, devices: tuple[str, ...]) -> LaunchOrder:
+    return LaunchOrder(
+        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy, devices=devices,
+        backend=None, precision="bf16", seed=0, threads=1, variants=(), baseline=None, warmup=1, rounds=1,
+        looks=(),
+    )  # fmt: skip
+
+
+def test_a_meter_reads_the_gpus_that_are_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    both = order("dp", ("cuda:0", "cuda:1"))
+    assert meter_for(both, 0, FakeNvml()).read_mj() == 3000
+    assert meter_for(both, 0, FakeNvml(counts=False)).read_mj() is None
+    assert meter_for(order("ddp", ("cuda:0", "cuda:0")), 1, FakeNvml()).read_mj() == 1000
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    assert meter_for(order("single", ("cuda:0",)), 0, FakeNvml()).read_mj() == 2000
+    assert meter_for(order("single", ("cpu",)), 0, FakeNvml()).read_mj() is None
+
+
+def test_energy_needs_two_readings_that_grow() -> None:
+    readings: list[int | None] = [5]
+    assert EnergyMeter((readings.pop,)).read_mj() == 5
+    assert difference(1.0, 4.0) == 3.0
+    assert difference(None, 4.0) is difference(4.0, None) is difference(4.0, 1.0) is None
+
+
+def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> Measured:
+    split = (8,) * len(devices)
+    variant = Variant("v", "ddp", devices, split, "even", sum(split), "bf16", 1, {}, 0, {}, "gpt")
+    steps = {
+        rank: [StepRecord("l", 1, 0, i, "timed", 1, {}, None, energy_mj=energy_mj) for i in range(3)]
+        for rank in range(len(devices))
+    }
+    facts = VariantFacts(flops_per_sample=flops, bytes_per_sample=100)
+    return Measured(variant, "g", VariantStatus("ok"), True, facts, steps, (), (), {})
+
+
+HOST: dict[str, Any] = {"gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(2)]}
+
+
+def test_rates_are_those_of_all_devices() -> None:
+    found = throughput(measured(("cuda:0", "cuda:1"), 800.0, 1e12), 10.0, HOST)
+    assert found.samples_per_s == 1600
+    assert found.flop_per_s == 1.6e15
+    assert found.mfu == pytest.approx(1.6e15 / (2 * 989.4e12))
+    assert found.input_bytes_per_s == 160_000
+    assert found.joules_per_sample == pytest.approx(2 * 0.8 / 16)
+
+
+def test_a_gpu_that_two_ranks_share_takes_its_energy_once() -> None:
+    found = throughput(measured(("cuda:0", "cuda:0"), 800.0, 1e12), 10.0, HOST)
+    assert found.joules_per_sample == pytest.approx(0.8 / 16)
+    assert found.mfu == pytest.approx(1.6e15 / 989.4e12)
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    found = throughput(measured(("cpu:0",), None, None), 10.0, HOST)
+    assert found.samples_per_s == 800
+    assert (found.flop_per_s, found.mfu, found.joules_per_sample) == (None, None, None)
+    assert throughput(measured(("cpu:0",), None, 1e9), 10.0, {}).mfu is None
+    assert throughput(measured(("cpu:0",), None, 1e9), None, {}) == Throughput()

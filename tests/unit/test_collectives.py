@@ -1,0 +1,89 @@
+"""Who is missing in which collective, by torch's own counts."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from launcher.run.collectives import Collective, Gap, find_gap, last_ones, parse_history
+from launcher.run.hang import find_hang, ranks_text
+from launcher.run.stacks import BACKWARD, COLLECTIVE, Activity, Frame
+
+
+def history(*called: tuple[str, int, str]) -> tuple[Collective, ...]:
+    return tuple(Collective(group, seq, name) for group, seq, name in called)
+
+
+REDUCED_TWICE = history(("0", 117, "all_reduce"), ("0", 118, "all_reduce"))
+REDUCED_ONCE = history(("0", 117, "all_reduce"))
+
+
+def entry(seq: int, name: str, **changes: Any) -> dict[str, Any]:
+    """As torch 2.13 has it."""
+    fields = {
+        "collective_seq_id": seq,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": f"gloo:{name}",
+        "is_p2p": False,
+        "state": "scheduled",
+    }
+    return {**fields, **changes}
+
+
+def test_a_dump_is_read_without_sends_and_receives() -> None:
+    entries = [entry(1, "broadcast"), entry(1, "send 0->1", is_p2p=True), entry(2, "all_reduce")]
+    found = parse_history(json.dumps({"comm_lib_version": "", "entries": entries}).encode())
+    assert found == history(("0", 1, "broadcast"), ("0", 2, "all_reduce"))
+    assert parse_history(b'{"comm_lib_version": ""}') == ()
+    with pytest.raises(msgspec.MsgspecError):
+        parse_history(b"<html>")
+
+
+def test_the_rank_that_has_not_called_it_is_missing() -> None:
+    gap = find_gap({0: REDUCED_TWICE, 1: REDUCED_TWICE, 2: REDUCED_ONCE, 3: REDUCED_TWICE})
+    assert gap == Gap(Collective("0", 118, "all_reduce"), (0, 1, 3), (2,))
+    assert find_gap({0: REDUCED_TWICE, 1: REDUCED_TWICE}) is None
+    assert find_gap({}) is None
+
+
+def test_the_collective_is_the_first_one_that_is_missing_not_the_newest() -> None:
+    ahead = (*REDUCED_TWICE, Collective("0", 119, "broadcast"))
+    gap = find_gap({0: ahead, 1: REDUCED_ONCE})
+    assert gap is not None
+    assert str(gap.collective) == "all_reduce #118"
+
+
+def test_a_group_concerns_its_members_only() -> None:
+    both = history(("0", 5, "barrier"), ("1", 1, "all_gather"))
+    only_first = history(("0", 5, "barrier"))
+    assert find_gap({0: both, 1: both, 2: only_first}) is None
+    ahead = (*both, Collective("1", 2, "all_gather"))
+    gap = find_gap({0: ahead, 1: both, 2: only_first})
+    assert gap is not None
+    assert (str(gap.collective), gap.missing) == ("all_gather #2 of group 1", (1,))
+
+
+def test_the_newest_collective_of_every_group() -> None:
+    assert last_ones(REDUCED_TWICE) == [Collective("0", 118, "all_reduce")]
+
+
+def test_numbers_go_before_stacks_and_name_the_line() -> None:
+    loading = Activity(None, Frame("/home/me/train.py", "41", "main"), "DataLoader.__next__")
+    waits = Activity(COLLECTIVE, None)
+    in_backward = Activity(BACKWARD, None)
+    gap = find_gap({0: REDUCED_TWICE, 1: REDUCED_TWICE, 2: REDUCED_ONCE, 3: REDUCED_TWICE})
+    found = find_hang({0: waits, 1: in_backward, 2: loading, 3: waits}, gap)
+    assert found.headline == (
+        "rank 2 is in `DataLoader.__next__` (train.py:41); ranks 0, 1, 3 wait in all_reduce #118"
+    )
+    assert (found.rank, found.missing) == (2, (2,))
+    assert found.details[1] == "rank 1 waits in all_reduce #118"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [((2,), "rank 2"), ((0, 1, 3), "ranks 0, 1, 3"), ((*range(31), 32), "ranks 0–30, 32")],
+)
+def test_many_ranks_are_named_by_their_range(ranks: tuple[int, ...], text: str) -> None:
+    assert ranks_text(ranks) == text

@@ -1,0 +1,122 @@
+"""Ranks that queue for a core, or throttled clocks: then there is no ranking, and the reason is told."""
+
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+from launcher.compare.disturbed import disturbances, disturbed_variants, queue_percent, throttled, unranked
+from launcher.records import StepRecord
+from launcher.worker.noise import NoiseMeter, throttling
+from launcher.worker.runqueue import note_end, waited_ns
+from tests.unit import test_compare as hand_made
+
+MS = 1_000_000
+
+
+def step(
+    round_: int, queue_ms: float | None, reason: str | None = None, step_ms: float = 100.0
+) -> StepRecord:
+    queue = None if queue_ms is None else round(queue_ms * MS)
+    return StepRecord("01", round_, 0, 0, "timed", round(step_ms * MS), {}, None, queue, reason)
+
+
+def test_the_share_is_the_median_of_blocks() -> None:
+    assert queue_percent([step(1, 2.0), step(1, 2.0), step(2, 4.0), step(3, 90.0)]) == 4
+    assert queue_percent([step(1, None)]) is None
+    assert queue_percent([]) is None
+
+
+def test_a_reason_counts_if_most_blocks_end_with_it() -> None:
+    assert throttled([step(1, 0, "hot"), step(2, 0, "hot"), step(3, 0)]) == "hot"
+    assert throttled([step(1, 0, "hot"), step(2, 0), step(3, 0)]) is None
+
+
+def test_the_meter_takes_the_thread_that_waited_longest() -> None:
+    counts = iter(
+        [{"main": 5, "other": 0}, {"main": 25, "other": 8}, {"main": 25, "new": 3}, {"main": 45, "new": 4}]
+    )
+    meter = NoiseMeter(lambda: "hot", lambda: next(counts))
+    meter.clear()
+    for _ in range(2):
+        with meter.counting():
+            pass
+    assert (meter.per_step(4).queue_ns, meter.per_step(4).throttled) == (10, "hot")
+    meter.clear()
+    assert meter.per_step(1).queue_ns == 0
+
+
+def test_where_nobody_counts_nothing_is_known() -> None:
+    meter = NoiseMeter(lambda: None, lambda: None)
+    with meter.counting():
+        pass
+    assert meter.per_step(1).queue_ns is None
+
+
+def test_a_thread_that_ended_still_counts() -> None:
+    thread = threading.Thread(target=note_end, name="gone-by-now")
+    thread.start()
+    thread.join()
+    found = waited_ns()
+    assert found is not None
+    assert "gone-by-now" in found
+    assert Counter(found)["gone-by-now"] >= 0
+
+
+class FakeNvml:
+    NVMLError = RuntimeError
+
+    def __init__(self, reasons: int) -> None:
+        self.reasons = reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int:  # noqa: N802
+        return self.reasons
+
+
+def test_heat_throttles_and_the_power_cap_is_normal() -> None:
+    assert throttling(FakeNvml(0x40 | 0x4), None) == "too hot (slowed down by its hardware)"
+    assert throttling(FakeNvml(0x4), None) is None
+
+
+files = hand_made.files
+
+
+def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
+    """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
+    hand_made.write_splits(files, rounds=8)
+    for path in files.run.variant("ddp-2-even").glob("rank1.jsonl"):
+        text = path.read_text()
+        found = json.dumps({"queue_ns": round(queue_ms * MS), "throttled": reason}, separators=(",", ":"))
+        path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
+    return hand_made.compare_run(files.run)
+
+
+def test_quiet_splits_are_ranked(files: Any) -> None:
+    comparison = noisy(files, 2.0)
+    assert comparison.disturbed == ()
+    assert comparison.fastest == "ddp-2-even"
+    assert comparison.variants[0].ranks[1].queue_percent < 5
+
+
+def test_ranks_that_wait_for_cores_are_not_ranked_and_the_report_says_why(files: Any) -> None:
+    comparison = noisy(files, 30.0)
+    assert comparison.fastest is None
+    assert (
+        "can't be ranked: rank 1 of ddp 32/32 waited for a free core in 28 % of its step"
+        in comparison.summary
+    )
+    assert [one.vs_baseline.verdict for one in comparison.variants] == ["baseline", "inconclusive"]
+    assert comparison.variants[1].vs_baseline.percent is not None  # what was measured is kept
+    assert disturbed_variants(comparison.variants) == {"ddp-2-even"}
+
+
+def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
+    comparison = noisy(files, 0.0, "power brake")
+    assert "the clock of cpu:1 was throttled in ddp 32/32: power brake" in comparison.summary
+    assert "cool down" in comparison.summary
+
+
+def test_a_variant_alone_is_ranked_with_nobody(files: Any) -> None:
+    comparison = noisy(files, 30.0)
+    assert disturbances(comparison.variants[:1]) == ()
+    assert "3 more like those" in unranked((), ["a"] * 5)

@@ -1,0 +1,129 @@
+"""Text and images of a person's own: what can't be read is skipped, counted and said."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from launcher.worker.load import load_workload
+from launcher.worker.user_error import UserError
+from workloads import Workload
+from workloads.images import read_folder
+from workloads.text import open_corpus
+
+TINY = {"layers": 1, "width": 8, "heads": 1, "context": 4}
+
+
+def photo(path: Path, colour: tuple[int, int, int] = (255, 0, 0), size: tuple[int, int] = (300, 200)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def test_folders_are_classes_and_images_are_normalised_squares(tmp_path: Path) -> None:
+    photo(tmp_path / "cats" / "a.png")
+    photo(tmp_path / "dogs" / "b.jpg", (0, 0, 0), (100, 300))
+    dataset = read_folder(tmp_path, 10).dataset
+    (cat, first), (dog, second) = dataset[0], dataset[1]
+    assert (first, second) == (0, 1)
+    assert cat.shape == dog.shape == (3, 224, 224)
+    assert torch.allclose(cat[:, 5, 5], torch.tensor([2.2489, -2.0357, -1.8044]), atol=1e-3)
+    assert torch.allclose(dog[:, 5, 5], torch.tensor([-2.1179, -2.0357, -1.8044]), atol=1e-2)
+
+
+def test_broken_images_are_skipped_counted_and_said(tmp_path: Path) -> None:
+    whole = photo(tmp_path / "a.jpg", size=(600, 600))
+    photo(tmp_path / "b.png")
+    (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:-2000])
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("not even counted")
+    workload = load_workload("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
+    assert isinstance(workload, Workload)
+    assert len(workload.dataset) == 2
+    (note,) = workload.notes
+    assert note.startswith(f"3 of 5 files in {tmp_path} can't be read as images and are skipped: cut.jpg (")
+    assert "text.png" in note
+    assert "gone.jpg" in note
+
+
+def test_of_many_images_some_are_used(tmp_path: Path) -> None:
+    for number in range(7):
+        photo(tmp_path / f"{number}.png", size=(8, 8))
+    names = [path.name for path, _ in read_folder(tmp_path, 3).dataset.files]
+    assert names == ["0.png", "2.png", "4.png"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: None, "holds no image; files are taken by their ending"),
+        (lambda folder: (folder / "x.png").write_text("x"), "none of the 1 images in"),
+        (
+            lambda folder: folder.rmdir(),
+            "does not exist; relative folders are looked for beside the job file",
+        ),
+        (lambda folder: (folder.rmdir(), folder.write_text("")), "is a file"),
+    ],
+)
+def test_a_folder_without_images_is_refused(tmp_path: Path, make: object, said: str) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    make(folder)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="image") as refused:
+        read_folder(folder, 10)
+    assert said in str(refused.value)
+
+
+def test_text_is_that_of_all_files_in_order_and_the_rest_is_said(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("world")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a.txt").write_text("hello ")
+    (tmp_path / "c.bin").write_bytes(b"\0\1")
+    (tmp_path / "d.txt").write_text("")
+    found = open_corpus(str(tmp_path))
+    assert bytes(found.text.tolist()) == b"hello world"
+    assert found.notes == (
+        f"2 of 4 files in {tmp_path} are no text and skipped: c.bin (binary), d.txt (empty)",
+    )
+    workload = load_workload("gpt", {**TINY, "text": str(tmp_path)}, tmp_path)
+    assert isinstance(workload, Workload)
+    assert workload.notes == found.notes
+    assert workload.batch is not None
+    assert set(workload.batch(50, torch.Generator().manual_seed(0))[0].flatten().tolist()) <= set(
+        b"hello world"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "does not exist; relative names are looked for beside the job file"),
+        (b"", "there is no text in"),
+        (b"\0", "(binary)"),
+        (b"abc", "has 3 bytes, but a sample takes 5"),
+    ],
+)
+def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "text"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        load_workload("gpt", {**TINY, "text": str(path)}, tmp_path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"preset": "125M"}, "preset must be one of tiny, small, 124M, but it is 125M"),
+        ({"vocabulary": 100}, "vocabulary must be at least 256, but it is 100"),
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"width": 10, "heads": 4}, "width must be a multiple of heads, but 10 is none of 4"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, params: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        load_workload("gpt", params, tmp_path)
+    assert said in str(refused.value)

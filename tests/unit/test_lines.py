@@ -1,0 +1,70 @@
+"""Output of programs as lines: progress bars, escape sequences, portions cut anywhere."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.run.lines import MAX_LINE_BYTES, LineReader, clean, prefixed
+
+
+def read(*portions: bytes) -> list[str]:
+    reader = LineReader()
+    found = [line for portion in portions for line in reader.feed(portion)]
+    return found + reader.finish()
+
+
+@pytest.mark.parametrize(
+    ("written", "lines"),
+    [
+        (b"one\ntwo\n", ["one", "two"]),
+        (b"one\r\ntwo\r\n", ["one", "two"]),
+        (b"  0%|  |\r 50%|# |\r100%|##|\nnext\n", ["100%|##|", "next"]),
+        (b" 50%|# |\r\n", [" 50%|# |"]),
+        (b"no end", ["no end"]),
+        (b"\x1b[A\x1b[2Kbar\n", ["bar"]),
+        (b"\x1b[31mred\x1b[0m\n", ["\x1b[31mred\x1b[0m"]),
+        (b"\x1b]0;title\x07text\x00\x08\n", ["text"]),
+        ("größer\n".encode(), ["größer"]),
+        (b"\xff\xfe\n", ["��"]),
+    ],
+)
+def test_of_every_line_its_last_state_is_kept(written: bytes, lines: list[str]) -> None:
+    assert read(written) == lines
+
+
+@given(st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\xc3\xa4", b"\x1b[1m", b" "]), max_size=40), st.data())
+def test_portions_make_no_difference(parts: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
+    portions = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    assert read(*portions) == read(whole)
+
+
+@given(st.binary(max_size=300))
+def test_nothing_that_moves_the_cursor_comes_through(written: bytes) -> None:
+    for line in read(written):
+        assert not set(line) & {"\r", "\n", "\x08", "\x00", "\x9b"}
+        assert all(rest.startswith("[") for rest in line.split("\x1b")[1:])
+
+
+def test_a_bar_that_never_ends_needs_no_memory_and_can_be_seen() -> None:
+    reader = LineReader()
+    assert reader.bar is None
+    for percent in range(5000):
+        assert reader.feed(f"\r{percent} of 5000".encode()) == []
+    assert reader.bar == "4999 of 5000"
+    assert reader.feed(b"\rdone\nplain") == ["done"]
+    assert reader.bar is None
+
+
+def test_a_line_without_end_is_cut() -> None:
+    lines = read(b"x" * (3 * MAX_LINE_BYTES))
+    assert "".join(lines) == "x" * (3 * MAX_LINE_BYTES)
+    assert max(map(len, lines)) == MAX_LINE_BYTES
+
+
+def test_a_prefix_has_the_ranks_colour_or_there_is_no_colour_at_all() -> None:
+    assert prefixed(3, "\x1b[31mred\x1b[0m", colour=False) == "[rank 3] red"
+    assert prefixed(3, "red", colour=True) == "\x1b[35m[rank 3]\x1b[0m red"
+    assert prefixed(3, "\x1b[31mred", colour=True).endswith("\x1b[0m")
+    assert clean("\x1b[31mred") == "\x1b[31mred"

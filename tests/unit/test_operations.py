@@ -1,0 +1,243 @@
+"""Restarts, limits, the pace of a launch, claims of a run directory, control blocks: without any rank."""
+
+import errno
+import os
+import platform
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.control import ControlBlock, block_path, leave, make_folder, read_states, start_ticks
+from launcher.errors import MachineError, SpecError
+from launcher.run.blame import Failure
+from launcher.run.limits import check_open_files, remedy, start_problem
+from launcher.run.pace import Pace
+from launcher.run.relay import MOST_AT_ONCE_BYTES, Relay
+from launcher.run.restart import can_pass, pause_s
+from launcher.run.running import Running, boot_id, claimed, entered, read, running_launch
+from launcher.rundir import RunDir
+
+FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "RuntimeError", 1)
+
+
+@pytest.mark.parametrize(
+    ("failure", "passes"),
+    [
+        (FAILED, True),
+        (replace(FAILED, error="ConnectionResetError"), True),
+        (replace(FAILED, error="SyntaxError"), False),
+        (replace(FAILED, error="ModuleNotFoundError"), False),
+        (replace(FAILED, kind="user", error="UserError"), False),
+        (replace(FAILED, kind="oom", error="OutOfMemoryError"), False),
+        (replace(FAILED, kind="oom", error=None, code=-9), True),
+        (replace(FAILED, kind="signal", error=None, code=-11), True),
+        (replace(FAILED, kind="exit", error="SystemExit", code=3), True),
+        (replace(FAILED, kind="exit", error="SystemExit", code=2), False),
+        (replace(FAILED, kind="early_exit", error=None, code=0), True),
+    ],
+)
+def test_what_may_pass(failure: Failure, passes: bool) -> None:
+    assert can_pass(failure) is passes
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    assert [pause_s(number) for number in (1, 2, 3, 6, 1000)] == [1.0, 2.0, 4.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("RuntimeError: can't start new thread", "ulimit -u"),
+        ("OSError: [Errno 24] Too many open files: '/data/x'", "ulimit -n"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
+         "dataloader's workers are out of shared memory. Please try to raise your shared memory limit.\n"
+         "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared "
+         "memory (shm).", "/dev/shm is full"),
+        ("RuntimeError: unable to write to file </torch_12_3_0>: No space left on device (28)", "/dev/shm"),
+    ],
+)  # fmt: skip
+def test_an_exhausted_limit_has_a_remedy(words: str, what: str) -> None:
+    found = remedy(f"step 3\n{words}\n")
+    assert found is not None
+    assert what in found
+
+
+def test_other_words_have_none() -> None:
+    assert (
+        remedy("ValueError: no shared memory of our first meeting; OSError: No space left on device") is None
+    )
+    assert "ulimit -u" in start_problem(errno.EAGAIN)
+    assert "ulimit -n" in start_problem(errno.EMFILE)
+    assert start_problem(errno.EIO) == "EIO"
+
+
+def test_a_limit_that_is_too_low_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (90, 90))
+    check_open_files(2)
+    with pytest.raises(MachineError, match="`ulimit -n` is 90: 16 ranks may need 192; raise it"):
+        check_open_files(16)
+
+
+def test_a_block_counts_and_rings(tmp_path: Path) -> None:
+    make_folder(tmp_path / "control")
+    ours = ControlBlock(tmp_path / "control", 3, create=True)
+    theirs = ControlBlock(tmp_path / "control", 3)
+    ours.count_step()
+    theirs.ring(7)
+    assert (theirs.steps, ours.bell) == (1, 7)
+    (state,) = read_states(tmp_path / "control").values()
+    assert (state.rank, state.pid, state.steps, state.is_running) == (3, os.getpid(), 1, True)
+    assert not replace(state, start_ticks=1).is_running
+    block_path(tmp_path / "control", 4).write_bytes(b"")  # not complete yet
+    assert list(read_states(tmp_path / "control")) == [3]
+    assert (tmp_path / "control").stat().st_mode & 0o777 == 0o700
+    for block in (ours, theirs):
+        block.close()
+    leave(tmp_path / "control")
+    assert not (tmp_path / "control").exists()
+
+
+def test_no_step_and_no_event_is_a_hang_told_once(tmp_path: Path) -> None:
+    now = 100.0
+    make_folder(tmp_path)
+    block = ControlBlock(tmp_path, 0, create=True)
+    pace = Pace(tmp_path, 10.0, clock=lambda: now)
+    now = 109.0
+    assert not pace.hangs(heard=False)  # the block is new
+    now = 118.0
+    assert not pace.hangs(heard=False)
+    now = 120.0
+    assert pace.hangs(heard=False)
+    now = 140.0
+    assert not pace.hangs(heard=False)
+    block.count_step()
+    now = 142.0
+    assert not pace.hangs(heard=False)
+    now = 151.0
+    assert not pace.hangs(heard=True)
+    now = 160.0
+    assert not pace.hangs(heard=False)
+    now = 163.0
+    assert pace.hangs(heard=False)
+    block.close()
+
+
+def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
+    now = 0.0
+    pace = Pace(tmp_path, 10.0, clock=lambda: now)
+    for now in range(0, 100, 5):  # noqa: B007  # read by the clock
+        assert not pace.hangs(heard=False)
+
+
+def test_without_a_limit_nothing_hangs(tmp_path: Path) -> None:
+    assert not Pace(tmp_path, None, clock=iter([0.0, 1e9]).__next__).hangs(heard=False)
+
+
+def test_a_run_belongs_to_one_command(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with claimed(run):
+        with pytest.raises(SpecError, match=f"is in use by process {os.getpid()} on "), claimed(run):
+            pass
+        with pytest.raises(SpecError, match="no rank runs at this moment"):
+            running_launch(run)
+        entered(run, "01-ddp-2")
+        assert running_launch(run) == "01-ddp-2"
+    assert not run.running.exists()
+    with pytest.raises(SpecError, match="is not running"):
+        running_launch(run)
+
+
+def claim(**changes: object) -> Running:
+    me = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
+    return replace(me, **changes)  # type: ignore[arg-type]
+
+
+def test_a_stale_claim_is_in_nobodys_way(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for stale in (claim(start_ticks=1), claim(boot_id="another"), claim(pid=2**22 + 1)):
+        run.running.write_bytes(msgspec.json.encode(stale))
+        with claimed(run):
+            assert read(run) == claim()
+
+
+def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.running.write_bytes(msgspec.json.encode(claim(host="elsewhere", launch="01")))
+    with pytest.raises(SpecError, match=r"on elsewhere.*\n.*remove .*running.json"), claimed(run):
+        pass
+    with pytest.raises(SpecError, match="runs on elsewhere: ask there"):
+        running_launch(run)
+
+
+def test_of_two_commands_one_gets_the_run(tmp_path: Path) -> None:
+    run, got, barrier = RunDir(tmp_path), [], threading.Barrier(8)
+
+    def attempt() -> None:
+        barrier.wait()
+        try:
+            with claimed(run):
+                got.append(True)
+                barrier.wait()
+        except SpecError:
+            got.append(False)
+            barrier.wait()
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got.count(True) == 1
+
+
+def test_lines_are_shown_one_look_late_and_the_rest_at_a_good_end(tmp_path: Path) -> None:
+    shown: list[str] = []
+    logs = {rank: tmp_path / f"rank{rank}.log" for rank in (0, 1)}
+    logs[0].write_text("of an earlier attempt\n")
+    relay = Relay(shown.append)
+    relay.follow(logs)
+    with logs[0].open("a") as file:
+        file.write("a\nUSDT: noise\n")
+    logs[1].write_text("b\nunfinished")
+    relay.look()
+    assert shown == []
+    relay.look()
+    assert shown == ["[rank 0] a\n[rank 1] b"]
+    relay.finish()
+    assert shown[1:] == ["[rank 1] unfinished"]
+
+
+def test_200_mb_are_not_read_to_be_shown(tmp_path: Path) -> None:
+    shown: list[str] = []
+    relay = Relay(shown.append, only=(1,))
+    logs = {rank: tmp_path / f"rank{rank}.log" for rank in (0, 1)}
+    relay.follow(logs)
+    for log in logs.values():
+        log.write_text("x" * 99 + "\n")
+        os.truncate(log, 200_000_000)
+        with log.open("a") as file:
+            file.write("\nlast\n")
+    relay.finish()
+    text = "\n".join(shown)
+    assert "199.9 MB are left out here" in text
+    assert text.endswith("[rank 1] last")
+    assert "[rank 0]" not in text
+    assert len(text) < MOST_AT_ONCE_BYTES
+
+
+def test_a_bar_is_shown_now_and_then(tmp_path: Path) -> None:
+    shown: list[str] = []
+    now = 0.0
+    relay = Relay(shown.append, clock=lambda: now)
+    log = tmp_path / "rank0.log"
+    relay.follow({0: log})
+    for percent in range(0, 100, 10):
+        with log.open("a") as file:
+            file.write(f"\r{percent} %")
+        now += 1.0
+        relay.look()
+    relay.look()
+    assert shown == ["[rank 0] 0 %", "[rank 0] 50 %"]

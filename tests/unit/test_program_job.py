@@ -1,0 +1,208 @@
+"""Jobs that run a program: their keys, their mistakes, their plans."""
+
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import MachineError, SpecError
+from launcher.plan.build import build_plan
+from launcher.plan.model import Plan
+from launcher.spec.command import program_job
+from launcher.spec.load import load_job, load_text
+from launcher.topology import Topology
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    name: str = "H200"
+    busy_with: str | None = None
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    cpu_cores: int = 8
+    gpus: tuple[Gpu, ...] = ()
+    topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
+
+
+def job_file(folder: Path, text: str, **files: str) -> Path:
+    (folder / "train.py").write_text("print('never run')\nraise SystemExit(1)\n")
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    path = folder / "job.yaml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def mistakes(folder: Path, text: str, **files: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        load_job(job_file(folder, text, **files))
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
+    return build_plan(load_job(job_file(folder, text)), machine or Machine())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("script: nope.py", "1:9: there is no file nope.py"),
+        ("script: trian.py", "did you mean `train.py`?"),
+        ("script: .", "1:9: . is a folder"),
+        ("script: broken.py", "1:9: broken.py:2: this is not Python: "),
+        ("script: outside.py", "outside.py:1: this is not Python: 'return' outside function"),
+        ("script: binary.py", "this is not Python: "),
+        ("script: 3", "expected the path of a Python file"),
+        ("module: no_such_package.train", "there is no module `no_such_package`"),
+        ("module: train.py", "`script: train.py` runs a file"),
+        ("module: json.nope", "there is no module `json.nope`"),
+        ("module: concurrent", "is a package without `__main__.py`"),
+        ("script: train.py\nmodule: train", "2:1: `module` and `script` exclude each other"),
+        ("script: train.py\nworkload: mlp\nglobal_batch: 8", "exclude each other"),
+        ("script: train.py\nprecision: bf16", "2:1: `precision` is for workloads"),
+        ("script: train.py\ncompare: {split: [even]}", "2:11: `compare.split` is for workloads"),
+        ("script: train.py\nmin_local_batch: 0", "2:1: `min_local_batch` is for workloads"),
+        ("script: train.py\ncompare: {compile: [true]}", "2:11: `compare.compile` is for workloads"),
+        ("script: train.py\nglobal_batch: max", "2:15: `global_batch: max` is for workloads"),
+        ("script: train.py\nsteps: {rounds: 5}", "`steps.launches` says how often it is run"),
+        ("workload: mlp\nglobal_batch: 8\nargs: [a]", "3:1: `args` is for programs"),
+        ("workload: mlp", "the key `global_batch` is missing"),
+        ("name: x", "`script: train.py` runs a program as it is"),
+        ("script: train.py\nargs: --epochs 1", "write [--epochs, 1]"),
+        ("script: train.py\nargs: [true]", "2:8: `args`: expected an argument, got `true`"),
+        ("script: train.py\ncompare: {args: [--a, b]}", "for one list, write [[--a, b]]"),
+        ("script: train.py\nenv: {RANK: 1}", "gpurun gives every rank its RANK"),
+        ("script: train.py\nenv: {A: yes, B: true}", 'as text: B: "1"'),
+        ("script: train.py\nenv: {'A=B': x}", "a variable can't be called"),
+        ("script: train.py\ndevices: [cuda:0, cuda:0]", "2:10: cuda:0 stands twice"),
+        ("script: train.py\nbaseline: {args: [x]}", "no variant has `args: ['x']`"),
+    ],
+)
+def test_mistakes_are_found_without_running_anything(tmp_path: Path, text: str, expected: str) -> None:
+    files = {
+        "broken__py": "import os\ndef f(:\n",
+        "outside__py": "return 3\n",
+        "binary__py": "\x00\x01\n",
+    }
+    assert expected in mistakes(tmp_path, text, **files)
+
+
+def test_a_module_is_found_beside_the_job_without_importing_its_package(tmp_path: Path) -> None:
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "train.py").write_text("def f(:\n")
+    assert "train.py:1: this is not Python" in mistakes(tmp_path, "module: own_package.train")
+    assert "own_package" not in sys.modules
+
+
+def test_every_combination_is_a_variant_with_launches_of_its_own(tmp_path: Path) -> None:
+    plan = plan_of(
+        tmp_path,
+        """
+        script: train.py
+        args: [--epochs, 1]
+        devices: cpu:2
+        compare: {args: [[--batch, 64], [--batch, 128]], env: [{A: 1}], device_count: [1, 2]}
+        baseline: {device_count: 2, args: [--batch, 64]}
+        """,
+    )
+    assert [variant.id for variant in plan.variants] == [
+        "script-1-batch-64-A-1",
+        "script-1-batch-128-A-1",
+        "script-2-batch-64-A-1",
+        "script-2-batch-128-A-1",
+    ]
+    assert plan.baseline == "script-2-batch-64-A-1"
+    assert plan.variants[0].args == ("--epochs", "1", "--batch", "64")
+    assert len(plan.launches) == 6 * 4  # six pairs of launches for a verdict
+    assert [launch.variants[0] for launch in plan.launches[:8]] == [
+        *(variant.id for variant in plan.variants),
+        *(variant.id for variant in reversed(plan.variants)),
+    ]
+
+
+def test_ranks_of_a_program_are_bound_to_cores(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:2\nbind: cores\n")
+    assert [process.cpus for process in plan.launches[0].processes] == [(0, 1), (2, 3)]
+
+
+def test_a_program_alone_is_launched_once(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:3\n")
+    assert [launch.id for launch in plan.launches] == ["01-script-3"]
+    assert [process.argv for process in plan.launches[0].processes] == [("python", "train.py")] * 3
+
+
+def test_ranks_get_the_environment_of_torchrun_and_a_fair_share_of_the_cores(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:3\nenv: {COLOUR: red}\n")
+    env = plan.launches[0].processes[2].env
+    wanted = {
+        "RANK": "2",
+        "LOCAL_RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "2",
+        "ROLE_WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "OMP_NUM_THREADS": "2",
+        "COLOUR": "red",
+    }
+    assert wanted.items() <= env.items()
+    assert env["TORCHELASTIC_RUN_ID"]
+
+
+def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
+    machine = Machine(gpus=(Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c")))
+    plan = plan_of(tmp_path, "script: train.py\ndevices: [cuda:2, cuda:0]\n", machine)
+    seen = [process.env["CUDA_VISIBLE_DEVICES"] for process in plan.launches[0].processes]
+    assert seen == ["GPU-c,GPU-a"] * 2
+
+
+def test_too_few_devices_are_the_machines_fault(tmp_path: Path) -> None:
+    with pytest.raises(MachineError):
+        plan_of(tmp_path, "script: train.py\ndevices: cuda\n")
+
+
+def test_a_seed_counts_only_where_it_is_stated(tmp_path: Path) -> None:
+    assert plan_of(tmp_path, "script: train.py\ndevices: cpu:1\n").variants[0].seed is None
+    assert plan_of(tmp_path, "script: train.py\ndevices: cpu:1\nseed: 0\n").variants[0].seed == 0
+    varied = plan_of(tmp_path, "script: train.py\ndevices: cpu:1\ncompare: {seed: [1, 2]}\n")
+    assert [variant.seed for variant in varied.variants] == [1, 2]
+
+
+def test_a_program_may_take_as_long_as_it_needs_unless_the_job_says_so(tmp_path: Path) -> None:
+    assert load_job(job_file(tmp_path, "script: train.py\n")).limit_s == float("inf")
+    assert load_job(job_file(tmp_path, "script: train.py\ntimeout: 5m\n")).limit_s == 300
+
+
+def test_the_resolved_job_is_the_same_job(tmp_path: Path) -> None:
+    text = "script: train.py\nargs: [a b, 1]\nenv: {A: 1}\nsteps: {warmup: 12}\ncompare: {seed: [1]}\n"
+    spec = load_job(job_file(tmp_path, text))
+    again = job_file(tmp_path, repr(spec.resolved()).replace("True", "true").replace("False", "false"))
+    assert load_job(again).resolved() == spec.resolved()
+
+
+def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None:
+    job_file(tmp_path, "")
+    text = program_job("train.py", None, ["--epochs", "1", "yes: #"], "cpu:2")
+    spec = load_text(text, "gpurun run", ["steps.warmup=3"], tmp_path)
+    assert (spec.name, spec.script, spec.devices) == ("train", "train.py", "cpu:2")
+    assert spec.args == ("--epochs", "1", "yes: #")
+    assert spec.steps.warmup == 3
+    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "gpurun run", [], tmp_path)
+    assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
+
+
+def test_mistakes_of_gpurun_run_stand_in_no_line(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(program_job("nope.py", None, [], "cpu:2"), "gpurun run", [], tmp_path)
+    assert str(caught.value).startswith("gpurun run: there is no file nope.py")

@@ -1,0 +1,284 @@
+"""Steps of real optimizers, observed from outside, on a clock that ticks once per look."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import launcher
+from launcher.records import OrderedVariant, ProfileOrder, ProgramOrder, StepRecord
+from launcher.rundir import RunDir
+from launcher.worker.hooks import watch_steps
+from launcher.worker.recorder import StepRecorder
+from launcher.worker.stamps import CudaStamps
+from launcher.worker.steady_steps import Classifier
+from launcher.worker.tracer import StepTracer
+
+TICK_NS = 1_000_000
+
+
+class Ticks:
+    """Every look at the clock is a millisecond after the one before."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.count = itertools.count()
+
+    def now(self) -> int:
+        return next(self.count) * TICK_NS
+
+    def elapsed_ns(self, start: int, end: int) -> int:
+        return end - start
+
+    def wait(self) -> None:
+        pass
+
+
+def an_order(folder: Path, warmup: int = 10) -> ProgramOrder:
+    return ProgramOrder(
+        launch="01-script-1",
+        run_dir=str(folder),
+        job_dir=str(folder),
+        script="train.py",
+        module=None,
+        args=(),
+        seed=None,
+        world_size=1,
+        warmup=warmup,
+        variants=(OrderedVariant("script-1"),),
+    )
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[StepRecorder]:
+    order = an_order(tmp_path)
+    recorder = StepRecorder(order, 0, RunDir(tmp_path), stamps=Ticks())
+    with watch_steps(recorder):
+        yield recorder
+
+
+def steps_of(recorder: StepRecorder) -> list[StepRecord]:
+    recorder.close(wait=True)
+    return recorder.run.read_steps("script-1").get(0, [])
+
+
+def a_layer() -> torch.nn.Linear:
+    return torch.nn.Linear(4, 2)
+
+
+def train(
+    layer: torch.nn.Module, optimizers: list[torch.optim.Optimizer], steps: int, micro_batches: int = 1
+) -> None:
+    for _ in range(steps):
+        for _ in range(micro_batches):
+            layer(torch.ones(3, 4)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_step_is_from_call_to_call(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 4)
+    assert [step.step_ns for step in steps_of(recorder)] == [TICK_NS] * 3
+
+
+def test_accumulated_micro_batches_are_one_step(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 3, micro_batches=4)
+    assert len(steps_of(recorder)) == 2
+
+
+def test_two_optimizers_in_turn_make_one_step(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    pair: list[torch.optim.Optimizer] = [
+        torch.optim.SGD([layer.weight], 0.1),
+        torch.optim.Adam([layer.bias], 0.1),
+    ]
+    train(layer, pair, 5)
+    assert len(steps_of(recorder)) == 4
+
+
+def test_a_closure_that_is_called_many_times_is_one_step(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5)
+    calls = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = layer(torch.ones(3, 4)).square().sum()
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert len(calls) > 3
+    assert len(steps_of(recorder)) == 2
+
+
+def test_an_optimizer_per_parameter_in_the_backward_pass(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in layer.parameters()}
+    for parameter in layer.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    for _ in range(4):
+        layer(torch.ones(3, 4)).sum().backward()
+    assert len(steps_of(recorder)) == 3
+
+
+def test_steps_that_a_grad_scaler_skips_are_told_apart(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    for factor in (1.0, 1.0, float("inf"), 1.0):
+        loss = layer(torch.ones(3, 4)).sum() * factor
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert [step.kind for step in steps_of(recorder)] == ["warmup", "skipped", "warmup"]
+    assert recorder.classifier.num_skipped == 1
+
+
+def test_a_disabled_scaler_skips_nothing(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(3):
+        scaler.scale(layer(torch.ones(3, 4)).sum()).backward()
+        scaler.step(optimizer)
+    assert [step.kind for step in steps_of(recorder)] == ["warmup", "warmup"]
+
+
+def test_marked_steps_count_instead_of_the_optimizers(recorder: StepRecorder) -> None:
+    layer = a_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    for _ in range(3):
+        with launcher.step(), launcher.step():  # an inner one means nothing
+            train(layer, [optimizer], 2)
+        recorder.stamps.now()  # type: ignore[union-attr]  # between steps: belongs to none
+    assert [step.step_ns for step in steps_of(recorder)] == [TICK_NS] * 3
+
+
+def test_a_marked_step_that_fails_is_none(recorder: StepRecorder) -> None:
+    with pytest.raises(ValueError, match="oops"), launcher.step():
+        raise ValueError("oops")
+    assert steps_of(recorder) == []
+
+
+def test_marking_steps_means_nothing_outside_of_gpurun() -> None:
+    with launcher.step() as nothing:
+        assert nothing is None
+
+
+def classified(steps_ns: list[int], warmup: int = 10) -> tuple[Classifier, list[StepRecord]]:
+    classifier = Classifier("01", warmup)
+    return classifier, [classifier.add(step_ns, "timed") for step_ns in steps_ns]
+
+
+def test_the_warm_up_ends_when_steps_are_steady() -> None:
+    slow_start = [900, 500, 300, 200, 150]
+    classifier, records = classified([*slow_start, *[100] * 25])
+    kinds = [record.kind for record in records]
+    assert kinds == ["warmup"] * 15 + ["timed"] * 15  # two windows of 5 that agree come after the slow one
+    assert classifier.unsteady is None
+    assert {record.round for record in records if record.kind == "timed"} == {4, 5, 6}
+
+
+def test_a_warm_up_that_never_ends_is_said_to_be_unsteady() -> None:
+    classifier, records = classified([1000 - 25 * step for step in range(35)])
+    assert [record.kind for record in records].count("warmup") == 30
+    assert classifier.unsteady == "no steady step within 30 warm-up steps"
+
+
+def test_more_warm_up_steps_can_be_asked_for() -> None:
+    _, records = classified([100] * 60, warmup=40)
+    assert [record.kind for record in records].count("warmup") == 40
+
+
+def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> None:
+    finished: set[int] = set()
+
+    class Event:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            return self.number in finished
+
+        def elapsed_time(self, end: Any) -> float:
+            return 2.0 * (end.number - self.number)
+
+    numbers = itertools.count()
+    stamps = CudaStamps(lambda: Event(next(numbers)))
+    first, second = stamps.now(), stamps.now()
+    assert stamps.elapsed_ns(first, second) is None
+    finished.add(1)
+    assert stamps.elapsed_ns(first, second) == 2_000_000
+
+
+class FakeProfiler:
+    """Keeps what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def note(*arguments: Any) -> None:
+            self.said.append(name)
+            if name == "export_chrome_trace":
+                Path(arguments[0]).write_text("{}")
+
+        return note
+
+
+def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Path) -> None:
+    profiler = FakeProfiler()
+    tracer = StepTracer(ProfileOrder(steps=2), tmp_path / "trace.json", 30, new_profiler=lambda: profiler)
+    order = an_order(tmp_path)
+    recorder = StepRecorder(order, 0, RunDir(tmp_path), tracer=tracer, stamps=Ticks())
+    for _ in range(40):
+        recorder.enter_step()
+        recorder.leave_step(completed=True)
+    kinds = [step.kind for step in steps_of(recorder)]
+    assert profiler.said == ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"]
+    assert kinds[29:32] == ["profile"] * 3  # one in which the profiler starts, and two
+    assert set(kinds[:29]) == {"warmup", "timed"}
+    assert tracer.written
+    assert (tmp_path / "trace.json").exists()
+
+
+class CaptureOf:
+    """Stands in for `StepCapture`: records `steps` steps from number `first` on."""
+
+    def __init__(self, first: int, steps: int) -> None:
+        self.first, self.last, self.count = first, first + steps - 1, 0
+
+    def between_steps(self, waits: bool = False) -> bool:
+        self.count += 1
+        return not waits and self.first <= self.count <= self.last
+
+
+def test_captured_steps_and_the_one_in_which_they_are_written_are_not_timed(recorder: StepRecorder) -> None:
+    capture = CaptureOf(first=3, steps=2)
+    recorder.capture = capture  # type: ignore[assignment]
+    layer = a_layer()
+    train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 10)
+    assert [step.kind for step in steps_of(recorder)][3:7] == ["profile"] * 3 + ["warmup"]
+    assert capture.count == 9
+
+
+def test_a_capture_puts_the_programs_own_trace_off(recorder: StepRecorder, tmp_path: Path) -> None:
+    tracer = StepTracer(ProfileOrder(2), tmp_path / "rank0.pt.trace.json.gz", first=4)
+    tracer.postpone(3)
+    assert tracer.first == 5
+    tracer.postpone(1)
+    assert tracer.first == 5

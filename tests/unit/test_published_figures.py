@@ -1,0 +1,152 @@
+"""Our figures beside those of Shi et al. 2016, and the list of workloads."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+from click.testing import CliRunner
+
+from launcher.cli import cli
+from launcher.errors import SpecError
+from launcher.published.shi2016 import NETWORKS, fastest, scaling, table7
+from launcher.report.published import Ours, ours_of, render_published
+from launcher.spec.builtins import builtin_workloads, default_batch
+from launcher.spec.catalogue import catalogue, render_catalogue, workload_reference
+from launcher.spec.signature import read_module, signature_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_table_is_complete_and_as_sure_as_its_source() -> None:
+    cells = table7()
+    assert len(cells) == 392
+    assert sum(cell.is_exact for cell in cells) == 178
+    assert sum(cell.seconds is None for cell in cells) == 13
+    assert Counter(cell.network for cell in cells).keys() == set(NETWORKS.values())
+    for workload, network in NETWORKS.items():
+        assert {cell.batch for cell in cells if cell.network == network} == {default_batch(workload)}
+
+
+def test_rows_that_ran_something_else_are_never_fastest() -> None:
+    gpus = [cell for cell in table7() if cell.threads is None]
+    alexnet = [cell for cell in gpus if cell.network == "AlexNet-S"]
+    assert min(alexnet, key=lambda cell: cell.seconds or 9).framework == "MXNet"
+    best = fastest(alexnet)
+    assert best is not None
+    assert (best.framework, best.device, best.seconds) == ("Caffe", "GTX 1080", 0.021)
+    assert not any(cell.is_usable for cell in gpus if (cell.framework, cell.network) == ("CNTK", "LSTM"))
+    outlier = next(cell for cell in table7() if cell.seconds == 15.444)
+    assert not outlier.is_usable
+
+
+def test_ours_stand_beside_the_published_ones() -> None:
+    ours = [
+        Ours("fcn_s", "2 threads of a CPU", 64, 1, 0.211),
+        Ours("fcn_s", "GPU NVIDIA H200, fp32", 64, 1, 0.002),
+    ]
+    text = render_published(ours)
+    assert "FCN-S, batch 64" in text
+    assert "AlexNet-S" not in text
+    assert "1.324~        0.578~ (4)" in text
+    assert (
+        "gpurun  2 threads of a CPU: 0.211 s; 1.8 x the speed of the fastest published, Torch on server CPU"
+        in text
+    )
+    assert (
+        "gpurun  GPU NVIDIA H200, fp32: 0.002 s; 15.0 x the speed of the fastest published, Caffe on GTX 1080"
+        in text
+    )
+
+
+def test_without_ours_all_networks_are_shown_with_their_marks() -> None:
+    text = render_published()
+    assert all(f"{network}, batch" in text for network in NETWORKS.values())
+    assert "* CNTK ran ResNet-110" in text
+    assert "3.518~*" in text
+
+
+def test_splits_of_a_constant_batch_stand_beside_the_papers_words() -> None:
+    times = {1: 1.0, 2: 0.625, 4: 0.5}
+    ours = [Ours("fcn_r", f"{n}", 4096, n, seconds) for n, seconds in times.items()]
+    text = render_published(ours)
+    assert "2 devices, batch 4096: 1.60 x one device (paper, 2 K80s: CNTK about 1.35x" in text
+    assert (
+        "4 devices, batch 4096: 2.00 x one device (paper, 4 K80s: Torch no further gain over 2 GPUs" in text
+    )
+    assert {(line.network, line.global_batch) for line in scaling()} == {
+        ("FCN-R", 4096), ("AlexNet-R", 1024), ("ResNet-56", 128)
+    }  # fmt: skip
+
+
+def variant(**changes: Any) -> SimpleNamespace:
+    usual = {
+        "workload": "resnet50", "step_ms": SimpleNamespace(median=500.0), "varied": {}, "global_batch": 16,
+        "devices": ("cpu:0",), "threads": 1, "strategy": "single", "split": (16,), "precision": "fp32",
+    }  # fmt: skip
+    return SimpleNamespace(**{**usual, **changes})
+
+
+def test_a_run_gives_its_classics_and_tells_another_version() -> None:
+    comparison = SimpleNamespace(
+        variants=[
+            variant(),
+            variant(devices=("cuda:0",), varied={"params": {"version": 1.5}}),
+            variant(workload="gpt"),
+            variant(step_ms=None),
+        ],
+        job={"params": {}},
+        host={"cpu_model": "a CPU", "gpus": [{"index": 0, "name": "H200"}]},
+    )
+    ours = ours_of(comparison)
+    assert [one.label for one in ours] == ["1 thread of a CPU", "GPU H200, fp32"]
+    assert "version 1.5, which does more than the paper's" in render_published(ours)
+
+
+def test_docs_hold_the_catalogue_as_it_is_made() -> None:
+    assert (ROOT / "docs" / "workloads.md").read_text() == workload_reference()  # to renew it: make docs
+
+
+def test_the_catalogue_has_every_workload_and_every_parameter() -> None:
+    entries = {entry.name: entry for entry in catalogue()}
+    assert entries.keys() == builtin_workloads().keys()
+    assert all(entry.bound_by and entry.about and entry.summary for entry in entries.values())
+    assert all(param.meaning and param.default for entry in entries.values() for param in entry.params)
+    assert entries["gpt"].params[0].default == "'tiny'"
+    assert entries["fcn_s"].global_batch == 64
+    assert entries["allreduce"].kind == "micro-benchmark"
+    assert all(len(line) <= 60 for line in render_catalogue(60).splitlines())
+
+
+def test_listing_needs_no_torch() -> None:
+    program = dedent("""
+        import sys
+        sys.modules["torch"] = None
+        sys.argv = ["gpurun", "workloads", "--json"]
+        from launcher.cli import main
+        main()
+    """)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
+    listed = json.loads(done.stdout)
+    assert [entry["name"] for entry in listed["workloads"]] == list(builtin_workloads())
+
+
+def test_the_command_shows_published_times() -> None:
+    shown = CliRunner().invoke(cli, ["workloads", "--published"])
+    assert "ResNet-56, batch 128" in shown.output
+    data = json.loads(CliRunner().invoke(cli, ["workloads", "--published", "--json"]).output)
+    assert len(data["cells"]) == 392
+    refused = CliRunner().invoke(cli, ["workloads", "runs"])
+    assert isinstance(refused.exception, SpecError)
+
+
+def test_defaults_stand_in_the_signature() -> None:
+    module = read_module(ROOT / "workloads" / "gpt.py")
+    assert module is not None
+    signature = signature_of(module, "build")
+    assert signature is not None
+    assert {param.name: param.default for param in signature.params}["learning_rate"] == "0.0003"

@@ -1,0 +1,92 @@
+"""A run while it goes on, as the tab shows it."""
+
+import platform
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.plan.model import Launch, Plan, Variant
+from launcher.records import Event, StepRecord
+from launcher.rundir import RunDir, append_lines, write_json
+from launcher.tensorboard_plugin.answers import own, run_answer
+from launcher.tensorboard_plugin.listing import Listed
+from launcher.tensorboard_plugin.machine import LiveDevices
+from launcher.tensorboard_plugin.progress import progress_answer
+
+IDS = ("ddp-2-even", "ddp-2-48-16")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Two launches of 10 rounds each, of which the first is through and the second in round 6."""
+    variants = tuple(
+        Variant(name, "ddp", ("cpu:0", "cpu:1"), split, "", 64, "fp32", 1, {}, 0, {})
+        for name, split in zip(IDS, ((32, 32), (48, 16)), strict=True)
+    )
+    launches = tuple(Launch(name, "ddp-2", n, IDS, 10, ()) for n, name in enumerate(("01-ddp-2", "02-ddp-2")))
+    run = RunDir(tmp_path / "run")
+    write_json(run.plan, Plan("gpt-splits", "gpt", IDS[0], variants, (), launches, ()))
+    write_json(run.host, {"hostname": platform.node()})
+    began_ns = time.time_ns() - 30 * 10**9
+    append_lines(
+        run.events("01-ddp-2"), [Event(began_ns, "start"), Event(began_ns + 1, "done", None, 10, 10)]
+    )
+    append_lines(run.events("02-ddp-2"), [Event(time.time_ns(), "round", IDS[1], 6, 10)])
+    for rank in (0, 1):
+        phases = {"data": 7, "forward": 10**6, "backward": 2 * 10**6, "optimizer": 10**6}
+        steps = [StepRecord("02-ddp-2", 5, 0, n, "timed", 5 * 10**6, phases, 1 << 30) for n in range(300)]
+        append_lines(
+            run.steps(IDS[1], rank), [StepRecord("02-ddp-2", 0, 0, 0, "warmup", 1, {}, None), *steps]
+        )
+    return run
+
+
+def answer(run: RunDir) -> dict[str, object]:
+    return progress_answer(own(run), LiveDevices())
+
+
+def test_it_says_what_runs_and_how_long_it_takes(run: RunDir) -> None:
+    found = progress_answer(own(run), LiveDevices())
+    assert found["status"] == "running"
+    assert found["stage"]["label"] == "ddp 48/16"
+    assert (found["stage"]["round"], found["stage"]["rounds"]) == (6, 10)
+    assert found["done"] == pytest.approx(15 / 20)
+    began_s = run.read_events("01-ddp-2")[0].time_ns / 1e9
+    assert found["seconds_left"] == pytest.approx((found["time_s"] - began_s) / 3)
+    assert [each["status"] for each in found["variants"]] == ["planned", "running"]
+    assert found["live"]
+
+
+def test_it_has_the_latest_steps_of_each_rank(run: RunDir) -> None:
+    found = progress_answer(own(run), LiveDevices())
+    ranks = found["variants"][1]["ranks"]
+    assert [(each["rank"], each["device"], each["local_batch"]) for each in ranks] == [
+        (0, "cpu:0", 48),
+        (1, "cpu:1", 16),
+    ]
+    assert ranks[0]["steps"] == 300
+    assert ranks[0]["step"] == list(range(60, 300))
+    assert set(ranks[0]["step_ms"]) == {5.0}
+    assert set(ranks[0]["compute_ms"]) == {4.0}
+    assert ranks[0]["peak_gib"] == 1.0
+
+
+def test_it_changes_with_what_is_written(run: RunDir) -> None:
+    elsewhere = {"hostname": "another machine"}
+    write_json(run.host, elsewhere)
+    before = answer(run)
+    assert before["live"] == []
+    assert answer(run)["version"] == before["version"]
+    append_lines(run.steps(IDS[0], 0), [StepRecord("02-ddp-2", 6, 0, 0, "timed", 7, {}, None)])
+    assert answer(run)["version"] != before["version"]
+
+
+def test_before_the_first_variant_is_done_the_plan_is_shown(run: RunDir) -> None:
+    listed: Listed = own(run)
+    found = run_answer(listed)
+    assert found["comparison"] is None
+    assert [(each["id"], each["status"], each["label"]) for each in found["variants"]] == [
+        (IDS[0], "planned", "ddp 32/32"),
+        (IDS[1], "planned", "ddp 48/16"),
+    ]

@@ -1,0 +1,75 @@
+"""What the tab says in words."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.compare.model import Comparison, Difference, RankFigures, VariantResult
+from launcher.tensorboard_plugin.sentences import as_drawn, explanation, headline, system_line
+
+COMPARISON = msgspec.json.decode(
+    (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
+)
+
+
+def with_ranks(variant: VariantResult, waits_ms: tuple[float, float]) -> VariantResult:
+    """Two ranks with traces of 100 ms, of which they wait so long."""
+    ranks = tuple(
+        RankFigures(
+            rank=rank,
+            device=f"cuda:{rank}",
+            local_batch=32 + 16 * (wait_ms == 0) - 8,
+            step_ms=100.0,
+            phases_ms={},
+            peak_gib=None,
+            trace=None,
+            span_ms=100.0,
+            compute_ms=90.0 - wait_ms,
+            exposed_transfer_ms=0.0,
+            exposed_wait_ms=wait_ms,
+            exposed_memcpy_ms=0.0,
+            idle_ms=10.0,
+            input_ms=0.0,
+            host_ms=0.0,
+            exposed_comm_ms=replace(variant.exposed_comm_ms, trace=wait_ms),
+        )
+        for rank, wait_ms in enumerate(waits_ms)
+    )
+    return replace(variant, ranks=ranks)
+
+
+def test_the_headline_is_about_the_fastest() -> None:
+    base = COMPARISON.variants[0]
+    best = replace(COMPARISON.variants[1], vs_baseline=Difference(-4.9, (-5.7, -4.1), "faster"))
+    found = replace(COMPARISON, variants=(base, best), fastest=best.id, baseline=base.id)
+    assert headline(found) == "ddp 48/16 is 4.9 % faster than ddp 32/32."
+    assert headline(replace(found, variants=(base,), fastest=base.id)) == "ddp 32/32 takes 42.1 ms a step."
+    assert headline(replace(found, fastest=None, complete=False)) == "No variant has been measured yet."
+    assert headline(None) is None
+
+
+def test_the_explanation_speaks_of_the_bars_as_they_are_drawn() -> None:
+    base, slow = COMPARISON.variants[:2]
+    assert slow.step_ms is not None
+    slow = with_ranks(slow, (0.0, 40.0))
+    found = replace(COMPARISON, variants=(with_ranks(base, (0.0, 0.0)), slow), fastest=base.id)
+    share = slow.step_ms.median / 100
+    drawn = as_drawn(slow)
+    assert drawn.ranks[1].span_ms == pytest.approx(slow.step_ms.median)
+    assert drawn.ranks[1].exposed_wait_ms == pytest.approx(40 * share)
+    text = explanation(slow, found)
+    assert text is not None
+    assert text.startswith("Rank 1 waits 23.8 of 59.4 ms for rank 0")
+
+
+def test_without_traces_nothing_is_explained() -> None:
+    assert explanation(COMPARISON.variants[0], COMPARISON) is None
+
+
+def test_the_system_line_says_what_ran_where() -> None:
+    host = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}], "versions": {"torch": "2.13.0"}}
+    assert system_line(host, COMPARISON) == "2 × NVIDIA H200 · bf16 · torch 2.13.0"
+    assert system_line({"cpu_cores": 2, "cpu_model": "EPYC"}, None) == "2 × EPYC"
+    assert system_line({"gpus": "none", "versions": 3}, None) == ""
