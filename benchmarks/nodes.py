@@ -5,6 +5,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from benchmarks.timing import record, table
@@ -19,6 +20,7 @@ nodes: 2
 global_batch: 8
 steps: {rounds: 1000}
 profile: {steps: 0}
+gradient_check: false
 """
 BODY = """
 def misbehave(x, calls):
@@ -26,14 +28,32 @@ def misbehave(x, calls):
     if os.environ["RANK"] == "1" and os.path.exists("fail"):
         raise ValueError("no such thing")
 """
-Blow = Callable[[Hosts, list[Command]], None]
+Blow = Callable[[Hosts, list[Command]], AbstractContextManager[object]]
+
+
+def fail(hosts: Hosts, _: list[Command]) -> AbstractContextManager[object]:
+    """A rank of node 1 raises."""
+    (hosts.folders[1] / "fail").touch()
+    return nullcontext()
+
+
+def kill(node: int) -> Blow:
+    """SIGKILL to a node's command."""
+
+    def blow(_: Hosts, commands: list[Command]) -> AbstractContextManager[object]:
+        commands[node].kill()
+        return nullcontext()
+
+    return blow
+
+
 CASES: dict[str, tuple[Blow, tuple[str, ...]]] = {
     "a rank of node 1 raises": (
-        lambda hosts, _: (hosts.folders[1] / "fail").touch(),
-        ("rank 1 raised ValueError", "rank 1 raised ValueError"),
+        fail,
+        ("raised ValueError: no such thing", "raised ValueError: no such thing"),
     ),
-    "SIGKILL of node 0's gpurun": (lambda _, commands: commands[0].kill(), ("", "node 0 (hosta) is gone")),
-    "SIGKILL of node 1's gpurun": (lambda _, commands: commands[1].kill(), ("node 1 (hostb) is gone", "")),
+    "SIGKILL of node 0's gpurun": (kill(0), ("", "node 0 (hosta) is gone")),
+    "SIGKILL of node 1's gpurun": (kill(1), ("node 1 (hostb) is gone", "")),
     "the link is cut": (
         lambda hosts, _: hosts.cut(),
         ("node 1 (hostb) is gone", "node 0 (hosta) is gone"),
@@ -68,8 +88,8 @@ def stop_time(blow: Blow) -> tuple[float, list[str]]:
         hosts.write("model.py", textwrap.dedent(MODEL) + BODY)
         hosts.write("job.yaml", JOB)
         commands = hosts.start_both("job.yaml", "--out", "run")
-        await_file(hosts.folders[0] / "run" / "launches" / "01-ddp-2" / "events.jsonl", '"round"')
+        await_file(hosts.folders[0] / "run" / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
         started = time.monotonic()
-        blow(hosts, commands)
-        results = ended(commands)
+        with blow(hosts, commands):
+            results = ended(commands)
         return time.monotonic() - started, [result.err for result in results]

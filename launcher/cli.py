@@ -2,9 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -26,8 +25,6 @@ from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 from launcher.workloads_command import workloads_command
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def width() -> int:
@@ -90,7 +87,7 @@ def job_command(
     quiet: bool,
     as_json: bool,
     overrides: tuple[str, ...],
-    **about_nodes: Any,
+    **place: Any,
 ) -> None:
     """Run every variant of JOB.yaml, measure and compare them.
 
@@ -111,8 +108,8 @@ def job_command(
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from launcher.run.job import Output, invocation_of, run_job
 
-        output, flags = Output(quiet, only_rank), node_flags(**about_nodes)
-        finished = run_job(guard, invocation_of(job, overrides), out, resume, output, flags)
+        given, output = invocation_of(job, overrides), Output(quiet, only_rank)
+        finished = run_job(guard, given, out, resume, output, node_flags(**place))
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)
@@ -149,13 +146,12 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     """
     from launcher.host import inspect_machine
     from launcher.plan.build import build_plan
-    from launcher.plan.nodes import node_of
+    from launcher.plan.nodes import assumed_nodes
     from launcher.spec.load import load_job
 
     spec = load_job(job, overrides)
     machine = inspect_machine()
-    # Of the other nodes nothing is known yet: they are taken to be like this one.
-    plan = build_plan(spec, machine, (node_of(machine),) * spec.nodes if spec.nodes > 1 else ())
+    plan = build_plan(spec, machine, assumed_nodes(machine, spec.nodes))
     if as_json:
         show_json(plan)
         return

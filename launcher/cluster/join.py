@@ -111,7 +111,7 @@ class _Missing(MachineError):
 
 def _join(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
     if hello.rank == 0:
-        nodes = _gather(link, hello, num_nodes, timeout_s)
+        nodes = gather(link, hello, num_nodes, timeout_s)
         hosts = tuple(node.host for node in nodes)
         for rank in range(1, num_nodes):
             link.send(rank, Welcome(hosts))
@@ -130,7 +130,7 @@ def _join(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
     return Joined(link, hello.rank, hosts, nodes)
 
 
-def _gather(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
+def gather(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
     """All nodes by rank, as soon as all have come."""
     deadline = time.monotonic() + timeout_s
     known = {0: hello}

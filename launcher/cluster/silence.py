@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-SILENCE_S = 6.5
+SILENCE_S = 5.0
 """A node that isn't heard of for this long is gone: with the grace period, all is over within 10 s."""
 SUSPICIOUS_SILENCE_S = 2.5
 """Likewise, where ranks have lost their connections to peers already."""

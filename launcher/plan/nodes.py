@@ -38,6 +38,11 @@ def node_of(machine: MachineLike, host: str = "localhost", address: str = "", in
     return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology)
 
 
+def assumed_nodes(machine: MachineLike, num_nodes: int) -> tuple[Node, ...]:
+    """Nodes of which nothing is known yet: taken to be like this machine. None, if it is the only one."""
+    return (node_of(machine),) * num_nodes if num_nodes > 1 else ()
+
+
 def all_devices(devices: Devices, machine: MachineLike, nodes: Sequence[Node]) -> tuple[str, ...]:
     """The devices of all nodes, node by node: `cuda:0@0`, `cuda:1@0`, `cuda:0@1`, …; without nodes, `cuda:0`.
 

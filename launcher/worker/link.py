@@ -55,22 +55,25 @@ class Link:
         """0 until the nodes have met."""
         self._mails_read = 0
         self._ended = False
+        self._next_pulse_s = time.monotonic()
         self._handler: object = None
         store.add(_LINKS, 1)
 
     def serve(self) -> None:
         """Returns when the command wants no more of it."""
         stream = self._frames.stream
-        next_pulse = time.monotonic()
         while True:
-            pause_s = max(0.0, next_pulse - time.monotonic())
+            pause_s = max(0.0, self._next_pulse_s - time.monotonic())
+            requests: list[LinkRequest] | None = []
             if select.select([stream], [], [], pause_s)[0]:
                 requests = self._frames.requests()
-                if requests is None or not all(self._carry_out(request) for request in requests):
+            if requests is None:
+                return
+            self._pulse_if_due()
+            for request in requests:
+                if not self._carry_out(request):
                     return
-            if time.monotonic() >= next_pulse:
-                self._pulse()
-                next_pulse = time.monotonic() + PULSE_S
+                self._pulse_if_due()  # a part of a file may take seconds on a slow link
 
     def _carry_out(self, request: LinkRequest) -> bool:
         """Whether there is more to come."""
@@ -111,6 +114,11 @@ class Link:
         self._store.wait([_beat(rank) for rank in range(num_nodes)])
         self._num_nodes = num_nodes
         self._frames.send(Met(info.world_size))
+
+    def _pulse_if_due(self) -> None:
+        if time.monotonic() >= self._next_pulse_s:
+            self._pulse()
+            self._next_pulse_s = time.monotonic() + PULSE_S
 
     def _pulse(self) -> None:
         count = self._store.add(_mailbox(self._options.rank), 0)

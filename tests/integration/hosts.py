@@ -108,9 +108,14 @@ class Hosts:
         for folder in self.folders:
             (folder / name).write_text(text)
 
-    def cut(self) -> None:
-        """Pulls the cable out; nobody is told."""
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """The cable is out; nobody is told."""
         _ip("-n", self._spaces[1], "link", "set", "cable", "down")
+        try:
+            yield
+        finally:
+            _ip("-n", self._spaces[1], "link", "set", "cable", "up")
 
     @contextmanager
     def slowed(self, mbit_per_s: int, latency_ms: int) -> Iterator[None]:

@@ -2,14 +2,13 @@
 
 import json
 import re
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.command import MODEL, gpurun, write
+from tests.integration.command import gpurun, write
 from tests.integration.hosts import lacks
 from tests.slurm.cluster import SlurmCluster
 
@@ -17,13 +16,27 @@ pytestmark = pytest.mark.skipif(lacks("sbatch", "slurmctld", "munged"), reason="
 
 JOB = """
 name: two
-workload: model.py:build
+script: train.py
 devices: cpu:2
 nodes: 2
-global_batch: 8
-steps: {rounds: 2, early_stop: false}
 profile: {steps: 0}
-gradient_check: false
+"""
+TRAIN = """
+import os, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+open(f"began-{rank}", "w").close()
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    BODY
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
 """
 JOB_S = 240.0
 """A job that takes longer hangs."""
@@ -36,9 +49,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def submitted(folder: Path, slurm: SlurmCluster, body: str) -> int:
-    """The id of a job whose model does this in every forward pass."""
-    text = textwrap.dedent(MODEL) + f"\ndef misbehave(x, calls):\n    {body}\n"
-    write(folder, "model.py", text)
+    """The id of a job whose program does this in every step."""
+    write(folder, "train.py", TRAIN.replace("BODY", body))
     write(folder, "job.yaml", JOB)
     result = gpurun(folder, "submit", "job.yaml", "--slurm", env=slurm.env)
     assert result.code == 0, result.err
@@ -50,7 +62,7 @@ def submitted(folder: Path, slurm: SlurmCluster, body: str) -> int:
 
 
 def test_a_job_runs_on_two_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
-    job_id = submitted(tmp_path, slurm, "return")
+    job_id = submitted(tmp_path, slurm, "pass")
     slurm.await_state(job_id, "COMPLETED", JOB_S)
     slurm.await_over(job_id, JOB_S)
     run = tmp_path / "runs" / "two" / f"slurm-{job_id}"
@@ -64,15 +76,14 @@ def test_a_job_runs_on_two_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
 
 
 def test_a_job_that_fails_has_failed_for_slurm_too(tmp_path: Path, slurm: SlurmCluster) -> None:
-    body = "if os.environ['RANK'] == '3' and calls > 5: raise ValueError('no such thing')"
-    job_id = submitted(tmp_path, slurm, body)
+    job_id = submitted(tmp_path, slurm, "if rank == 3 and step == 5: raise ValueError('no such thing')")
     slurm.await_state(job_id, "FAILED", JOB_S)
     slurm.await_over(job_id, JOB_S)
     assert "rank 3 raised ValueError: no such thing" in (tmp_path / f"slurm-{job_id}.out").read_text()
 
 
 def test_a_cancelled_job_leaves_nothing(tmp_path: Path, slurm: SlurmCluster) -> None:
-    job_id = submitted(tmp_path, slurm, "open(f'began-{os.environ[\"RANK\"]}', 'w'); time.sleep(0.05)")
+    job_id = submitted(tmp_path, slurm, "time.sleep(60)")
     slurm.await_state(job_id, "RUNNING", JOB_S)
     deadline = time.monotonic() + JOB_S
     while len(list(tmp_path.glob("began-*"))) < 4:
