@@ -372,11 +372,10 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     click.echo(render_trace_diff(difference, width()), nl=False)
 
 
-cli.add_command(run_command)
-cli.add_command(workloads_command)
+for command in (run_command, workloads_command, submit):
+    cli.add_command(command)
 register_running(cli)
 register_job_file(cli)
-cli.add_command(submit)
 
 
 def main() -> None:

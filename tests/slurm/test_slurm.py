@@ -61,34 +61,36 @@ def submitted(folder: Path, slurm: SlurmCluster, body: str) -> int:
     return int(found[1])
 
 
-def test_a_job_runs_on_two_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
-    job_id = submitted(tmp_path, slurm, "pass")
-    slurm.await_state(job_id, "COMPLETED", JOB_S)
-    slurm.await_over(job_id, JOB_S)
-    run = tmp_path / "runs" / "two" / f"slurm-{job_id}"
+def check_success(folder: Path, job_id: int) -> None:
+    """All four ranks made steps, and node 0 has it all."""
+    run = folder / "runs" / "two" / f"slurm-{job_id}"
     comparison = json.loads((run / "comparison.json").read_text())
     (variant,) = comparison["variants"]
     assert variant["status"] == "ok"
     assert variant["devices"] == ["cpu:0@0", "cpu:1@0", "cpu:0@1", "cpu:1@1"]
     assert [rank["rank"] for rank in variant["ranks"] if rank["step_ms"]] == [0, 1, 2, 3]
-    output = (tmp_path / f"slurm-{job_id}.out").read_text()
-    assert "node 1 of 2" in output
+    assert "node 1 of 2" in (folder / f"slurm-{job_id}.out").read_text()
 
 
-def test_a_job_that_fails_has_failed_for_slurm_too(tmp_path: Path, slurm: SlurmCluster) -> None:
-    job_id = submitted(tmp_path, slurm, "if rank == 3 and step == 5: raise ValueError('no such thing')")
-    slurm.await_state(job_id, "FAILED", JOB_S)
-    slurm.await_over(job_id, JOB_S)
-    assert "rank 3 raised ValueError: no such thing" in (tmp_path / f"slurm-{job_id}.out").read_text()
+def test_a_job_runs_another_fails_and_one_is_cancelled(tmp_path: Path, slurm: SlurmCluster) -> None:
+    # Side by side: most of a job's time it waits for Slurm.
+    folders = {name: tmp_path / name for name in ("cancelled", "failed", "ok")}
+    for folder in folders.values():
+        folder.mkdir()
+    endless = submitted(folders["cancelled"], slurm, "time.sleep(60)")
+    failing = submitted(folders["failed"], slurm, "assert rank != 3 or step < 5, 'no such thing'")
+    fine = submitted(folders["ok"], slurm, "pass")
 
-
-def test_a_cancelled_job_leaves_nothing(tmp_path: Path, slurm: SlurmCluster) -> None:
-    job_id = submitted(tmp_path, slurm, "time.sleep(60)")
-    slurm.await_state(job_id, "RUNNING", JOB_S)
     deadline = time.monotonic() + JOB_S
-    while len(list(tmp_path.glob("began-*"))) < 4:
+    while len(list(folders["cancelled"].glob("began-*"))) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    slurm.run("scancel", str(job_id))
-    slurm.await_state(job_id, "CANCELLED", JOB_S)
-    slurm.await_over(job_id, JOB_S)
+    slurm.run("scancel", str(endless))
+    slurm.await_state(failing, "FAILED", JOB_S)
+    slurm.await_state(fine, "COMPLETED", JOB_S)
+    slurm.await_state(endless, "CANCELLED", JOB_S)
+    for job_id in (endless, failing, fine):
+        slurm.await_over(job_id, JOB_S)
+    check_success(folders["ok"], fine)
+    said = (folders["failed"] / f"slurm-{failing}.out").read_text()
+    assert "rank 3 raised AssertionError: no such thing" in said
