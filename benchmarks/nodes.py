@@ -28,6 +28,7 @@ def misbehave(x, calls):
     if os.environ["RANK"] == "1" and os.path.exists("fail"):
         raise ValueError("no such thing")
 """
+CUT = "the link is cut"
 Blow = Callable[[Hosts, list[Command]], AbstractContextManager[object]]
 
 
@@ -54,23 +55,24 @@ CASES: dict[str, tuple[Blow, tuple[str, ...]]] = {
     ),
     "SIGKILL of node 0's gpurun": (kill(0), ("", "node 0 (hosta) is gone")),
     "SIGKILL of node 1's gpurun": (kill(1), ("node 1 (hostb) is gone", "")),
-    "the link is cut": (
+    CUT: (
         lambda hosts, _: hosts.cut(),
         ("node 1 (hostb) is gone", "node 0 (hosta) is gone"),
     ),
 }
 
 
-def main(times: int = 3) -> None:
-    """Writes the section "Several nodes"."""
+def main(times: int = 2, times_cut: int = 4) -> None:
+    """Writes the section "Several nodes"; the cut link, which nobody tells of, is tried most often."""
     rows = []
     for name, (blow, causes) in CASES.items():
         spent_s, right = [], 0
-        for _ in range(times):
+        tried = times_cut if name == CUT else times
+        for _ in range(tried):
             seconds, said = stop_time(blow)
             spent_s.append(seconds)
             right += all(cause in text for cause, text in zip(causes, said, strict=True))
-        row = (name, f"{right} of {times}", f"{statistics.median(spent_s):.1f}", f"{max(spent_s):.1f}")
+        row = (name, f"{right} of {tried}", f"{statistics.median(spent_s):.1f}", f"{max(spent_s):.1f}")
         rows.append(row)
     text = (
         "Two hosts in network namespaces, one gloo rank each: from the event to the end of the last command. "

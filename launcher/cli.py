@@ -25,6 +25,7 @@ from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 from launcher.workloads_command import workloads_command
+from launcher.writable import check_writable
 
 
 def width() -> int:
@@ -105,6 +106,8 @@ def job_command(
         job, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job is None and resume is None:
         raise SpecError("which job? gpurun JOB.yaml; `gpurun init` writes one to start from")
+    if resume is None:
+        check_writable(out or Path("runs"))
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from launcher.run.job import Output, invocation_of, run_job
 
@@ -146,7 +149,7 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     """
     from launcher.host import inspect_machine
     from launcher.plan.build import build_plan
-    from launcher.plan.nodes import assumed_nodes
+    from launcher.plan.spread import assumed_nodes
     from launcher.spec.load import load_job
 
     spec = load_job(job, overrides)

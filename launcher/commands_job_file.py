@@ -1,5 +1,6 @@
 """`gpurun init` and `gpurun schema`: part of the command line, for writing job files."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -20,6 +21,9 @@ def init(path: Path, force: bool) -> None:
 
     if path.exists() and not force:
         raise SpecError(f"{path} exists; --force overwrites it")
+    if not path.parent.exists():
+        command = f"mkdir -p {shlex.quote(str(path.parent))}"
+        raise SpecError(f"there is no folder {path.parent}; make it first: {command}")
     write_bytes(path, job_template().encode())
     click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
 

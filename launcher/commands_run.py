@@ -15,6 +15,7 @@ from launcher.arguments import (
     set_option,
 )
 from launcher.errors import SpecError
+from launcher.writable import check_writable
 
 
 @click.command("run", cls=ProgramCommand)
@@ -60,6 +61,7 @@ def run_command(
 
     if module is None and not words:
         raise SpecError("which program? gpurun run train.py, or gpurun run -m package.train")
+    check_writable(out or Path("runs"))
     script, args = (None, words) if module is not None else (words[0], words[1:])
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from launcher.cli import print_comparison

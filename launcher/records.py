@@ -217,6 +217,9 @@ class StepRecord:
     """Why the GPU ran below its clock when the block ended: `hot`, `power brake`; `None`: it did not."""
     energy_mj: float | None = None
     """Millijoules that the rank's GPUs took for the block, shared among its steps."""
+    others_ns: int | None = None
+    """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
+    that only a mean over blocks counts; `None` where nobody counts."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,7 @@ class FailureRecord:
     kind: Literal["exception", "oom", "exit", "user"]
     """`user`: a mistake in the user's workload that we explain (file, line, expected, got)."""
     type: str
+    """Of the exception; of a mistake in the workload, of what the user's code raised, if it did."""
     message: str
     traceback: str
     secondary: bool

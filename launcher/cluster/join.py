@@ -18,7 +18,8 @@ from launcher.cluster.network import Place, find_place, is_loopback, is_own
 from launcher.cluster.options import LinkOptions
 from launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
 from launcher.host import Machine
-from launcher.plan.nodes import Node, node_of
+from launcher.plan.nodes import Node
+from launcher.plan.spread import node_of
 from launcher.run.guard import Guard
 from launcher.spec.model import JobSpec
 

@@ -1,11 +1,12 @@
 """When splits can't be ranked: ranks that queue for a core, or GPUs whose clocks were throttled.
 
 Then a step's time tells of the machine's other business, or of ranks that take cores from each other, and
-not of the split.
+not of the split. Threads of one rank that wait for each other are part of its step: the replicas of `dp` do.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import inf
 from statistics import fmean, median
 
 from launcher.compare.label import variant_label
@@ -14,23 +15,43 @@ from launcher.compare.standings import is_ranked
 from launcher.records import StepRecord
 
 QUEUE_PERCENT = 5.0
-"""Of a step in the run queue from which on it is not the step that was measured."""
+"""Of a step spent waiting for others from which on it is not the step that was measured."""
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
 
 
 def queue_percent(timed: Sequence[StepRecord]) -> float | None:
-    """Time in the run queue, in percent of the step: median of a rank's blocks; `None` if not counted."""
+    """Time in which a rank waited for other processes to leave a core, in percent of its step.
+
+    The median of what its blocks had in the run queue, but no more than what other processes ran on its
+    cores: the rest it waited for itself. `None` if nobody counted.
+    """
     blocks: dict[tuple[str, int], list[StepRecord]] = {}
     for step in timed:
         blocks.setdefault((step.launch, step.round), []).append(step)
-    shares = [
-        100 * block[0].queue_ns / fmean(step.step_ns for step in block)
-        for block in blocks.values()
-        if block[0].queue_ns is not None
-    ]
-    return median(shares) if shares else None
+    waits = [percent_of_step(block, block[0].queue_ns) for block in blocks.values()]
+    others = [percent_of_step(block, block[0].others_ns) for block in blocks.values()]
+    known = [wait for wait in waits if wait is not None]
+    return min(median(known), others_percent(others)) if known else None
+
+
+def percent_of_step(block: Sequence[StepRecord], share_ns: int | None) -> float | None:
+    """`share_ns` of the block's mean step."""
+    return None if share_ns is None else 100 * share_ns / fmean(step.step_ns for step in block)
+
+
+def others_percent(blocks: Sequence[float | None]) -> float:
+    """CPU time of other processes on a rank's cores, in percent of its step; infinite if nobody counted.
+
+    The mean of the middle half of its blocks: the clock is too coarse for one of them, and what ran for a
+    moment only has disturbed few.
+    """
+    known = sorted(percent for percent in blocks if percent is not None)
+    if not known:
+        return inf
+    outer = len(known) // 4
+    return max(0.0, fmean(known[outer : len(known) - outer]))
 
 
 def throttled(timed: Sequence[StepRecord]) -> str | None:

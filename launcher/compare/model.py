@@ -131,7 +131,7 @@ class RankFigures:
     """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
     queue_percent: float | None = None
-    """Of its step: time in which a thread of it was ready to run, but had no core; median over rounds."""
+    """Of its step: time in which a thread of it was ready to run, but other processes had the cores."""
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
     host: str | None = None

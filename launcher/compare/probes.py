@@ -128,6 +128,8 @@ def _curve_sentence(found: Curve) -> list[str]:
     best = max((p.gflop_per_s for p in found.points if p.gflop_per_s), default=None)
     if best is not None:
         return [f"{found.series}: at most {best:,.3g} GFLOP/s"]
-    if found.latency_us is None or found.fitted_gb_per_s is None:
-        return []
-    return [f"{found.series}: {found.latency_us:,.3g} µs + size / {found.fitted_gb_per_s:,.3g} GB/s"]
+    if found.latency_us is not None and found.fitted_gb_per_s is not None:
+        return [f"{found.series}: {found.latency_us:,.3g} µs + size / {found.fitted_gb_per_s:,.3g} GB/s"]
+    largest = found.points[-1]
+    rate = f" ({largest.gb_per_s:,.3g} GB/s)" if largest.gb_per_s else ""
+    return [f"{found.series}: {largest.time_us:,.3g} µs for {largest.size:,} {found.unit}{rate}"]

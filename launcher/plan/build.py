@@ -14,16 +14,9 @@ from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
-from launcher.plan.nodes import (
-    Node,
-    Place,
-    all_devices,
-    device_of_node,
-    interface_env,
-    node_of_device,
-    places,
-)
+from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
 from launcher.plan.program import program_processes
+from launcher.plan.spread import all_devices, interface_env
 from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 
@@ -82,7 +75,7 @@ def assume_batch(
     """The job with a batch to plan with where nobody has looked yet what `max` comes to, and a note of it."""
     if spec.global_batch != "max" or spec.compare.global_batch:
         return spec, ()
-    batch = ASSUMED_SAMPLES * len(all_devices(spec.devices, machine, nodes))
+    batch = ASSUMED_SAMPLES * len(all_devices(spec, machine, nodes))
     note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
     return spec.model_copy(update={"global_batch": batch}), (note,)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from launcher.errors import MachineError, SpecError
+from launcher.spec.model import JobSpec
 from launcher.topology import Topology
 from launcher.units import plural
 
@@ -62,6 +63,19 @@ def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
         return _cpus(len(devices))
     missing = [name for name in devices if gpu_index(name) >= len(machine.gpus)]
     return devices if not missing else _refuse(f"the job asks for {', '.join(missing)}", machine)
+
+
+def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:
+    """The devices that a job asks for.
+
+    Raises:
+        SpecError: as `resolve_devices`.
+        MachineError: likewise, with the place in the job file.
+    """
+    try:
+        return resolve_devices(spec.devices, machine)
+    except MachineError as error:
+        raise MachineError(str(spec.problem(("devices",), str(error)))) from error
 
 
 def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from launcher.plan.combination import Candidate, Combination, ImpossibleError, c
 from launcher.plan.devices import MachineLike, is_cuda
 from launcher.plan.ids import make_unique, program_id, variant_id
 from launcher.plan.model import LeftOut, Variant
-from launcher.plan.nodes import Node, all_devices, cores_per_device, node_of_device, notes_on
+from launcher.plan.nodes import Node, node_of_device
 from launcher.plan.program import program_variant
+from launcher.plan.spread import all_devices, cores_per_device, notes_on
 from launcher.spec.builtins import is_probe
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
@@ -38,7 +39,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
         MachineError: the machine has fewer devices than the job asks for.
     """
-    devices = all_devices(spec.devices, machine, nodes)
+    devices = all_devices(spec, machine, nodes)
     _check_machine(spec, len(devices))
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
@@ -258,9 +259,8 @@ def _check_machine(spec: JobSpec, num_devices: int) -> None:
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
     if spec.devices in ("auto", "cuda") and counts and min(counts) > num_devices:
         have = plural(num_devices, "device")
-        raise MachineError(
-            f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
-        )
+        message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
+        raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:

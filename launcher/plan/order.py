@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from launcher.plan.ablation import ablation_rounds
-from launcher.plan.devices import MachineLike, is_cuda, resolve_devices
+from launcher.plan.devices import MachineLike, is_cuda, job_devices
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import (
     BalanceOrder,
@@ -58,7 +58,7 @@ def order_for(
         seed=first.seed or 0,
         compile=first.compile,
         channels_last=first.channels_last,
-        threads=first.threads or max(1, machine.cpu_cores // len(resolve_devices(spec.devices, machine))),
+        threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
         variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
         baseline=plan.baseline if plan.baseline in launch.variants else None,
         warmup=spec.steps.warmup,

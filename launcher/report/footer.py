@@ -29,12 +29,17 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
         text = "This run is not complete: the same command with --resume measures what is missing."
         warnings.append(Text.assemble(("! ", "yellow"), text))
     lines = [*notes, *warnings, Text(), Text(comparison.summary, "bold")]
-    return lines if page.run is None else [*lines, *_more_lines(page.run, page)]
+    has_figures = any(one.step_ms or one.probe for one in comparison.variants)
+    return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
 
 
-def _more_lines(run: str, page: Page) -> list[Text]:
-    """The commands that show more of the same run; below each other where one line is too short."""
-    label, *commands = "More:  ", f"gpurun view {run}", f"gpurun report {run} --format json"
+def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:
+    """The commands that show more of the same run; below each other where one line is too short.
+
+    Without figures there is nothing to view: then it is the logs that tell more.
+    """
+    first = f"gpurun view {run}" if has_figures else f"gpurun logs {run}"
+    label, *commands = "More:  ", first, f"gpurun report {run} --format json"
     line = "   ·   ".join(commands)
     if page.plain or len(label + line) <= page.width:
         return [Text.assemble((label, "dim"), line)]

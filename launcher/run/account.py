@@ -24,6 +24,8 @@ class Account:
     say: Callable[[str], None]
     """Called with the explanation of a failure as soon as it is known."""
     told: list[str] = field(default_factory=list)
+    explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
+    """The first attempt that failed with this exception, by its type, message and traceback."""
 
     def tell(self, text: str) -> None:
         self.told.append(text)
@@ -34,7 +36,12 @@ class Account:
         path = self.run.log(attempt, failure.rank)
         log = log_tail(path)
         failure = with_crash(failure, log)
-        self.tell(explain(failure, log, str(path), host=host))
+        key = (failure.error, failure.message, failure.traceback)
+        known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
+        if known == attempt:
+            self.tell(explain(failure, log, str(path), host=host))
+        else:
+            self.tell(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
         return failure
 

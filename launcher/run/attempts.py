@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from launcher.compare.rounds import round_times
-from launcher.plan.model import Launch, Plan
+from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import RoundTime, VariantFacts, VariantStatus
 from launcher.rundir import RunDir, read_json
 
@@ -53,6 +53,28 @@ def rounds_done(run: RunDir, plan: Plan, launch: Launch, variants: Sequence[str]
 def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime, ...]:
     """Complete rounds of a variant so far, over all launches."""
     return round_times(run.read_steps(variant_id), plan.variant(variant_id).world_size, "timed")
+
+
+def untried_alike(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
+    """Variants that nothing is known of yet and that build the same model as one of `variants`."""
+    models = [_model(plan.variant(variant)) for variant in variants]
+    return [
+        other.id
+        for other in plan.variants
+        if _model(other) in models and run.read_status(other.id) is None and not run.read_steps(other.id)
+    ]
+
+
+def _model(variant: Variant) -> tuple[object, ...]:
+    """All that a workload's `build` may depend on, but for the processes that it is built in."""
+    return (
+        variant.workload,
+        variant.params,
+        variant.env,
+        variant.seed,
+        variant.precision,
+        variant.global_batch,
+    )
 
 
 def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:

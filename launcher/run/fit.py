@@ -12,7 +12,7 @@ from launcher.balance.largest import with_margin
 from launcher.errors import MachineError, VariantError
 from launcher.host import Machine
 from launcher.plan.build import device_env
-from launcher.plan.devices import is_cuda, resolve_devices
+from launcher.plan.devices import is_cuda, job_devices
 from launcher.plan.largest import largest_batch
 from launcher.records import Attempt, Fit, FitOrder
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
@@ -46,7 +46,7 @@ def find_fit(
         MachineError: a device can't hold the model and one sample.
         VariantError: the workload fails for another reason, or takes too long.
     """
-    devices = resolve_devices(spec.devices, machine)
+    devices = job_devices(spec, machine)
     pool.preload(OPTIMIZING)  # processes that die of a batch are started again and again
     say(f"global_batch: max: trying batches on {' '.join(devices)}")
     caps = [1 << 60] * len(devices)

@@ -49,6 +49,14 @@ def can_pass(failure: Failure) -> bool:
     return True
 
 
+def is_everywhere(failure: Failure) -> bool:
+    """Whether the mistake is in the text of program or job, so that no other rank or strategy avoids it.
+
+    Other exceptions of a user's code may depend on where it runs: on the number of ranks, say.
+    """
+    return failure.error in LASTING_ERRORS or failure.error == "UserError"
+
+
 def pause_s(restart: int) -> float:
     """Seconds to wait before restart number `restart`, which counts from 1: doubled each time."""
     return float(min(FIRST_PAUSE_S * 2 ** min(restart - 1, 20), LONGEST_PAUSE_S))

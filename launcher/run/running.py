@@ -1,9 +1,10 @@
 """Who works on a run directory: a claim that keeps a second command out, and that other terminals find."""
 
 import contextlib
+import fcntl
 import os
 import platform
-import tempfile
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,17 +60,30 @@ def claimed(run: RunDir) -> Iterator[None]:
 
 def create(run: RunDir, claim: Running) -> None:
     """Writes the claim if there is none that lives: of two commands, one can."""
-    for _ in range(2):
+    with _one_at_a_time(run.path):
+        refuse_if_alive(run)
         try:
+            run.running.unlink(missing_ok=True)  # of a command that was killed
             _create_whole(run.running, msgspec.json.encode(claim))
         except FileExistsError:
-            refuse_if_alive(run)
-            run.running.unlink(missing_ok=True)
-            continue
+            raise SpecError(in_use(run.path, read(run))) from None
         except OSError as error:
             raise unwritable(run.running, error) from error
-        return
-    raise SpecError(in_use(run.path, None))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keeps rivals on this host out: between a look at a stale claim and its removal one may put its own."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        with contextlib.suppress(OSError):  # network file systems lock no folders
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _create_whole(path: Path, content: bytes) -> None:
@@ -78,10 +92,12 @@ def _create_whole(path: Path, content: bytes) -> None:
     Raises:
         FileExistsError: there is one.
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as draft:
-        draft.write(content)
-        draft.flush()
-        os.link(draft.name, path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        draft.write_bytes(content)
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def refuse_if_alive(run: RunDir) -> None:

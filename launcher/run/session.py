@@ -27,6 +27,7 @@ from launcher.run.attempts import (
     missing_variants,
     rounds_done,
     status_of,
+    untried_alike,
     variant_rounds,
 )
 from launcher.run.blame import Exit, Failure, root_cause
@@ -36,16 +37,20 @@ from launcher.run.pool import OPTIMIZING, StartRequest
 from launcher.run.program import begin_launch, end_launch, launch_requests
 from launcher.run.ranks import Pools, Ranks
 from launcher.run.relay import Relay
-from launcher.run.restart import can_pass, pause_s
+from launcher.run.restart import can_pass, is_everywhere, pause_s
 from launcher.run.running import entered
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, append_lines, write_json
 from launcher.spec.model import JobSpec
+from launcher.units import plural
 
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""
 LEFT_BEHIND_S = 8.0
 """How long a rank may outlive another one that ended well; they all end within milliseconds."""
+START_S = 60.0
+"""What a launch has at least, whatever a variant may take, until its ranks are there and have built the
+model: importing torch is no part of a variant, and takes its time on a busy machine."""
 POLL_S = 0.1
 
 OnEvent = Callable[[Launch, int, Event | None], None]
@@ -250,8 +255,9 @@ class Session:
         self, launch: Launch, name: str, tail: EventTail, spent_s: float, hangs: bool
     ) -> Ended | None:
         """How a launch ends whose variant takes longer than its timeout, or that makes no step any more."""
-        if spent_s > self.spec.limit_s:
-            late, stops = f"took longer than {self.spec.limit_s:g} s", True
+        limit_s = allowed_s(self.spec.limit_s, tail.last)
+        if spent_s > limit_s:
+            late, stops = f"took longer than {limit_s:g} s", True
         elif hangs:
             late, stops = f"made no step for {self.spec.hang_timeout_s:g} s", self.spec.on_hang == "stop"
         else:
@@ -308,6 +314,19 @@ class Session:
         lost = [ended.variant] if ended.variant else missing
         for variant in lost:
             write_json(self.run.status(variant), self.lost_status(launch, ended))
+        if ended.variant is None and ended.failure is not None:
+            self.give_up_alike(launch, lost, ended, ended.failure)
+
+    def give_up_alike(self, launch: Launch, lost: Sequence[str], ended: Ended, failure: Failure) -> None:
+        """Spares variants of other launches from failing at the same mistake in what builds their model."""
+        if failure.stage != "build" or not is_everywhere(failure):
+            return
+        alike = untried_alike(self.run, self.plan, lost)
+        for variant in alike:
+            write_json(self.run.status(variant), self.lost_status(launch, ended))
+        if alike:
+            others = plural(len(alike), "other variant")
+            self.account.tell(f"{others} would build the same model and fail likewise: not started")
 
     def lost_status(self, launch: Launch, ended: Ended) -> VariantStatus:
         """The status of a variant that a failed or late attempt was busy with."""
@@ -326,6 +345,12 @@ class Session:
         log = self.run.log(name, rank or 0).relative_to(self.run.path)
         reason = f"{ended.late}{where}"
         return VariantStatus("timeout", reason, name, rank, str(log))
+
+
+def allowed_s(limit_s: float, doing: Event | None) -> float:
+    """Seconds that a launch may spend on what it does now, where a variant may take `limit_s`."""
+    is_on_variant = doing is not None and doing.variant is not None
+    return limit_s if is_on_variant else max(limit_s, START_S)
 
 
 def outcome_error(comparison: Comparison) -> GpurunError | None:

@@ -300,8 +300,9 @@ class JobSpec(_Section):
     profile: Profile = Field(default_factory=Profile)
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     timeout_s: Duration = Field(default=600.0, alias="timeout", json_schema_extra={"default": "10m"})
-    """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds. A program has all the time that
-    it needs unless the job states this."""
+    """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds. Starting processes and building
+    the model, which comes before any variant, may take as long, and always a minute. A program has all the
+    time that it needs unless the job states this."""
     hang_timeout_s: Duration | None = Field(default=None, alias="hang_timeout")
     """How long no step may end before the job counts as hanging: then it is said which rank the others wait
     for. By default only `timeout` counts."""

@@ -49,7 +49,8 @@ def merge_traces(paths: Sequence[Path], out: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
             name = file.name
             if out.suffix == ".gz":
-                with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=5, filename="") as packed:
+                # Without the time of day: the same traces give the same bytes.
+                with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
                     _write(analysis, packed)
             else:
                 _write(analysis, file)

@@ -85,8 +85,6 @@ _LENGTH = attrgetter("dur")
 _PLACE = attrgetter("pid", "tid")
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
 """Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
-ANNOTATION = "user_annotation"
-"""The category of newer traces' annotations."""
 
 
 @dataclass
@@ -197,11 +195,9 @@ class Reader:
             end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
             sizes = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else ()
             self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), sizes))
-        named = np.flatnonzero(kinds == HostKind.OTHER).tolist()
-        annotated = np.array([i for i in named if events[i].cat == ANNOTATION], dtype=np.intp)
+        annotated = np.flatnonzero(kinds == HostKind.ANNOTATION)
         self._add_annotations(events, (start, duration, threads), annotated)
         ops = np.isin(kinds, _OPERATORS)
-        ops[annotated] = False
         self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
 
     def _add_annotations(

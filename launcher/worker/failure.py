@@ -41,13 +41,14 @@ def record_failure(
     error: BaseException,
 ) -> FailureRecord:
     """Writes down why this rank fails, and returns it. The first thing to do: its time decides who began."""
+    is_explained = isinstance(error, GpurunError) and error.__cause__ is not None
     record = FailureRecord(
         time_ns=time.time_ns(),
         rank=rank,
         variant=variant,
         stage=stage,
         kind=kind_of(error),
-        type=type(error).__name__,
+        type=type(error.__cause__ if is_explained else error).__name__,
         message=message_of(error),
         # A user's mistake tells its place itself; our own frames would only hide it.
         traceback="" if isinstance(error, GpurunError) else "".join(traceback.format_exception(error)),

@@ -76,6 +76,7 @@ class Journal:
                 noise.queue_ns,
                 noise.throttled,
                 share_mj,
+                noise.others_ns,
             )
             for i, t in enumerate(timings)
         ]

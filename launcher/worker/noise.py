@@ -10,6 +10,7 @@ import torch
 
 from launcher.gpus import load_nvml
 from launcher.host import has_own_quota
+from launcher.worker.others import others_ns
 from launcher.worker.runqueue import waited_ns
 
 THROTTLING = {
@@ -30,6 +31,8 @@ class BlockNoise:
 
     queue_ns: int | None = None
     """In the run queue, in the mean step."""
+    others_ns: int | None = None
+    """CPU time of other processes on this rank's cores, in the mean step; of one block it may be negative."""
     throttled: str | None = None
 
 
@@ -42,22 +45,25 @@ class NoiseMeter:
 
     why_throttled: Callable[[], str | None]
     read_ns: Callable[[], Mapping[str, int] | None] = waited_ns
+    read_others_ns: Callable[[], int | None] = others_ns
     is_limited: Callable[[], bool] = has_own_quota
     """Whether the rank waits for its own quota: nobody can tell that from waiting for a core."""
     queue_ns: Counter[str] = field(default_factory=Counter)
     """By thread."""
+    others_ns: int | None = 0
     known: bool = True
 
     def clear(self) -> None:
         """A block begins."""
-        self.queue_ns, self.known = Counter(), True
+        self.queue_ns, self.others_ns, self.known = Counter(), 0, True
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Counts what happens within it."""
-        before_ns = self.read_ns()
+        before_ns, others_before_ns = self.read_ns(), self.read_others_ns()
         yield
-        after_ns = self.read_ns()
+        after_ns, others_after_ns = self.read_ns(), self.read_others_ns()
+        self.others_ns = _advanced(self.others_ns, others_before_ns, others_after_ns)
         if before_ns is None or after_ns is None:
             self.known = False
         else:
@@ -68,7 +74,16 @@ class NoiseMeter:
         """What the block suffered, now that its steps are done; of the thread that waited longest."""
         longest_ns = max(self.queue_ns.values(), default=0)
         known = self.known and not self.is_limited()
-        return BlockNoise(longest_ns // num_steps if known else None, self.why_throttled())
+        queue_ns = longest_ns // num_steps if known else None
+        others_ns = None if self.others_ns is None else round(self.others_ns / num_steps)
+        return BlockNoise(queue_ns, others_ns, self.why_throttled())
+
+
+def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None) -> int | None:
+    """`total_ns` with what came between two readings, if both are known."""
+    if total_ns is None or before_ns is None or after_ns is None:
+        return None
+    return total_ns + after_ns - before_ns
 
 
 def noise_meter(device: torch.device) -> NoiseMeter:

@@ -47,7 +47,7 @@ def _communicates(thread: str) -> bool:
     try:
         with open(f"/proc/self/task/{thread}/comm") as file:
             return any(word in file.read() for word in COMMUNICATING)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
         return False
 
 

@@ -7,13 +7,23 @@ from playwright.sync_api import Route, expect
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import Tab
 
-PLOT_X = 500
+LABEL_X, PLOT_X = 70, 500
 
 
 def timeline(open_tab: OpenTab, **more: object) -> Tab:
     tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)  # type: ignore[arg-type]
     tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
     return tab
+
+
+def height_of(tab: Tab, label: str) -> int:
+    """Pixels from the top of the lanes to the first row with this label, which is told beside the pointer."""
+    lanes, tip = tab.find("[data-canvas=lanes]"), tab.find(".tip")
+    for y in range(2, 400, 4):
+        lanes.hover(position={"x": LABEL_X, "y": y})
+        if tip.all_inner_texts() == [label]:
+            return y
+    raise AssertionError(f"no row is labelled {label!r}")
 
 
 def span_ns(tab: Tab) -> int:
@@ -89,9 +99,12 @@ def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
 def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     lanes = tab.find("[data-canvas=lanes]")
-    lanes.hover(position={"x": PLOT_X, "y": 155})
+    lanes.hover(position={"x": PLOT_X, "y": height_of(tab, "CPU main")})
+    expect(tab.find(".tip")).to_contain_text(re.compile("forward|backward: waits for autograd"))
+    compute_y = height_of(tab, "stream 7 compute")
+    lanes.hover(position={"x": PLOT_X, "y": compute_y})
     expect(tab.find(".tip")).to_contain_text(re.compile("kernel|gemm"))
-    lanes.click(position={"x": PLOT_X, "y": 155})
+    lanes.click(position={"x": PLOT_X, "y": compute_y})
     expect(tab.find(".panel h2")).to_have_text(re.compile("kernel|gemm"))
     expect(tab.find(".panel")).to_contain_text("launched by")
 

@@ -1,11 +1,10 @@
 """One of four processes that compute gradients of every strategy and split; run by `test_gradients.py`.
 
-Usage: gradient_worker.py RANK FOLDER. Results go to FOLDER/RANK.json: case → relative error, and findings.
+Results go to FOLDER/RANK.json: case → relative error, and findings.
 """
 
 import gc
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -210,7 +209,6 @@ def ablation(rank: int) -> dict[str, Any]:
 
 
 def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
     results: dict[str, Any] = {}
     if rank == 3:  # it has least to do among the groups
         results |= gradient_errors("single", 1, 0)
@@ -228,7 +226,3 @@ def main(rank: int, folder: Path) -> None:
         gc.collect()
         dist.destroy_process_group()
     (folder / f"{rank}.json").write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

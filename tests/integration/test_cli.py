@@ -75,6 +75,8 @@ def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 3
     assert "cuda:97" in result.err or "no GPU" in result.err
+    line = next(n for n, text in enumerate(JOB.splitlines(), 1) if "cpu:2" in text)
+    assert f"job.yaml:{line}:" in result.err
     assert not (tmp_path / "run").exists()
 
 
@@ -86,6 +88,10 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
     assert again.code == 2
     assert "--force" in again.err
     assert (tmp_path / "job.yaml").read_text() == JOB
+    nowhere = gpurun(tmp_path, "init", "new/job.yaml")
+    assert nowhere.code == 2
+    assert "there is no folder new; make it first: mkdir -p new" in nowhere.err
+    assert not (tmp_path / "new").exists()
 
 
 def test_json_is_for_programs(tmp_path: Path) -> None:
@@ -121,10 +127,15 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()
-    result = gpurun(tmp_path, "job.yaml", "--out", "file/run")
-    assert result.code == 3
-    assert "file/run" in result.err
-    assert "Traceback" not in result.err
+    write(tmp_path, "torch.py", "open('imported', 'w')")
+    before = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    for command in ("job.yaml", "run torch.py"):
+        result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before)
+        assert result.code == 3
+        assert "can't write file/run: Not a directory" in result.err
+        assert "or name another run directory: --out" in result.err
+        assert "Traceback" not in result.err
+    assert not (tmp_path / "imported").exists()  # by processes that were started already
 
 
 def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """Whatever a rank does, the run ends, names the cause, keeps what was measured, and measures the rest."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
+from launcher.stats.schedule import round_blocks
 from tests.integration.command import gpurun, misbehaving, write
 
 ON_6_2 = "x.shape[0] == 2 and calls > 20"
@@ -49,13 +52,25 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path)
     result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4")
     assert result.code == 4, result.err
     assert result.variant("ddp-2-6-2")["status"] == "failed"
-    assert result.variant("ddp-2-6-2")["rounds"] >= 2
-    # The order within a round is random: in the one that failed, it may have had its turn already.
-    assert result.variant("ddp-2-5-3")["rounds"] in (4, 5)
+    assert result.variant("ddp-2-6-2")["rounds"] == 2
+    before_failure = timed_before(tmp_path / "run", "01-ddp-2", 3, "ddp-2-6-2")
+    others = ("ddp-2-even", "ddp-2-5-3")
+    had_turn = {other: other in before_failure for other in others}
+    for other in others:  # round 3 is run again, unless both had had their turn
+        assert result.variant(other)["rounds"] == 4 + (had_turn[other] and not all(had_turn.values()))
     assert sorted(path.name for path in (tmp_path / "run" / "launches").iterdir()) == [
         "01-ddp-2",
         "01-ddp-2~2",
     ]
+
+
+def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
+    """Variants whose turn in this round came before that of `variant`: it is kept where the round failed."""
+    order = json.loads((run / "launches" / launch / "launch.json").read_text())
+    variants = [one["id"] for one in order["variants"]]
+    blocks = round_blocks(variants, order["baseline"], f"{order['run_dir']}/{launch}/{round_}")
+    timed = [block.variant for block in blocks if block.kind == "timed"]
+    return set(timed[: timed.index(variant)])
 
 
 def test_out_of_memory_is_a_result_not_a_failure(tmp_path: Path) -> None:
@@ -71,7 +86,7 @@ def test_out_of_memory_is_a_result_not_a_failure(tmp_path: Path) -> None:
 
 def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
     misbehaving(tmp_path, f"if {ON_6_2}: time.sleep(1000)")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=12s")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
     assert result.code == 4, result.err
     late = result.variant("ddp-2-6-2")
     assert late["status"] == "timeout"
@@ -152,13 +167,38 @@ def test_a_mistake_in_build_is_told_with_its_line_and_costs_no_traceback_of_ours
         tmp_path,
         "broken.py",
         """
-        def build():
-            return undefined_name
+        def build(width=4):
+            if width > 4: return undefined_name
+            from model import build as good
+            return good()
         """,
     )
-    write(tmp_path, "job.yaml", "workload: broken.py:build\ndevices: cpu:2\nglobal_batch: 4\n")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    misbehaving(tmp_path, "pass", BROKEN_JOB)
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", env={"PYTHONPATH": python_path(tmp_path)})
     assert result.code == 4, result.err
     assert "broken.py:2" in result.err
-    assert "undefined_name" in result.err
+    assert result.err.count("NameError: name 'undefined_name' is not defined") == 1
+    assert "1 other variant would build the same model and fail likewise: not started" in result.err
     assert "launcher/worker" not in result.err
+    statuses = {one["id"]: one["status"] for one in result.comparison["variants"]}
+    assert sorted(statuses.values()) == ["failed", "failed", "ok", "ok"]
+    assert {variant_id for variant_id, status in statuses.items() if status == "ok"} == {
+        one["id"] for one in result.comparison["variants"] if one["varied"]["params"]["width"] == 4
+    }
+    assert len(list((tmp_path / "run" / "launches").iterdir())) == 3  # of four: one failure was enough
+
+
+BROKEN_JOB = """
+    workload: broken.py:build
+    devices: cpu:2
+    global_batch: 4
+    compare: {strategy: [ddp, dp], params: [{width: 4}, {width: 8}]}
+    steps: {rounds: 1, launches: 1}
+    profile: {steps: 0}
+    gradient_check: false
+"""
+
+
+def python_path(folder: Path) -> str:
+    """`folder`'s modules can be imported too."""
+    return f"{folder}:{os.environ.get('PYTHONPATH', '')}"

@@ -1,12 +1,7 @@
 """Gradients equal those of the whole batch on one device, for every strategy and split."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,23 +13,11 @@ from torch.nn import functional as F
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.worker.gradient import check_gradients
 from launcher.worker.trainer import Trainer
+from tests.integration import gradient_worker as worker
+from tests.integration.ranks import run_ranks
 from workloads import Workload
 
 NUM_PROCESSES = 4
-
-
-def load_worker() -> Any:
-    """The program of the processes, for the names of its cases; tests are no package to import it from."""
-    path = Path(__file__).with_name("gradient_worker.py")
-    spec = importlib.util.spec_from_file_location("gradient_worker", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker = load_worker()
 
 
 @pytest.fixture(autouse=True)
@@ -46,21 +29,7 @@ def _one_thread() -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the processes found, by rank."""
     folder = tmp_path_factory.mktemp("gradients")
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for rank in range(NUM_PROCESSES):
-        argv = [sys.executable, worker.__file__, str(rank), str(folder)]
-        log = (folder / f"{rank}.log").open("w")
-        with log:
-            processes.append(subprocess.Popen(argv, stdout=log, stderr=log, env=env))
-    try:
-        codes = [process.wait(timeout=180) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"{rank}.log").read_text() for rank in range(NUM_PROCESSES))
-    assert codes == [0] * NUM_PROCESSES, logs
+    run_ranks(worker.__name__, NUM_PROCESSES, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_PROCESSES)]
 
 

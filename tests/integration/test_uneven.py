@@ -1,6 +1,5 @@
 """An uneven split in a loop of one's own trains as one device does, step by step."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,37 +11,17 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 
 from launcher.uneven import UnevenBatches, UnevenStream, loss_weight
+from tests.integration import uneven_worker as worker
+from tests.integration.ranks import run_ranks
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "uneven_training.py"
-
-
-def load_worker() -> Any:
-    path = Path(__file__).with_name("uneven_worker.py")
-    spec = importlib.util.spec_from_file_location("uneven_worker", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker = load_worker()
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two ranks trained, by case."""
     folder = tmp_path_factory.mktemp("uneven")
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([sys.executable, worker.__file__, str(rank), folder], env=env) for rank in (0, 1)
-    ]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks(worker.__name__, 2, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 

@@ -1,9 +1,8 @@
 """One of two ranks that train with an uneven split; run by `test_uneven.py`.
 
-Usage: uneven_worker.py RANK FOLDER. The weights after every step go to FOLDER/RANK.pt, by case.
+The weights after every step go to FOLDER/RANK.pt, by case.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,11 +73,9 @@ CASES = {
 }
 
 
-def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+def main(rank: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    torch.set_num_threads(1)
     found = {}
     for name, batches in CASES.items():
         network = new_model()
@@ -86,7 +83,3 @@ def main() -> None:
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,9 +5,12 @@ import threading
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from launcher.compare.disturbed import disturbances, disturbed_variants, queue_percent, throttled, unranked
 from launcher.records import StepRecord
 from launcher.worker.noise import NoiseMeter, throttling
+from launcher.worker.others import TICK_NS, cores_ns
 from launcher.worker.runqueue import note_end, waited_ns
 from tests.unit import test_compare as hand_made
 
@@ -15,16 +18,56 @@ MS = 1_000_000
 
 
 def step(
-    round_: int, queue_ms: float | None, reason: str | None = None, step_ms: float = 100.0
+    round_: int, queue_ms: float | None, reason: str | None = None, others_ms: float | None = None
 ) -> StepRecord:
-    queue = None if queue_ms is None else round(queue_ms * MS)
-    return StepRecord("01", round_, 0, 0, "timed", round(step_ms * MS), {}, None, queue, reason)
+    """One of 100 ms."""
+    queue, others = (None if ms is None else round(ms * MS) for ms in (queue_ms, others_ms))
+    return StepRecord("01", round_, 0, 0, "timed", 100 * MS, {}, None, queue, reason, others_ns=others)
 
 
 def test_the_share_is_the_median_of_blocks() -> None:
     assert queue_percent([step(1, 2.0), step(1, 2.0), step(2, 4.0), step(3, 90.0)]) == 4
     assert queue_percent([step(1, None)]) is None
     assert queue_percent([]) is None
+
+
+def test_only_what_others_ran_can_have_been_waited_for() -> None:
+    """A block's figure is rough, and may be negative; a burst disturbs few of them."""
+    own = [step(1, 6.0, others_ms=9.0), step(2, 6.0, others_ms=-7.0)]
+    assert queue_percent(own) == pytest.approx(1)
+    assert queue_percent([*own, step(3, 6.0, others_ms=90.0), step(4, 6.0, others_ms=-9.0)]) == pytest.approx(
+        1
+    )
+    assert queue_percent([step(1, 6.0, others_ms=-7.0)]) == 0
+    assert queue_percent([step(1, 30.0, others_ms=70.0)]) == 30
+    assert queue_percent([step(1, 6.0)]) == 6  # where nobody counts what others ran, the wait stands
+
+
+STAT = """cpu  100 20 3 900 5 6 7 8 0 0
+cpu0 60 20 0 400 5 6 7 8 0 0
+cpu1 40 0 3 500 0 0 0 0 0 0
+intr 5
+"""
+
+
+def test_programs_time_on_the_cores_that_may_be_used() -> None:
+    assert cores_ns(STAT, {0, 1}) == 123 * TICK_NS
+    assert cores_ns(STAT, {0}) == 80 * TICK_NS
+    assert cores_ns(STAT, {1, 7}) == 43 * TICK_NS
+    with pytest.raises(ValueError, match="none of the cores"):
+        cores_ns(STAT, {7})
+
+
+def test_the_meter_adds_up_what_others_ran() -> None:
+    counts = iter([100, 150, 200, 190])
+    meter = NoiseMeter(lambda: None, dict, lambda: next(counts))
+    meter.clear()
+    for _ in range(2):
+        with meter.counting():
+            pass
+    assert meter.per_step(4).others_ns == 10
+    meter.clear()
+    assert meter.per_step(4).others_ns == 0
 
 
 def test_a_reason_counts_if_most_blocks_end_with_it() -> None:
@@ -36,7 +79,7 @@ def test_the_meter_takes_the_thread_that_waited_longest() -> None:
     counts = iter(
         [{"main": 5, "other": 0}, {"main": 25, "other": 8}, {"main": 25, "new": 3}, {"main": 45, "new": 4}]
     )
-    meter = NoiseMeter(lambda: "hot", lambda: next(counts))
+    meter = NoiseMeter(lambda: "hot", lambda: next(counts), lambda: 0)
     meter.clear()
     for _ in range(2):
         with meter.counting():
@@ -47,10 +90,11 @@ def test_the_meter_takes_the_thread_that_waited_longest() -> None:
 
 
 def test_where_nobody_counts_nothing_is_known() -> None:
-    meter = NoiseMeter(lambda: None, lambda: None)
+    meter = NoiseMeter(lambda: None, lambda: None, lambda: None)
     with meter.counting():
         pass
     assert meter.per_step(1).queue_ns is None
+    assert meter.per_step(1).others_ns is None
 
 
 def test_a_thread_that_ended_still_counts() -> None:

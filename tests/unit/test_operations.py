@@ -12,15 +12,43 @@ import pytest
 
 from launcher.control import ControlBlock, block_path, leave, make_folder, read_states, start_ticks
 from launcher.errors import MachineError, SpecError
+from launcher.records import Event
+from launcher.run.account import Account
 from launcher.run.blame import Failure
 from launcher.run.limits import check_open_files, remedy, start_problem
 from launcher.run.pace import Pace
 from launcher.run.relay import MOST_AT_ONCE_BYTES, Relay
-from launcher.run.restart import can_pass, pause_s
+from launcher.run.restart import can_pass, is_everywhere, pause_s
 from launcher.run.running import Running, boot_id, claimed, entered, read, running_launch
+from launcher.run.session import START_S, allowed_s
 from launcher.rundir import RunDir
 
 FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "RuntimeError", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "everywhere"),
+    [("NameError", True), ("UserError", True), ("AssertionError", False), ("RuntimeError", False)],
+)
+def test_what_another_strategy_can_not_avoid(error: str, everywhere: bool) -> None:
+    assert is_everywhere(replace(FAILED, kind="user", error=error)) is everywhere
+
+
+def test_the_same_exception_is_explained_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    account = Account(RunDir(tmp_path), said.append)
+    traced = replace(FAILED, message="no luck", traceback='  File "train.py", line 3, in build\n')
+    account.failure(traced, "01-ddp-2")
+    account.failure(replace(traced, rank=0), "02-dp-2")
+    account.failure(replace(traced, message="other"), "03-dp-2")
+    assert [text.count("train.py") for text in said] == [1, 0, 1]
+    assert said[1].startswith("02-dp-2: rank 0 raised X: no luck: the same as in 01-ddp-2\nlog: ")
+
+
+def test_a_start_has_a_minute_whatever_a_variant_may_take() -> None:
+    building, measuring = Event(0, "build"), Event(0, "round", "ddp-2-even", 1)
+    assert [allowed_s(5.0, doing) for doing in (None, building, measuring)] == [START_S, START_S, 5.0]
+    assert allowed_s(600.0, building) == 600
 
 
 @pytest.mark.parametrize(
@@ -173,7 +201,8 @@ def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_of_two_commands_one_gets_the_run(tmp_path: Path) -> None:
-    run, got, barrier = RunDir(tmp_path), [], threading.Barrier(8)
+    run, got, barrier = RunDir(tmp_path), [], threading.Barrier(8, timeout=60)
+    run.running.write_bytes(msgspec.json.encode(claim(pid=2**22 + 1)))  # each of them finds a stale one first
 
     def attempt() -> None:
         barrier.wait()

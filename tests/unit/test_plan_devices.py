@@ -1,11 +1,14 @@
 """Which devices a job means on machines with and without GPUs."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from launcher.errors import MachineError, SpecError
-from launcher.plan.devices import busy_notes, device_notes, resolve_devices
+from launcher.plan.devices import busy_notes, device_notes, job_devices, resolve_devices
+from launcher.spec.load import check_source
+from launcher.spec.source import parse_source
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,13 @@ def test_more_gpus_than_there_are() -> None:
 def test_no_gpu_at_all(devices: str | tuple[str, ...]) -> None:
     with pytest.raises(MachineError, match="no NVIDIA GPU"):
         resolve_devices(devices, FakeMachine())
+
+
+def test_a_job_is_told_where_it_asks_for_them() -> None:
+    job = "workload: mlp\nglobal_batch: 8\ndevices: [cuda:0, cuda:1]\n"
+    spec = check_source(parse_source(job.encode(), "job.yaml"), Path())
+    with pytest.raises(MachineError, match=r"^job.yaml:3:10: the job asks for cuda:0, cuda:1, but this"):
+        job_devices(spec, FakeMachine())
 
 
 def test_kinds_do_not_mix() -> None:

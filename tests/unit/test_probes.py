@@ -146,6 +146,9 @@ def test_the_summary_gives_one_number() -> None:
     result = probe_result(records, "crossover", "NVIDIA H200", "fp32")
     assert probe_summary("crossover", {"v": result}) == "The GPU pays from 32 rows on, transfer included."
     assert probe_summary("h2d", {"v": None}) == "h2d has measured nothing."
+    two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
+    no_line = probe_result(two_sizes, "allreduce", None, "fp32")
+    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4,000 bytes (2 GB/s)."
     points = curve_points(result, 1.0)
     assert {(point.step, *point.values) for point in points} == {
         (16, "curve/CPU/us"), (16, "curve/GPU/us"), (32, "curve/CPU/us"), (32, "curve/GPU/us")

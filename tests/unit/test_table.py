@@ -49,6 +49,13 @@ variant  split           step ms  vs baseline       ±  samples/s  eff.  peak Gi
 ddp      32/32        42.1 ± 0.2  baseline                 1 520  0.93     13.20  ▇▇▇▇▇▒▒▒▒▒▒▒▒▒▒▒▒▒"""
 
 
+def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:
+    assert "gpurun view" in shown(COMPARISON)
+    failed = with_variants(variant("dp-2-48-16"))
+    assert "gpurun view" not in shown(failed)
+    assert f"More:  gpurun logs {RUN}" in shown(failed)
+
+
 def variant(variant_id: str) -> VariantResult:
     return next(found for found in COMPARISON.variants if found.id == variant_id)
 

@@ -137,6 +137,21 @@ def test_spellings_of_old_and_foreign_profilers(tmp_path) -> None:
 # What is wrong with files.
 
 
+def test_annotations_of_any_name_are_kept_and_are_no_operators(tmp_path) -> None:
+    write(
+        tmp_path / "a.json",
+        [
+            span("user_annotation", "forward", 0, 60),
+            span("user_annotation", "aten::mine", 5, 40),
+            span("cpu_op", "aten::mm", 10, 20),
+        ],
+    )
+    trace = read_trace(tmp_path / "a.json")
+    assert [trace.annotation_names[name] for name in trace.annotations.name] == ["forward", "aten::mine"]
+    assert (trace.annotations.end - trace.annotations.start).tolist() == [60_000, 40_000]
+    assert [trace.op_names[name] for name in trace.ops.name] == ["aten::mm"]
+
+
 def message(path: Path) -> str:
     with pytest.raises(TraceError) as caught:
         analyse_paths([path])

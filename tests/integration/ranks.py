@@ -1,0 +1,54 @@
+"""Runs `main(rank, folder)` of a module in processes that share one import of torch."""
+
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 180
+
+
+def run_ranks(module: str, num_ranks: int, folder: Path) -> None:
+    """`python -m tests.integration.ranks MODULE NUM_RANKS FOLDER`; fails with what the ranks said."""
+    argv = [sys.executable, "-m", __name__, module, str(num_ranks), str(folder)]
+    pipe = subprocess.PIPE
+    family = subprocess.Popen(
+        argv, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said, _ = family.communicate(timeout=TIMEOUT_S)
+    finally:
+        if family.poll() is None:
+            os.killpg(family.pid, signal.SIGKILL)
+            family.communicate()
+    assert family.returncode == 0, said
+
+
+def main(module: str, num_ranks: int, folder: Path) -> int:
+    """The ranks' parent: 0 if all of them end well; if one fails, the others are ended."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    importlib.import_module("torch._dynamo")  # which every optimizer imports
+    importlib.import_module("torch").set_num_threads(1)
+    body = importlib.import_module(module).main
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=body, args=(rank, folder)) for rank in range(num_ranks)]
+    for rank in ranks:
+        rank.start()
+    running = list(ranks)
+    while running and not any(rank.exitcode for rank in ranks):
+        multiprocessing.connection.wait([rank.sentinel for rank in running])
+        running = [rank for rank in running if rank.exitcode is None]
+    for rank in running:
+        rank.kill()
+    for rank in ranks:
+        rank.join()
+    return max(abs(rank.exitcode or 0) for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
