@@ -35,6 +35,8 @@ from launcher.rundir import RunDir, write_bytes, write_json
 
 _POLL_S = 0.05
 _WAIT_S = 1.0
+_SHOW_EVERY_S = 0.2
+"""Longer than a rank takes from its last words to its end."""
 _STEPS_EVERY_S = 1.0
 """How often node 0 is told that steps were made."""
 
@@ -92,6 +94,7 @@ class Follower:
     steps: tuple[int, ...] = ()
     """As node 0 knows them."""
     told_s: float = 0.0
+    shown_s: float = 0.0
     pool: Ranks = field(init=False)
     outbox: Outbox = field(init=False)
 
@@ -111,8 +114,7 @@ class Follower:
                 self.handle(message)
             self.report_exits()
             self.report_steps()
-            if self.relay is not None and not self.failed:
-                self.relay.look()
+            self.show_lines()
 
     def handle(self, message: Message) -> None:
         """Does what node 0 wants."""
@@ -176,6 +178,13 @@ class Follower:
         if steps != self.steps:
             self.steps = steps
             self.link.send(0, Steps(self.attempt, self.link.rank, steps))
+
+    def show_lines(self) -> None:
+        """Shows what ranks write; what they say of lost peers at their end is not worth it."""
+        if self.relay is None or self.failed or time.monotonic() - self.shown_s < _SHOW_EVERY_S:
+            return
+        self.shown_s = time.monotonic()
+        self.relay.look()
 
     def sights(self) -> tuple[Sight, ...]:
         """What this node's ranks are doing."""

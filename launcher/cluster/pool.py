@@ -34,6 +34,8 @@ from launcher.rundir import RunDir, read_json, write_json
 
 _POLL_S = 0.05
 _BEFORE_STOP_NS = 10_000_000
+_ECHO_S = 1.0
+"""What this node's own message may take to come back to it, with its number."""
 _LOOK_S = STACKS_S + 2.0
 """How long other nodes may take to look at their ranks, and to tell."""
 
@@ -104,8 +106,11 @@ class ClusterPool:
             self._take_mail(0.0)
             remaining_s = 0.0 if self._exits else max(0.0, deadline - time.monotonic())
             if exits := self._local.poll(min(remaining_s, _POLL_S)):
-                self._link.suspect(any(exit_.returncode for exit_ in exits))
+                failed = any(exit_.returncode for exit_ in exits)
+                self._link.suspect(failed)
                 self._link.send(0, Exits(self._attempt, 0, rank_exits(exits)))
+                if failed:  # so that nobody takes a victim's last words for news
+                    deadline = max(deadline, time.monotonic() + _ECHO_S)
             self._pass_port_on()
             self._answer_a_look()
             if self._exits or time.monotonic() >= deadline:

@@ -127,40 +127,37 @@ def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) 
     assert not list(hosts.temporary[1].glob("gpurun-*"))
 
 
-def test_a_program_starts_again_and_its_hang_is_told_on_both(hosts: Hosts) -> None:
+def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     hosts.write("train.py", TRAIN)
     job = ("train.py", "--devices", "cpu:1", "--nodes", "2", "--out", "program")
-    nodes = ended(hosts.start_both("run", *job, "--set", "restarts=1", "--set", "hang_timeout=5s"))
-    for node in nodes:
-        assert node.code == 4, node.err
-        assert "rank 1 was killed by SIGKILL\n    it happened on hostb" in node.err, node.err
-        assert "restart 1 of 1" in node.err
-        assert "rank 1 is in `wait_for_ever` (train.py" in node.err, node.err
-        assert "rank 0 waits in all_reduce" in node.err
+    wanted = ("--set", "restarts=1", "--set", "hang_timeout=5s", "--set", "on_hang=continue")
+    commands = hosts.start_both("run", *job, *wanted)
     launches = hosts.folders[0] / "program" / "launches"
-    logs = [(launches / "01-script-2~2" / "log" / f"rank{rank}.log").read_text() for rank in (0, 1)]
-    assert ["0 0 2 10.213.7.1" in logs[0], "0 1 2 10.213.7.1" in logs[1]] == [True, True]
-
-
-def test_a_killed_agent_ends_the_other_node(hosts: Hosts) -> None:
-    prepare(hosts, ENDLESS)
-    commands = hosts.start_both("job.yaml", "--out", "agent", *LONG, "--set", "compare.split=[balanced]")
-    run = hosts.folders[0] / "agent"
-    await_file(run / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
+    await_file(launches / "01-script-2~2" / "hang.json", "wait_for_ever")
+    (stacks,) = ended([hosts.start(0, "stacks", "program")])
     commands[0].kill()
-    survivor = ended(commands)[1]
-    balance = json.loads((run / "variants" / "ddp-2-balanced" / "balance.json").read_text())
-    assert sum(balance["best"]["split"]) == 8  # both nodes measured, and came to the same
-    assert survivor.code == 4
-    assert "node 0 (hosta) is gone" in survivor.err
+    first, second = ended(commands)
+    assert "rank 1 is in `wait_for_ever`" in stacks.out, stacks
+    for said in (first.err, second.err):
+        assert "rank 1 was killed by SIGKILL\n    it happened on hostb" in said, said
+        assert "restart 1 of 1" in said
+        assert "rank 1 is in `wait_for_ever` (train.py" in said
+        assert "rank 0 waits in all_reduce" in said
+    assert second.code == 4
+    assert "node 0 (hosta) is gone" in second.err
+    logs = [(launches / "01-script-2" / "log" / f"rank{rank}.log").read_text() for rank in (0, 1)]
+    assert ["0 0 2 10.213.7.1" in logs[0], "0 1 2 10.213.7.1" in logs[1]] == [True, True]
 
 
 def test_a_cut_link_ends_both_nodes(hosts: Hosts) -> None:
     prepare(hosts, ENDLESS)
-    commands = hosts.start_both("job.yaml", "--out", "link", *LONG, "--set", "compare.split=[even]")
-    await_file(hosts.folders[0] / "link" / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
+    commands = hosts.start_both("job.yaml", "--out", "link", *LONG, "--set", "compare.split=[balanced]")
+    run = hosts.folders[0] / "link"
+    await_file(run / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
     with hosts.cut():
         first, second = ended(commands)
+    balance = json.loads((run / "variants" / "ddp-2-balanced" / "balance.json").read_text())
+    assert sum(balance["best"]["split"]) == 8  # both nodes measured, and came to the same
     assert (first.code, second.code) == (4, 4)
     assert "node 1 (hostb) is gone" in first.err
     assert "node 0 (hosta) is gone" in second.err
