@@ -37,8 +37,9 @@ $(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
+# Tests of processes have the machine to themselves: they start ranks on all cores, and some look at their times.
 test: $(READY) $(TRAINER)/.ready ## Run all tests
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest tests/unit -n 2; unit=$$?; $(BIN)/python -m pytest --ignore tests/unit && exit $$unit
 
 lint: $(READY) ## ruff, ruff format, mypy --strict
 	$(BIN)/ruff check .

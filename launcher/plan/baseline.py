@@ -36,7 +36,7 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
 
 
 def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
-    named = {key: value for key in Baseline.model_fields if (value := getattr(wanted, key)) is not None}
+    named = {key: value for key in Baseline.keys if (value := getattr(wanted, key)) is not None}
     params, env, split = named.pop("params", {}), named.pop("env", {}), named.pop("split", None)
     args = named.pop("args", None)
     return (

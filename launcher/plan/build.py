@@ -77,7 +77,7 @@ def assume_batch(
         return spec, ()
     batch = ASSUMED_SAMPLES * len(all_devices(spec, machine, nodes))
     note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
-    return spec.model_copy(update={"global_batch": batch}), (note,)
+    return replace(spec, global_batch=batch), (note,)
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.errors import SpecError
 from launcher.plan.model import PROGRAM, Variant
 from launcher.spec.builtins import default_batch
-from launcher.spec.model import JobSpec
+from launcher.spec.model import Compare, JobSpec
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
@@ -72,7 +72,7 @@ def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Co
     Raises:
         SpecError: there are too many.
     """
-    lists = {key: values for key in type(spec.compare).model_fields if (values := getattr(spec.compare, key))}
+    lists = {key: values for key in Compare.keys if (values := getattr(spec.compare, key))}
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:
         message = f"`compare` makes {total:,} combinations; {MAX_COMBINATIONS:,} is the most"

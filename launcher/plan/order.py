@@ -1,4 +1,4 @@
-"""A launch of the plan as the order that its workers read."""
+"""A launch of the plan as the order that its workers, or the ranks of its program, read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,9 @@ from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import (
     BalanceOrder,
     LaunchOrder,
+    OrderedVariant,
     ProfileOrder,
+    ProgramOrder,
     RoundTime,
     VariantOrder,
 )
@@ -73,6 +75,25 @@ def order_for(
     )
 
 
+def program_order(
+    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
+) -> ProgramOrder:
+    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
+    return ProgramOrder(
+        launch=launch_id,
+        run_dir=str(run_dir),
+        job_dir=str(job_dir),
+        script=spec.script,
+        module=spec.module,
+        args=variant.args,
+        seed=variant.seed,
+        world_size=variant.world_size,
+        warmup=spec.steps.warmup,
+        variants=(OrderedVariant(variant.id),),
+        profile=_profile(spec) if is_first else None,
+    )
+
+
 def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
 ) -> VariantOrder:
@@ -109,4 +130,6 @@ def _profile(spec: JobSpec) -> ProfileOrder | None:
     wanted = spec.profile
     if not wanted.steps:
         return None
-    return ProfileOrder(**wanted.model_dump())
+    return ProfileOrder(
+        wanted.steps, wanted.shapes, wanted.memory, wanted.stacks, wanted.modules, wanted.ranks
+    )

@@ -9,7 +9,7 @@ from launcher.plan.devices import MachineLike, visible_gpus
 from launcher.plan.model import PROGRAM, Process, Variant
 from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
 from launcher.plan.spread import interface_env
-from launcher.records import LOOPBACK, OrderedVariant, ProfileOrder, ProgramOrder
+from launcher.records import LOOPBACK
 from launcher.spec.model import JobSpec
 from launcher.units import plural
 
@@ -26,7 +26,7 @@ def program_variant(spec: JobSpec, wanted: Combination, devices: tuple[str, ...]
     if wanted.device_count > len(devices):
         reason = f"the job has {plural(len(devices), 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
-    is_seeded = "seed" in spec.model_fields_set or "seed" in wanted.stated
+    is_seeded = "seed" in spec.stated or "seed" in wanted.stated
     return Variant(
         id="",
         strategy=PROGRAM,
@@ -95,26 +95,6 @@ def _node_env(variant: Variant, place: Place, machine: MachineLike) -> Mapping[s
 def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
     """A rank's fair share of the cores, not 1: a lone rank may use them all."""
     return max(1, machine.cpu_cores // local_world_size)
-
-
-def program_order(
-    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
-) -> ProgramOrder:
-    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
-    profile = spec.profile if is_first and spec.profile.steps else None
-    return ProgramOrder(
-        launch=launch_id,
-        run_dir=str(run_dir),
-        job_dir=str(job_dir),
-        script=spec.script,
-        module=spec.module,
-        args=variant.args,
-        seed=variant.seed,
-        world_size=variant.world_size,
-        warmup=spec.steps.warmup,
-        variants=(OrderedVariant(variant.id),),
-        profile=ProfileOrder(**profile.model_dump()) if profile else None,
-    )
 
 
 def _shared_env(run_id: str, place: Place, num_nodes: int, address: str) -> Mapping[str, str]:

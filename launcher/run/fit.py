@@ -4,7 +4,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def wants_max(spec: JobSpec) -> bool:
 
 def with_batch(spec: JobSpec, fit: Fit) -> JobSpec:
     """The job with the batch that was found in place of `max`."""
-    return spec.model_copy(update={"global_batch": fit.global_batch})
+    return replace(spec, global_batch=fit.global_batch)
 
 
 def find_fit(
@@ -56,7 +56,7 @@ def find_fit(
                 spec, machine, pool, job_dir, Path(name) / str(number), devices, precision, params
             )
             caps = [min(cap, found) for cap, found in zip(caps, search.run(), strict=True)]
-    batch = largest_batch(spec.model_copy(update={"global_batch": 1}), caps)
+    batch = largest_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{cap:,} on {device}" for cap, device in zip(caps, devices, strict=True))
     say(f"global_batch: max is {batch:,}: there is room for {held}")
     return Fit(batch, tuple(caps))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.plan.model import Launch, Variant
-from launcher.plan.program import program_order
+from launcher.plan.order import program_order
 from launcher.records import LOOPBACK, Event
 from launcher.run.blame import Exit
 from launcher.run.wire import SERVICE_RANK, StartRequest

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.spec.draft import Draft
-from launcher.spec.model import OF_PROGRAMS, OF_WORKLOADS, ROUNDS, VARIED_BY_PROGRAMS, JobSpec
+from launcher.spec.model import OF_PROGRAMS, OF_WORKLOADS, ROUNDS, VARIED_BY_PROGRAMS, Compare, JobSpec
 from launcher.spec.tree import Path
 
 KINDS = ("workload", "script", "module")
@@ -22,7 +22,7 @@ def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
     yield from _empty(draft)
     stated = [key for key in KINDS if getattr(spec, key) is not None]
     if not stated:
-        if all(draft.knows((key,)) and key not in spec.model_fields_set for key in KINDS):
+        if all(draft.knows((key,)) and key not in spec.stated for key in KINDS):
             yield spec.problem(("workload",), "the key `workload` is missing", _HINTS["workload"])
     elif len(stated) > 1:
         message = f"`{stated[1]}` and `{stated[0]}` exclude each other: a job runs one thing"
@@ -43,7 +43,7 @@ def _empty(draft: Draft) -> Iterator[Problem]:
         "global_batch": "a whole number",
     }
     for key, what in expected.items():
-        if key in draft.spec.model_fields_set and getattr(draft.spec, key) is None and draft.knows((key,)):
+        if key in draft.spec.stated and getattr(draft.spec, key) is None and draft.knows((key,)):
             yield draft.spec.problem((key,), f"`{key}`: expected {what}, got nothing")
 
 
@@ -60,7 +60,7 @@ def _foreign_to_programs(spec: JobSpec) -> Iterator[Problem]:
     if spec.global_batch == "max":
         message = "`global_batch: max` is for workloads: a program's batch isn't known"
         yield spec.problem(("global_batch",), message, "state the number, or leave it out")
-    everything = frozenset(type(spec.compare).model_fields)
+    everything = frozenset(Compare.keys)
     for path in _stated(spec, OF_WORKLOADS, everything - VARIED_BY_PROGRAMS, ROUNDS):
         message = f"`{_dotted(path)}` is for workloads: a program decides that itself"
         yield spec.key_problem(path, message, _instead(str(path[-1])))
@@ -76,11 +76,11 @@ def _stated(
     spec: JobSpec, top: frozenset[str], varied: frozenset[str], steps: frozenset[str]
 ) -> Iterator[Path]:
     """The places of those of these keys that the job states."""
-    yield from ((key,) for key in JobSpec.model_fields if key in top & spec.model_fields_set)
-    yield from (("compare", key) for key in varied & spec.compare.model_fields_set)
+    yield from ((key,) for key in JobSpec.keys if key in top & spec.stated)
+    yield from (("compare", key) for key in varied & spec.compare.stated)
     if spec.baseline is not None:
-        yield from (("baseline", key) for key in varied & spec.baseline.model_fields_set)
-    yield from (("steps", key) for key in steps & spec.steps.model_fields_set)
+        yield from (("baseline", key) for key in varied & spec.baseline.stated)
+    yield from (("steps", key) for key in steps & spec.steps.stated)
 
 
 def _shared_gpu(draft: Draft) -> Iterator[Problem]:

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from launcher.errors import Problem, SpecError
 from launcher.spec.builtins import default_strategy
 from launcher.spec.describe import describe
-from launcher.spec.draft import Draft, salvage
+from launcher.spec.draft import draft_of, read_spec
 from launcher.spec.explain import explain
 from launcher.spec.model import JobSpec
 from launcher.spec.rules import find_conflicts
@@ -65,16 +63,12 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
         raise _all_of([*source.problems, source.problem((), message)], source)
     source = _with_strategy(source)
-    try:
-        spec = JobSpec.model_validate(source.root.plain(), context=source)
-    except ValidationError as error:
-        found, more = explain(error, source, MAX_PROBLEMS)
-        draft = None if more else salvage(source, error)
-        conflicts = find_conflicts(draft, job_dir) if draft else []
-        raise _all_of([*source.problems, *found, *conflicts], source, more) from None
-    problems = [*source.problems, *find_conflicts(Draft(spec), job_dir)]
+    spec, mistakes = read_spec(source)
+    found, more = explain(mistakes, source, MAX_PROBLEMS)
+    conflicts = [] if more else find_conflicts(draft_of(spec, mistakes), job_dir)
+    problems = [*source.problems, *found, *conflicts]
     if problems:
-        raise _all_of(problems, source)
+        raise _all_of(problems, source, more)
     return spec
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from launcher.spec.describe import describe, shorten
-from launcher.spec.values import wrong
+from launcher.spec.kinds import Wrong, expected
 
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
@@ -24,7 +24,7 @@ def parse_script(value: Any) -> str:
     """The path of a Python file, relative to the job file's folder or absolute."""
     if isinstance(value, str) and value.strip() and "\x00" not in value:
         return value
-    raise wrong(f"expected the path of a Python file, got {describe(value)}", "such as train.py")
+    raise expected("the path of a Python file", value, "such as train.py")
 
 
 def parse_module(value: Any) -> str:
@@ -34,56 +34,51 @@ def parse_module(value: Any) -> str:
     hint = "such as package.train"
     if isinstance(value, str) and (value.endswith(".py") or "/" in value):
         hint = f"`script: {shorten(value)}` runs a file"
-    raise wrong(f"expected the name of a module, got {describe(value)}", hint)
+    raise expected("the name of a module", value, hint)
 
 
 def parse_args(value: Any) -> tuple[str, ...]:
     """Arguments as a program gets them; numbers may stand without quotes."""
     if isinstance(value, str):
         items = ", ".join(value.split())
-        raise wrong(f"expected a list of arguments, got {describe(value)}", f"write [{items}]"[:120])
+        raise expected("a list of arguments", value, f"write [{items}]"[:120])
     if not isinstance(value, list):
-        raise wrong(f"expected a list of arguments, got {describe(value)}", 'such as [--epochs, "1"]')
+        raise expected("a list of arguments", value, 'such as [--epochs, "1"]')
     if len(value) > MAX_ARGS:
-        raise wrong(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
+        raise Wrong(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
     return tuple(_argument(item, position) for position, item in enumerate(value))
 
 
 def _argument(item: Any, position: int) -> str:
     text = _text(item)
     if text is None:
-        raise wrong(f"expected an argument, got {describe(item)}", "put it in quotes", position)
+        raise expected("an argument", item, "put it in quotes", position)
     return text
 
 
-def check_args_list(value: Any) -> Any:
-    """`compare: args` as it stands; a list of words is one list of arguments, not several.
-
-    Raises:
-        PydanticCustomError: it is such a list.
-    """
-    if isinstance(value, list) and value and not any(isinstance(item, list | dict) for item in value):
-        words = ", ".join(str(item) for item in value)
-        raise wrong("an argument alone is no list of arguments", f"for one list, write [[{words}]]"[:120])
-    return value
+def check_args_list(items: list[Any]) -> None:
+    """Refuses what stands under `compare: args` if it is one list of arguments, not several."""
+    if items and not any(isinstance(item, list | dict) for item in items):
+        words = ", ".join(str(item) for item in items)
+        raise Wrong("an argument alone is no list of arguments", f"for one list, write [[{words}]]"[:120])
 
 
 def parse_env(value: Any) -> dict[str, str]:
     """Environment variables by name; numbers may stand without quotes."""
     if not isinstance(value, dict):
-        raise wrong(f"expected variables by name, got {describe(value)}", "such as {NCCL_DEBUG: INFO}")
+        raise expected("variables by name", value, "such as {NCCL_DEBUG: INFO}")
     return {name: _variable(name, item) for name, item in value.items()}
 
 
 def _variable(name: str, item: Any) -> str:
     if not name or "=" in name or "\x00" in name:
-        raise wrong(f"a variable can't be called {describe(name)}")
+        raise Wrong(f"a variable can't be called {describe(name)}")
     if name in OWN_VARIABLES:
-        raise wrong(f"gpurun gives every rank its {name}; it can't be set", "`devices` says what it will be")
+        raise Wrong(f"gpurun gives every rank its {name}; it can't be set", "`devices` says what it will be")
     text = _text(item)
     if text is None:
         hint = f'as text: {name}: "1"' if item is None or isinstance(item, bool) else None
-        raise wrong(f"expected text for the variable {shorten(name)}, got {describe(item)}", hint)
+        raise expected(f"text for the variable {shorten(name)}", item, hint)
     return text
 
 

@@ -32,7 +32,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
 
 def _missing_batch(draft: Draft) -> Iterator[Problem]:
     """No batch, neither in the job nor as a built-in's own."""
-    is_stated = "global_batch" in draft.spec.model_fields_set or draft.spec.program is not None
+    is_stated = "global_batch" in draft.spec.stated or draft.spec.program is not None
     if is_stated or draft.values("global_batch") != (None,):
         return
     if all(default_batch(name) for name in draft.values("workload") or (None,)):
@@ -76,7 +76,7 @@ def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
 
 def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
     """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
-    for key in Baseline.model_fields:
+    for key in Baseline.keys:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
         if value is None or key in ("params", "env") or choices is None or None in choices:
             continue

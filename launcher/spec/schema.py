@@ -5,22 +5,57 @@ import inspect
 import itertools
 from typing import Any
 
-from pydantic import BaseModel
-
 from launcher.spec import model
+from launcher.spec.kind import KINDS
 from launcher.spec.model import SECTIONS, JobSpec
+from launcher.spec.section import Key, Section
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def job_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job file, with a description for every key."""
-    schema = _without_null(JobSpec.model_json_schema(by_alias=True))
     docs = field_docs()
-    _describe(JobSpec, schema, docs["JobSpec"])
-    for section in SECTIONS.values():
-        _describe(section, schema["$defs"][section.__name__], docs[section.__name__])
-    return {"$schema": DIALECT, **schema}
+    parts = {part.__name__: _section(part, docs[part.__name__]) for part in SECTIONS.values()}
+    one_of = {"oneOf": [{"required": [key]} for key in KINDS]}
+    return {"$schema": DIALECT, "$defs": parts, **_section(JobSpec, docs["JobSpec"]), **one_of}
+
+
+def _section(part: type[Section], docs: dict[str, str]) -> dict[str, Any]:
+    defaults = part()
+    properties = {
+        name: {
+            **_kind(key),
+            **_default(name, getattr(defaults, key.field)),
+            "description": docs[key.field],
+        }
+        for name, key in part.keys.items()
+    }
+    return {
+        "title": part.__name__,
+        "description": part.__doc__,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _kind(key: Key) -> dict[str, Any]:
+    """A key that may be empty is one that can be left out as well: `null` isn't offered."""
+    if isinstance(key.kind, type):
+        return {"$ref": f"#/$defs/{key.kind.__name__}"}
+    return dict(key.kind.schema)
+
+
+def _default(name: str, value: Any) -> dict[str, Any]:
+    """What a key is that isn't there; nothing where that only stands for "none", or for the file's name."""
+    if name == "name" or not isinstance(value, str | int | float):
+        return {}
+    return {"default": _duration(value) if isinstance(value, float) else value}
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds % 60 else f"{seconds / 60:g}m"
 
 
 def field_docs() -> dict[str, dict[str, str]]:
@@ -38,24 +73,3 @@ def _docs_of(item: ast.ClassDef) -> dict[str, str]:
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             docs[field.target.id] = " ".join(str(below.value.value).split())
     return docs
-
-
-def _describe(section: type[BaseModel], part: dict[str, Any], docs: dict[str, str]) -> None:
-    for name, field in section.model_fields.items():
-        key = field.alias or name
-        part["properties"][key]["description"] = docs[name]
-        if part["properties"][key].get("default") in ([], "job"):
-            del part["properties"][key]["default"]  # stands for "nothing varies" and for the file's name
-
-
-def _without_null(schema: Any) -> Any:
-    """The schema without `null` as a choice: a key that is not meant is left out."""
-    if isinstance(schema, list):
-        return [_without_null(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    cleaned = {key: _without_null(value) for key, value in schema.items() if value is not None}
-    choices = [choice for choice in cleaned.get("anyOf", []) if choice != {"type": "null"}]
-    if len(choices) == 1:
-        return {**{key: value for key, value in cleaned.items() if key != "anyOf"}, **choices[0]}
-    return {**cleaned, "anyOf": choices} if choices else cleaned

@@ -1,16 +1,13 @@
 """Values of a job file that are more than a number or a word: devices, splits, durations, names.
 
-Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises the error that a
-person reads. `wrong(…, at=…)` points to an item inside of the value.
+Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises `Wrong`.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
-from launcher.spec.describe import describe, shorten
+from launcher.spec.describe import shorten
+from launcher.spec.kinds import Wrong, expected, whole
 from launcher.splits import BALANCED
 
 Split = str | tuple[int, ...]
@@ -34,6 +31,8 @@ RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
 DEVICE_PATTERN = "^(cpu|(cpu|cuda):[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)$"
 """A device of a list, for the schema."""
 
+COUNT = whole(1, MAX_COUNT)
+
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -43,17 +42,12 @@ _NAME = re.compile(r"\w[\w.+-]{0,99}")
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 
 
-def wrong(message: str, hint: str | None = None, at: int | None = None) -> PydanticCustomError:
-    """An error for a person to read: `message` in full, `hint` says what to do, `at` which item it is."""
-    return PydanticCustomError("job", "{message}", {"message": message, "hint": hint, "at": at})
-
-
 def parse_name(value: Any) -> str:
     """A name that is safe as a folder: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
     if not isinstance(value, str):
-        raise wrong(f"expected a name, got {describe(value)}", "put it in quotes")
+        raise expected("a name", value, "put it in quotes")
     if not _NAME.fullmatch(value):
-        raise wrong(f"expected a name that can be a folder, got {describe(value)}", f"`{safe_name(value)}`?")
+        raise expected("a name that can be a folder", value, f"`{safe_name(value)}`?")
     return value
 
 
@@ -70,7 +64,7 @@ def parse_workload(value: Any) -> str:
         hint = f"name the function that builds it, such as {value}:build"
     else:
         hint = "a built-in such as gpt, a file train.py:build, or a module package.module:build"
-    raise wrong(f"expected the name of a workload, got {describe(value)}", hint)
+    raise expected("the name of a workload", value, hint)
 
 
 def parse_devices(value: Any) -> Devices:
@@ -81,9 +75,9 @@ def parse_devices(value: Any) -> Devices:
         return str(value)
     if isinstance(value, str) and (count := _device_number("cpu", value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
-            raise wrong(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
+            raise Wrong(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
         return f"cpu:{count}"
-    raise wrong(f"expected devices, got {describe(value)}", _devices_hint(value))
+    raise expected("devices", value, _devices_hint(value))
 
 
 def _devices_hint(value: Any) -> str:
@@ -98,14 +92,14 @@ def _devices_hint(value: Any) -> str:
 
 def _device_list(items: list[Any]) -> tuple[str, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
-        raise wrong(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
+        raise Wrong(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if not isinstance(item, str) or not (item == "cpu" or _is_device(item)):
             hint = "cpu:0 or cuda:0, for example"
-            raise wrong(f"expected the name of a device, got {describe(item)}", hint, position)
+            raise expected("the name of a device", item, hint, position)
     kinds = {"cuda" if _UUID.fullmatch(item) else item.partition(":")[0] for item in items}
     if len(kinds) > 1:
-        raise wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
+        raise Wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
     return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
 
 
@@ -128,13 +122,13 @@ def parse_split(value: Any) -> Split:
         return _ratio(value)
     if value in ("even", BALANCED):
         return str(value)
-    raise wrong(f"expected a split, got {describe(value)}", _split_hint(value))
+    raise expected("a split", value, _split_hint(value))
 
 
 def _ratio(text: str) -> str:
     if any(int(part) == 0 for part in text.split(":")):
         hint = "leave its device out; `device_count` says how many are used"
-        raise wrong(f"the ratio {shorten(text)} gives a device nothing", hint)
+        raise Wrong(f"the ratio {shorten(text)} gives a device nothing", hint)
     return text
 
 
@@ -149,22 +143,17 @@ def _split_hint(value: Any) -> str:
 
 def _sample_list(items: list[Any]) -> tuple[int, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
-        raise wrong(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
+        raise Wrong(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if type(item) is not int or not 1 <= item <= MAX_COUNT:
-            raise wrong(f"expected a number of samples, 1 or more, got {describe(item)}", None, position)
+            raise expected("a number of samples, 1 or more", item, None, position)
     return tuple(items)
 
 
-def check_split_list(value: Any) -> Any:
-    """`compare: split` as it stands; a list of bare numbers is one split, not several.
-
-    Raises:
-        PydanticCustomError: it is such a list.
-    """
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
-        raise wrong("a number alone is no split", f"for one split into {len(value)}, write [{value}]"[:120])
-    return value
+def check_split_list(items: list[Any]) -> None:
+    """Refuses what stands under `compare: split` if it is one split, not several: a list of bare numbers."""
+    if items and all(type(item) is int for item in items):
+        raise Wrong("a number alone is no split", f"for one split into {len(items)}, write [{items}]"[:120])
 
 
 def parse_duration(value: Any) -> float:
@@ -174,9 +163,9 @@ def parse_duration(value: Any) -> float:
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
     else:
-        raise wrong(f"expected a duration, got {describe(value)}", "90s, 10m, 1h, or plain seconds")
+        raise expected("a duration", value, "90s, 10m, 1h, or plain seconds")
     if not 0 < seconds <= MAX_TIMEOUT_S:
-        raise wrong(f"expected a duration above 0 and up to 30 days, got {describe(value)}")
+        raise expected("a duration above 0 and up to 30 days", value)
     return seconds
 
 
@@ -185,21 +174,22 @@ def parse_threads(value: Any) -> int | str:
     if value == "auto":
         return str(value)
     if type(value) is not int or not 1 <= value <= MAX_THREADS:
-        raise wrong(f"expected `auto` or 1 to {MAX_THREADS} threads, got {describe(value)}")
+        raise expected(f"`auto` or 1 to {MAX_THREADS} threads", value)
     return value
 
 
-def parse_global_batch(value: Any) -> Any:
-    """The value as it stands, for pydantic to judge.
+def parse_global_batch(value: Any) -> int | str:
+    """A number of samples, or `max`."""
+    return str(value) if value == "max" else _samples(value)
 
-    Raises:
-        PydanticCustomError: `max`, which is no number to compare others with.
-    """
+
+def parse_one_global_batch(value: Any) -> int:
+    """One of several numbers of samples; with `max` there is nothing to compare."""
     if value == "max":
-        raise wrong("`max` can't be one of several batches", "set `global_batch: max` at the top instead")
-    return value
+        raise Wrong("`max` can't be one of several batches", "set `global_batch: max` at the top instead")
+    return _samples(value)
 
 
-def parse_global_batch_or_max(value: Any, parse_number: Callable[[Any], int]) -> Any:
-    """`max`, or a number of samples."""
-    return value if value == "max" else parse_number(value)
+def _samples(value: Any) -> int:
+    samples: int = COUNT.parse(value)
+    return samples

@@ -42,7 +42,7 @@ def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
         if workload is None:  # the job runs a program
             continue
         # Rules beneath speak of one workload: a job that compares several is checked as one job for each.
-        one = replace(draft, spec=draft.spec.model_copy(update={"workload": workload}))
+        one = replace(draft, spec=replace(draft.spec, workload=workload))
         yield from _mistakes_of(one, job_dir, place)
 
 
@@ -84,7 +84,7 @@ def _wrong_for_probes(draft: Draft, place: KeyPath) -> Iterator[Problem]:
         if strategy not in (own, "single" if own == "dp" else own):
             yield spec.problem(path, f"{spec.workload} runs as {own}, not as {strategy}", "leave it out")
     for key in _TRAINING_KEYS:
-        is_default = getattr(spec, key) == JobSpec.model_fields[key].default
+        is_default = getattr(spec, key) == getattr(JobSpec, key)
         is_varied = bool(getattr(spec.compare, key))
         if (not is_default or is_varied) and draft.knows((key,)):
             message = f"{spec.workload} is a micro-benchmark: it has no `{key}`"
@@ -178,7 +178,7 @@ def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
         return
     needed = {param.name for param in signature.params if param.is_required} - spec.params.keys()
     nowhere = needed - {name for given in several for name in given}
-    place = ("params",) if "params" in spec.model_fields_set else ("workload",)
+    place = ("params",) if "params" in spec.stated else ("workload",)
     lacking: list[tuple[KeyPath, set[str]]] = [(place, nowhere)]
     for position, given in enumerate(spec.compare.params):
         lacking.append((("compare", "params", position), needed - nowhere - given.keys()))

@@ -17,7 +17,7 @@ JOB = """
     steps: {rounds: 4, early_stop: false}
     profile: {steps: 0}
 """
-"""By hand (26, 6): 27 and 24 ms; even takes 49."""
+"""By hand (25, 7): 26 and 26.5 ms; even takes 49. The bounds leave room for one sample."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Resu
     found = run.variant("ddp-2-balanced")
     assert found["status"] == "ok"
     assert sum(found["split"]) == 32
-    assert 3 <= found["split"][1] <= 9
+    assert 6 <= found["split"][1] <= 8
     assert [rank["local_batch"] for rank in found["ranks"]] == found["split"]
     balanced = found["balanced"]
     assert balanced["optimum_ms"] >= 22
@@ -82,7 +82,7 @@ def test_dp_measures_its_replicas(tmp_path: Path) -> None:
     result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "strategy=dp", "--set", "steps.rounds=2")
     assert result.code == 0, result.err
     found = result.variant("dp-2-balanced")
-    assert 3 <= found["split"][1] <= 9
+    assert 6 <= found["split"][1] <= 8
     assert found["gradient_error"] < 1e-4
 
 

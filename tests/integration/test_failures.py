@@ -7,31 +7,37 @@ from pathlib import Path
 import pytest
 
 from launcher.stats.schedule import round_blocks
-from tests.integration.command import gpurun, misbehaving, write
+from tests.integration.command import MODEL_JOB, gpurun, misbehaving, write
 
 ON_6_2 = "x.shape[0] == 2 and calls > 20"
 """True on rank 1 alone, in variant 6/2, once the gradients have been checked and the warm-up has begun."""
 
 
-@pytest.mark.parametrize(
-    ("body", "cause"),
-    [
-        ("raise ValueError('no such thing')", "ValueError: no such thing"),
-        ("sys.exit(3)", "exit code 3"),
-        ("os._exit(3)", "exit code 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-    ],
-)
-def test_a_failing_rank_costs_its_variant_alone(tmp_path: Path, body: str, cause: str) -> None:
-    misbehaving(tmp_path, f"if {ON_6_2}: {body}")
+FAULTS = {
+    "6/2": ("raise ValueError('no such thing')", "ValueError: no such thing"),
+    "7/1": ("sys.exit(3)", "exit code 3"),
+    "1/7": ("os._exit(4)", "exit code 4"),
+    "2/6": ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+}
+"""By split: what rank 1 does once the gradients have been checked and the warm-up has begun, and its name."""
+
+
+def test_a_failing_rank_costs_its_variant_alone(tmp_path: Path) -> None:
+    faults = "".join(
+        f"\n    if x.shape[0] == {split.rpartition('/')[2]}: {body}" for split, (body, _) in FAULTS.items()
+    )
+    splits = ", ".join(f"[{split.replace('/', ', ')}]" for split in (*FAULTS, "5/3"))
+    job = MODEL_JOB.replace("[6, 2], [5, 3]", splits)
+    misbehaving(tmp_path, f"if os.environ['RANK'] == '1' and calls > 20:{faults}", job)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 4, result.err
-    assert cause in result.err
-    assert "rank 1" in result.err
-    failed = result.variant("ddp-2-6-2")
-    assert failed["status"] == "failed"
-    assert "rank 1" in failed["reason"]
-    assert (tmp_path / "run" / failed["log"]).is_file()
+    for split, (_, cause) in FAULTS.items():
+        failed = result.variant(f"ddp-2-{split.replace('/', '-')}")
+        assert failed["status"] == "failed"
+        assert failed["reason"].startswith("rank 1")
+        assert cause in failed["reason"]
+        assert cause in result.err
+        assert (tmp_path / "run" / failed["log"]).is_file()
     for other in ("ddp-2-even", "ddp-2-5-3"):
         assert result.variant(other)["status"] == "ok"
         assert result.variant(other)["rounds"] == 3

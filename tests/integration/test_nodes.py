@@ -137,7 +137,7 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     (stacks,) = ended([hosts.start(0, "stacks", "program")])
     commands[0].kill()
     first, second = ended(commands)
-    assert "rank 1 is in `wait_for_ever`" in stacks.out, stacks
+    assert "Rank 1 is in `wait_for_ever`" in stacks.out, stacks
     for said in (first.err, second.err):
         assert "rank 1 was killed by SIGKILL\n    it happened on hostb" in said, said
         assert "restart 1 of 1" in said

@@ -1,5 +1,6 @@
 """What the nodes of a job agree on, send each other, and conclude from silence: without a network."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from launcher.plan.build import build_plan
 from launcher.plan.nodes import Node, NodeGpu
 from launcher.records import FailureRecord
 from launcher.run.blame import root_cause
+from launcher.spec.load import load_text
 from launcher.spec.model import JobSpec
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
@@ -206,7 +208,8 @@ GPU_NODES = tuple(
 
 
 def spec_of(**job: Any) -> JobSpec:
-    return JobSpec.model_validate({"workload": "gpt", "global_batch": 64, "nodes": 2, **job})
+    text = json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, "nodes": 2, **job})
+    return load_text(text, "job.yaml", (), Path())
 
 
 def test_ranks_are_spread_over_nodes() -> None:

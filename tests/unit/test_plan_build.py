@@ -1,5 +1,6 @@
 """The plan: groups, ABBA launches, processes, and what workers are told."""
 
+import json
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,7 +17,9 @@ from launcher.plan.build import build_plan, estimate_s
 from launcher.plan.model import Plan
 from launcher.plan.order import order_for
 from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
+from launcher.spec.draft import read_spec
 from launcher.spec.model import JobSpec
+from launcher.spec.source import parse_source
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,10 @@ GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
 
 def spec_of(**job: Any) -> JobSpec:
-    return JobSpec.model_validate({"name": "t", "workload": "gpt", "global_batch": 64, **job})
+    text = json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job})
+    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
+    assert not mistakes
+    return spec
 
 
 def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchOrder]:

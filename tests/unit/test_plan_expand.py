@@ -13,7 +13,7 @@ from launcher.errors import MachineError, SpecError
 from launcher.plan.expand import Expansion, expand
 from launcher.plan.ids import make_unique
 from launcher.spec.load import check_source
-from launcher.spec.model import JobSpec
+from launcher.spec.model import Compare, JobSpec
 from launcher.spec.source import parse_source
 
 
@@ -274,7 +274,7 @@ values: st.SearchStrategy[Any] = st.one_of(st.integers(), words, st.booleans(), 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "π", "x y"]), values), min_size=1, max_size=6))
 def test_ids_are_unique_file_names_whatever_the_params(params: list[dict[str, Any]]) -> None:
-    spec = JobSpec.model_validate({"workload": "gpt", "global_batch": 4, "compare": {"params": params}})
+    spec = JobSpec(workload="gpt", global_batch=4, compare=Compare(params=tuple(params)))
     names = ids(expand(spec, FakeMachine()))
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"ddp-2-even[A-Za-z0-9._+-]*", name) and len(name) < 120 for name in names)

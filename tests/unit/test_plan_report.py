@@ -117,7 +117,7 @@ def test_lists_among_params_keep_their_brackets() -> None:
 
 
 def replace_params(**params: object) -> JobSpec:
-    return SPEC.model_copy(update={"params": params})
+    return replace(SPEC, params=params)
 
 
 def test_only_a_single_launch_may_end_early() -> None:
@@ -137,6 +137,7 @@ def test_check_and_devices_start_without_rich_tensorboard_and_torch() -> None:
     code = (
         "import sys, launcher.report.plan, launcher.report.devices, launcher.host\n"
         "launcher.host.inspect_machine()\n"
-        "print([name for name in ('rich', 'tensorboard', 'torch', 'numpy', 'psutil') if name in sys.modules])"
+        "heavy = {'rich', 'tensorboard', 'torch', 'numpy', 'psutil', 'msgspec', 'launcher.records'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,5 +1,6 @@
 """The batch script, letter by letter, and what can't stand in one."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 from launcher import __version__
 from launcher.cluster.slurm import SlurmOptions, Submission, batch_script, next_commands, submit
 from launcher.errors import MachineError, SpecError
-from launcher.spec.model import JobSpec
+from launcher.spec.load import load_text
 
 GOLDEN = Path(__file__).parents[1] / "data" / "submit.sbatch"
 
 
 def submission(**job: Any) -> Submission:
-    spec = JobSpec.model_validate({"name": "gpt-splits", "workload": "gpt", "global_batch": 64, **job})
+    text = json.dumps({"name": "gpt-splits", "workload": "gpt", "global_batch": 64, **job})
+    spec = load_text(text, "job.yaml", (), Path())
     return Submission(
         spec, Path("/home/me/my jobs/job.yaml"), Path("/home/me/my jobs"), ("seed=3",), ("/opt/gpurun",)
     )

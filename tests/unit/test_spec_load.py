@@ -165,6 +165,8 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
             'expected a list, got the text "ddp"\n    put what varies in brackets: [ddp]',
         ),
         ("compare: {strategy: []}", "expected at least one value, got a list"),
+        (f"compare: {{seed: {['x'] * 101}}}", "`compare.seed`: expected at most 100 values, got a list"),
+        ("compare: {seed: [1, .nan]}", "`.nan` is not a number"),
         ("compare: {params: {a: 1}}", "`compare.params`: expected a list, got a mapping"),
         ("compare: {name: [a]}", "unknown key `name` under `compare`"),
         ("compare:", "expected a mapping (`key: value`), got nothing"),

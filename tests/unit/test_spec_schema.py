@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.spec.load import load_job
-from launcher.spec.model import SECTIONS, JobSpec, keys_of
+from launcher.spec.model import SECTIONS, JobSpec
 from launcher.spec.reference import job_reference
 from launcher.spec.schema import job_schema
 from launcher.spec.template import job_template
@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_key_has_a_description() -> None:
     schema = job_schema()
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert set(schema["properties"]) == set(keys_of(JobSpec))
+    assert set(schema["properties"]) == set(JobSpec.keys)
     for name, section in SECTIONS.items():
         part = schema["$defs"][section.__name__]
-        assert set(part["properties"]) == set(keys_of(section))
+        assert set(part["properties"]) == set(section.keys)
         assert all(len(value["description"]) > 10 for value in part["properties"].values()), name
     assert all(len(value["description"]) > 10 for value in schema["properties"].values())
 
@@ -41,7 +41,7 @@ def test_docs_hold_the_reference_as_it_is_made() -> None:
 def test_the_reference_names_every_key() -> None:
     text = job_reference()
     for model in (JobSpec, *SECTIONS.values()):
-        assert all(f"| `{key}` |" in text for key in keys_of(model))
+        assert all(f"| `{key}` |" in text for key in model.keys)
 
 
 def test_the_template_is_a_job(tmp_path: Path) -> None:
