@@ -18,6 +18,7 @@ NAMES = (
     "profiler",
     "balanced",
     "timeline",
+    "nodes",
 )
 
 if __name__ == "__main__":

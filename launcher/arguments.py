@@ -1,11 +1,17 @@
 """How the command line's words are read: which is a job file, which a percentage, which a range of steps."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from launcher.errors import SpecError
 
+if TYPE_CHECKING:
+    from launcher.cluster.facts import NodeFlags
+
+F = TypeVar("F", bound=Callable[..., Any])
 set_option = click.option(
     "--set",
     "overrides",
@@ -105,3 +111,43 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
     if start is not None and stop is not None and stop <= start:
         raise click.BadParameter(f"{value!r} holds no step: the end is not part of the range")
     return slice(start, stop)
+
+
+def node_options(command: F) -> F:
+    """The flags by which a node of several knows its place."""
+    options = (
+        click.option(
+            "--node-rank", type=click.IntRange(0), help="This node's number, from 0: for `nodes: N`."
+        ),
+        click.option("--rendezvous", metavar="HOST:PORT", help="Where the nodes meet; HOST is node 0."),
+        click.option(
+            "--interface", metavar="NAME", help="Network interface; default: the one that leads to HOST."
+        ),
+        click.option(
+            "--join-timeout", callback=parse_wait, metavar="TIME", help="How long nodes wait for others; 10m."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def node_flags(
+    node_rank: int | None, rendezvous: str | None, interface: str | None, join_timeout: float | None
+) -> "NodeFlags":
+    """What the command line says about nodes."""
+    from launcher.cluster.facts import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
+
+    return NodeFlags(node_rank, rendezvous, interface, join_timeout or DEFAULT_JOIN_TIMEOUT_S)
+
+
+def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """`90s`, `10m`, `1h` or plain seconds, in seconds."""
+    if value is None:
+        return None
+    from launcher.spec.values import parse_duration
+
+    try:
+        return parse_duration(float(value) if value.isdecimal() else value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

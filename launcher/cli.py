@@ -2,9 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -12,20 +11,21 @@ from launcher import __version__
 from launcher.arguments import (
     JobGroup,
     json_option,
+    node_flags,
+    node_options,
     only_rank_option,
     parse_percent,
     parse_steps,
     quiet_option,
     set_option,
 )
+from launcher.commands_cluster import submit
 from launcher.commands_job_file import register_job_file
 from launcher.commands_run import run_command
 from launcher.commands_running import register_running
 from launcher.errors import GateError, GpurunError, Interrupted, SpecError
 from launcher.workloads_command import workloads_command
 from launcher.writable import check_writable
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def width() -> int:
@@ -75,6 +75,7 @@ def cli() -> None:
     metavar="[RUN]",
     help="Go on with a run, by default the newest of this job: only what is missing is measured.",
 )
+@node_options
 @only_rank_option
 @quiet_option
 @json_option
@@ -87,6 +88,7 @@ def job_command(
     quiet: bool,
     as_json: bool,
     overrides: tuple[str, ...],
+    **place: Any,
 ) -> None:
     """Run every variant of JOB.yaml, measure and compare them.
 
@@ -109,7 +111,10 @@ def job_command(
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from launcher.run.job import Output, invocation_of, run_job
 
-        finished = run_job(guard, invocation_of(job, overrides), out, resume, Output(quiet, only_rank))
+        given, output = invocation_of(job, overrides), Output(quiet, only_rank)
+        finished = run_job(guard, given, out, resume, output, node_flags(**place))
+    if finished is None:
+        return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error
@@ -144,10 +149,12 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     """
     from launcher.host import inspect_machine
     from launcher.plan.build import build_plan
+    from launcher.plan.spread import assumed_nodes
     from launcher.spec.load import load_job
 
     spec = load_job(job, overrides)
-    plan = build_plan(spec, inspect_machine())
+    machine = inspect_machine()
+    plan = build_plan(spec, machine, assumed_nodes(machine, spec.nodes))
     if as_json:
         show_json(plan)
         return
@@ -364,8 +371,8 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     click.echo(render_trace_diff(difference, width()), nl=False)
 
 
-cli.add_command(run_command)
-cli.add_command(workloads_command)
+for command in (run_command, workloads_command, submit):
+    cli.add_command(command)
 register_running(cli)
 register_job_file(cli)
 

@@ -1,10 +1,19 @@
 """`gpurun run`: a program without a job file, as one would start it with `torchrun`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from launcher.arguments import ProgramCommand, json_option, only_rank_option, quiet_option, set_option
+from launcher.arguments import (
+    ProgramCommand,
+    json_option,
+    node_flags,
+    node_options,
+    only_rank_option,
+    quiet_option,
+    set_option,
+)
 from launcher.errors import SpecError
 from launcher.writable import check_writable
 
@@ -18,6 +27,8 @@ from launcher.writable import check_writable
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run directory itself; default runs/NAME/TIME."
 )
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines; the same command on each.")
+@node_options
 @only_rank_option
 @quiet_option
 @json_option
@@ -27,10 +38,12 @@ def run_command(
     module: str | None,
     devices: str,
     out: Path | None,
+    nodes: int | None,
     only_rank: int | None,
     quiet: bool,
     as_json: bool,
     overrides: tuple[str, ...],
+    **about_nodes: Any,
 ) -> None:
     """Run a program unchanged, one process per device, and time and trace its steps.
 
@@ -55,8 +68,12 @@ def run_command(
         from launcher.run.job import Output, run_job
         from launcher.run.open import program_invocation
 
+        overrides = (*overrides, *([f"nodes={nodes}"] if nodes else []))
         given = program_invocation(script, module, args, devices, overrides)
-        finished = run_job(guard, given, out, None, Output(quiet, only_rank))
+        output, flags = Output(quiet, only_rank), node_flags(**about_nodes)
+        finished = run_job(guard, given, out, None, output, flags)
+    if finished is None:
+        return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error

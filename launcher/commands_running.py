@@ -28,13 +28,13 @@ def stacks(run: Path, as_json: bool) -> None:
     Example: gpurun stacks runs/gpt-splits/latest
     """
     from launcher.run.hang import diagnose
-    from launcher.run.observe import observe
+    from launcher.run.look import look_at
     from launcher.run.open import find_run
     from launcher.run.running import running_launch
 
     found = find_run(run)
     launch = running_launch(found)
-    seen = diagnose(observe(found.control(launch)))
+    seen = diagnose(look_at(found, launch))
     if as_json:
         import msgspec
 

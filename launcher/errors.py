@@ -4,6 +4,7 @@ A message says what happened, where, and what to do next. Anything that is not a
 ours and keeps its traceback.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -49,6 +50,22 @@ class VariantError(GpurunError):
     """A variant failed or timed out; what was measured before is kept."""
 
     exit_code = 4
+
+
+class NodesError(GpurunError):
+    """A node of the job, or the way to it, is gone; what was measured before is kept."""
+
+    exit_code = 4
+
+
+class NodesEnded(NodesError):
+    """The end of the run was announced to all nodes; `exit_code` is the same on each."""
+
+    def __init__(self, text: str, exit_code: int, unread: Sequence[object] = ()) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.unread = unread
+        """Messages that came before it."""
 
 
 class GateError(GpurunError):

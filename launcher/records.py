@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+LOOPBACK = "127.0.0.1"
+
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
 
@@ -142,6 +144,10 @@ class LaunchOrder:
     """Whether images lie in memory pixel by pixel."""
     ablation_rounds: int = 0
     """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
+    draw: str = ""
+    """What the order of blocks is drawn from: differs from run to run, and is the same on all nodes."""
+    address: str = LOOPBACK
+    """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
 
     @property
     def world_size(self) -> int:

@@ -28,6 +28,7 @@ from launcher.compare.summary import summary
 from launcher.compare.throughput import gpu_names, throughput
 from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
+from launcher.plan.nodes import Node
 from launcher.rundir import RunDir, read_json
 from launcher.spec.builtins import is_probe
 from launcher.units import plural
@@ -47,7 +48,7 @@ def compare_run(run: RunDir) -> Comparison:
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
     differences = Differences(measured, plan.baseline, looks)
     host = read_mapping(run.host)
-    results = tuple(variant_result(run, one, differences, host) for one in measured.values())
+    results = tuple(variant_result(run, one, differences, host, plan.nodes) for one in measured.values())
     disturbed = disturbances(results)
     if disturbed:
         differences = replace(differences, disturbed=disturbed_variants(results))
@@ -73,13 +74,17 @@ def compare_run(run: RunDir) -> Comparison:
 
 
 def variant_result(
-    run: RunDir, measured: Measured, differences: Differences, host: Mapping[str, Any]
+    run: RunDir,
+    measured: Measured,
+    differences: Differences,
+    host: Mapping[str, Any],
+    nodes: Sequence[Node] = (),
 ) -> VariantResult:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = step_time(measured)
     traced = read_traced(run, variant.id)
-    ranks = rank_figures(run, measured, traced)
+    ranks = rank_figures(run, measured, traced, nodes)
     median_ms = step_ms.median if step_ms else None
     found = findings(measured, ranks, median_ms)
     rates = throughput(measured, median_ms, host)

@@ -10,6 +10,7 @@ from launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, St
 from launcher.compare.rounds import round_blocks_ns
 from launcher.compare.slowest import slowest_rank
 from launcher.compare.traced import RankBreakdown, Traced
+from launcher.plan.nodes import Node, node_of_device
 from launcher.records import StepRecord
 from launcher.rundir import RunDir
 from launcher.stats.launches import t_interval
@@ -67,20 +68,31 @@ def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
     return 100 * stdev(medians_ms) * len(medians_ms) / sum(medians_ms)
 
 
-def rank_figures(run: RunDir, measured: Measured, traced: Traced | None) -> tuple[RankFigures, ...]:
+def rank_figures(
+    run: RunDir, measured: Measured, traced: Traced | None, nodes: Sequence[Node] = ()
+) -> tuple[RankFigures, ...]:
     """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
     breakdowns = traced.ranks if traced else {}
     alone = len(measured.variant.devices) == 1
     devices = measured.variant.devices
     split = measured.variant.split or (None,) * len(devices)
     return tuple(
-        with_breakdown(_one_rank(run, measured, rank, device, local_batch), breakdowns.get(rank), alone)
+        with_breakdown(
+            _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
+            breakdowns.get(rank),
+            alone,
+        )
         for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
 
 
+def host_of(device: str, nodes: Sequence[Node]) -> str | None:
+    """Where a device is, if the job has several nodes."""
+    return nodes[node_of_device(device)].host if nodes else None
+
+
 def _one_rank(
-    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None
+    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
 ) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = [step for step in steps if step.kind == "timed"]
@@ -97,6 +109,7 @@ def _one_rank(
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
         throttled=throttled(timed),
+        host=host,
     )
 
 

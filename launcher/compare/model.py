@@ -134,6 +134,8 @@ class RankFigures:
     """Of its step: time in which a thread of it was ready to run, but other processes had the cores."""
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
+    host: str | None = None
+    """Name of the rank's node, where the job has several."""
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,21 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import SpecError
 from launcher.paths import RunPaths
 from launcher.plan.binding import bind_ranks
-from launcher.plan.devices import MachineLike, gpu_index, is_cuda, job_devices, visible_gpus
+from launcher.plan.devices import MachineLike, gpu_index, is_cuda, visible_gpus
 from launcher.plan.estimate import estimate_s
 from launcher.plan.expand import expand, processes_of
 from launcher.plan.ids import group_id, make_unique
 from launcher.plan.model import Launch, Plan, Process, Variant
+from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
 from launcher.plan.program import program_processes
+from launcher.plan.spread import all_devices, interface_env
 from launcher.spec.builtins import is_probe
 from launcher.spec.model import JobSpec
 
@@ -41,15 +43,15 @@ class Group:
     variants: tuple[Variant, ...]
 
 
-def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
-    """All that a run of this job on this machine will do.
+def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Plan:
+    """All that a run of this job on this machine, or on these nodes, will do.
 
     Raises:
         SpecError: the job makes no sense on these devices, or its plan would be too large.
         MachineError: the machine lacks what the job asks for.
     """
-    assumed, notes = assume_batch(spec, machine)
-    expansion = expand(assumed, machine)
+    assumed, notes = assume_batch(spec, machine, nodes)
+    expansion = expand(assumed, machine, nodes)
     groups = _groups(expansion.variants)
     is_compared = len(groups) > 1 and not is_probe(spec.workload)
     repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_compared else 1)
@@ -61,16 +63,19 @@ def build_plan(spec: JobSpec, machine: MachineLike) -> Plan:
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(spec, groups, repetitions, machine),
+        launches=_launches(spec, groups, repetitions, tuple(nodes) or (machine,)),
         notes=(*notes, *expansion.notes),
+        nodes=tuple(nodes),
     )
 
 
-def assume_batch(spec: JobSpec, machine: MachineLike) -> tuple[JobSpec, tuple[str, ...]]:
+def assume_batch(
+    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()
+) -> tuple[JobSpec, tuple[str, ...]]:
     """The job with a batch to plan with where nobody has looked yet what `max` comes to, and a note of it."""
     if spec.global_batch != "max" or spec.compare.global_batch:
         return spec, ()
-    batch = ASSUMED_SAMPLES * len(job_devices(spec, machine))
+    batch = ASSUMED_SAMPLES * len(all_devices(spec, machine, nodes))
     note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
     return replace(spec, global_batch=batch), (note,)
 
@@ -91,7 +96,7 @@ def _group_name(first: Variant) -> str:
 
 
 def _launches(
-    spec: JobSpec, groups: tuple[Group, ...], repetitions: int, machine: MachineLike
+    spec: JobSpec, groups: tuple[Group, ...], repetitions: int, machines: Sequence[MachineLike]
 ) -> tuple[Launch, ...]:
     """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
     rounds = 1 if spec.program else math.ceil(spec.steps.rounds / repetitions)
@@ -101,20 +106,25 @@ def _launches(
         for group in (groups if repetition % 2 == 0 else groups[::-1])
     ]
     launches = (
-        _launch(spec, f"{position:02d}-{group.name}", group, repetition, rounds, machine)
+        _launch(spec, f"{position:02d}-{group.name}", group, repetition, rounds, machines)
         for position, (repetition, group) in enumerate(order, start=1)
     )
-    return tuple(_bound(launch, spec.bind, machine) for launch in launches)
+    return tuple(_bound(launch, spec.bind, machines) for launch in launches)
 
 
 def _launch(
-    spec: JobSpec, launch_id: str, group: Group, repetition: int, rounds: int, machine: MachineLike
+    spec: JobSpec,
+    launch_id: str,
+    group: Group,
+    repetition: int,
+    rounds: int,
+    machines: Sequence[MachineLike],
 ) -> Launch:
     first = group.variants[0]
     if first.is_program:
-        processes = program_processes(spec, launch_id, first, machine)
+        processes = program_processes(spec, launch_id, first, machines)
     else:
-        processes = _processes(launch_id, first, machine)
+        processes = _processes(launch_id, first, machines)
     return Launch(
         id=launch_id,
         group=group.name,
@@ -125,56 +135,70 @@ def _launch(
     )
 
 
-def _processes(launch_id: str, first: Variant, machine: MachineLike) -> tuple[Process, ...]:
+def _processes(launch_id: str, first: Variant, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
     owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
+    found = places([node_of_device(devices[0]) for devices in owned])
     return tuple(
-        _process(launch_id, rank, devices, len(owned), first, machine) for rank, devices in enumerate(owned)
+        _process(launch_id, place, devices, first, machines)
+        for place, devices in zip(found, owned, strict=True)
     )
 
 
 def _process(
     launch_id: str,
-    rank: int,
+    place: Place,
     devices: tuple[str, ...],
-    world_size: int,
     variant: Variant,
-    machine: MachineLike,
+    machines: Sequence[MachineLike],
 ) -> Process:
     order = _HERE.order(launch_id).as_posix()
+    machine = machines[place.node]
     return Process(
-        rank=rank,
-        argv=("python", "-m", "launcher.worker", order, str(rank)),
-        env={**_rank_env(rank, world_size, variant.strategy), **visible_gpus(devices, machine)},
+        rank=place.rank,
+        argv=("python", "-m", "launcher.worker", order, str(place.rank)),
+        env={
+            **_rank_env(place),
+            **(interface_env(machine) if variant.strategy == "ddp" else {}),
+            **visible_gpus(tuple(map(device_of_node, devices)), machine),
+        },
         devices=devices,
-        log=_HERE.log(launch_id, rank).as_posix(),
+        log=_HERE.log(launch_id, place.rank).as_posix(),
+        node=place.node,
     )
 
 
 def device_env(device: str, rank: int, machine: MachineLike) -> Mapping[str, str]:
     """The environment of a process that has one device to itself, and no peers."""
-    return {**_rank_env(rank, 1, "single"), **visible_gpus((device,), machine)}
+    alone = Place(rank, 1, node=0, local_rank=rank, local_world_size=1)
+    return {**_rank_env(alone), **visible_gpus((device,), machine)}
 
 
-def _bound(launch: Launch, bind: str, machine: MachineLike) -> Launch:
-    """The launch with the cores of its ranks."""
+def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch:
+    """The launch with the cores of its ranks, of each on its own node."""
     if bind == "none":
         return launch
-    firsts = [process.devices[0] for process in launch.processes]
-    nodes = [machine.gpus[gpu_index(name)].numa_node if is_cuda([name]) else None for name in firsts]
-    cpus = bind_ranks(bind, nodes, machine.topology)
-    processes = zip(launch.processes, cpus, strict=True)
-    return replace(launch, processes=tuple(replace(process, cpus=its) for process, its in processes))
+    cpus: dict[int, tuple[int, ...]] = {}
+    for node, machine in enumerate(machines):
+        its = [process for process in launch.processes if process.node == node]
+        numa = [_numa_node(process.devices[0], machine) for process in its]
+        cpus |= zip((process.rank for process in its), bind_ranks(bind, numa, machine.topology), strict=True)
+    return replace(
+        launch, processes=tuple(replace(process, cpus=cpus[process.rank]) for process in launch.processes)
+    )
 
 
-def _rank_env(rank: int, world_size: int, strategy: str) -> Mapping[str, str]:
-    env = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
+def _numa_node(device: str, machine: MachineLike) -> int | None:
+    return machine.gpus[gpu_index(device)].numa_node if is_cuda([device]) else None
+
+
+def _rank_env(place: Place) -> Mapping[str, str]:
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node),
     }
-    # All ranks are on this machine; a host name that resolves to an outer address makes gloo time out.
-    return {**env, "GLOO_SOCKET_IFNAME": "lo"} if strategy == "ddp" else env
 
 
 def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:

@@ -62,8 +62,12 @@ class Candidate:
     origins: tuple[Combination, ...]
 
 
-def combinations(spec: JobSpec, num_devices: int) -> Iterator[Combination]:
+def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Combination]:
     """Every combination of what varies, the last key fastest; the job itself where nothing varies.
+
+    Args:
+        num_devices: those of all nodes, which `ddp` uses unless the job says otherwise.
+        num_local: those of the first node, which are all that `dp` can use.
 
     Raises:
         SpecError: there are too many.
@@ -74,13 +78,15 @@ def combinations(spec: JobSpec, num_devices: int) -> Iterator[Combination]:
         message = f"`compare` makes {total:,} combinations; {MAX_COMBINATIONS:,} is the most"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*lists.values()):
-        yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices)
+        stated = dict(zip(lists, values, strict=True))
+        strategy = PROGRAM if spec.program else stated.get("strategy", spec.strategy)
+        most = {"single": 1, "dp": num_local}.get(strategy, num_devices)
+        yield _combination(spec, stated, strategy, most)
 
 
-def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int) -> Combination:
+def _combination(spec: JobSpec, stated: dict[str, Any], strategy: str, most: int) -> Combination:
     workload = stated.get("workload", spec.workload) or ""
-    strategy = PROGRAM if spec.program else stated.get("strategy", spec.strategy)
-    default_count = 1 if strategy == "single" else spec.device_count or num_devices
+    default_count = 1 if strategy == "single" else spec.device_count or most
     return Combination(
         workload=workload,
         strategy=strategy,

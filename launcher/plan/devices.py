@@ -107,8 +107,8 @@ def is_cuda(devices: Sequence[str]) -> bool:
 
 
 def gpu_index(name: str) -> int:
-    """Position of `cuda:i` among the machine's GPUs."""
-    return int(name.partition(":")[2])
+    """Position of `cuda:i` (`cuda:i@node`) among its machine's GPUs."""
+    return int(name.partition("@")[0].partition(":")[2])
 
 
 def _by_position(name: str, machine: MachineLike) -> str:

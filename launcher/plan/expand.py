@@ -1,16 +1,19 @@
 """Combinations as variants: what cannot be is left out with its reason, what is the same work is merged."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import MachineError, SpecError
 from launcher.plan.baseline import choose_baseline
 from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from launcher.plan.devices import MachineLike, busy_notes, device_notes, is_cuda, job_devices
+from launcher.plan.devices import MachineLike, is_cuda
 from launcher.plan.ids import make_unique, program_id, variant_id
 from launcher.plan.model import LeftOut, Variant
+from launcher.plan.nodes import Node, node_of_device
 from launcher.plan.program import program_variant
+from launcher.plan.spread import all_devices, cores_per_device, notes_on
 from launcher.spec.builtins import is_probe
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits
@@ -29,19 +32,19 @@ class Expansion:
     notes: tuple[str, ...]
 
 
-def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
+def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Expansion:
     """The variants of a job on this machine, which of them is the baseline, and what a person should know.
 
     Raises:
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
         MachineError: the machine has fewer devices than the job asks for.
     """
-    devices = job_devices(spec, machine)
+    devices = all_devices(spec, machine, nodes)
     _check_machine(spec, len(devices))
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices, max(1, machine.cpu_cores // len(devices)))
+    built, refused = _build_all(spec, devices, cores_per_device(devices, machine, nodes))
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
@@ -50,8 +53,7 @@ def expand(spec: JobSpec, machine: MachineLike) -> Expansion:
         left_out=_left_out(refused),
         baseline=choose_baseline(spec, candidates),
         notes=(
-            *device_notes(devices, machine),
-            *busy_notes(spec.devices, devices, machine),
+            *notes_on(spec.devices, devices, machine, nodes),
             *_unused_splits(built),
             *_chunk_notes(candidates),
             *_merge_notes(built, candidates),
@@ -64,7 +66,8 @@ def _build_all(
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
-    for wanted in combinations(spec, len(devices)):
+    num_local = sum(node_of_device(device) == 0 for device in devices)
+    for wanted in combinations(spec, len(devices), num_local):
         try:
             if spec.program is not None:
                 variant = program_variant(spec, wanted, devices)
@@ -101,6 +104,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         ImpossibleError: there can't be such a variant.
     """
     split = _split(wanted, len(devices), least)
+    _check_reach(wanted, devices[: len(split.samples) or wanted.device_count])
     if wanted.precision == "tf32" and not is_cuda(devices):
         raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
     if wanted.threads != "auto" and is_cuda(devices):
@@ -151,6 +155,12 @@ def _split(wanted: Combination, num_devices: int, least: int) -> Split:
         return split
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
+
+
+def _check_reach(wanted: Combination, devices: tuple[str, ...]) -> None:
+    """Only processes span nodes; the threads of one don't."""
+    if wanted.strategy == "dp" and node_of_device(devices[-1]) > 0:
+        raise ImpossibleError("strategy", "dp is one process, which can't use the devices of several nodes")
 
 
 def check_room(wanted: Combination, least: int) -> None:

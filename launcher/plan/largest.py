@@ -7,13 +7,19 @@ from launcher.spec.model import JobSpec
 from launcher.splits import BALANCED
 
 
-def largest_batch(spec: JobSpec, caps: Sequence[int]) -> int:
-    """The largest global batch that every split of the job can hold on devices with these caps."""
-    return max(1, min(_batches(spec, caps)))
+def largest_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) -> int:
+    """The largest global batch that every split of the job can hold on devices with these caps.
+
+    Args:
+        spec: the job.
+        caps: the most samples of each device, of all nodes.
+        num_local: how many of them the first node has; by default all.
+    """
+    return max(1, min(_batches(spec, caps, num_local or len(caps))))
 
 
-def _batches(spec: JobSpec, caps: Sequence[int]) -> Iterator[int]:
-    for wanted in combinations(spec, len(caps)):
+def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int]:
+    for wanted in combinations(spec, len(caps), num_local):
         held = caps[: wanted.device_count]
         if wanted.strategy == "single":
             yield caps[0]

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.plan.nodes import Node
+from launcher.records import LOOPBACK
+
 PROGRAM = "script"
 """The strategy of variants that are programs."""
 
@@ -17,7 +20,7 @@ class Variant:
     strategy: str
     """`single`, `dp` or `ddp`; `script` for a program that runs unchanged."""
     devices: tuple[str, ...]
-    """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`."""
+    """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`; of several nodes `cuda:1@0`."""
     split: tuple[int, ...]
     """Samples per device and optimizer step; adds up to `global_batch`. Empty for a program, and for
     `balanced` in a plan: its first launch finds them."""
@@ -77,6 +80,8 @@ class Process:
     """Path of its stdout and stderr, relative to the run directory."""
     cpus: tuple[int, ...] = ()
     """Hardware threads that it may run on; empty: all that the command may."""
+    node: int = 0
+    """Rank of the node that it runs on."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,13 @@ class Plan:
     launches: tuple[Launch, ...]
     notes: tuple[str, ...]
     """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
+    nodes: tuple[Node, ...] = ()
+    """By node rank, where the job has several."""
+
+    @property
+    def address(self) -> str:
+        """Where the first node's ranks listen for the others."""
+        return self.nodes[0].address if self.nodes else LOOPBACK
 
     def variant(self, variant_id: str) -> Variant:
         return next(variant for variant in self.variants if variant.id == variant_id)

@@ -70,6 +70,8 @@ def order_for(
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),
+        draw=str(run_dir),
+        address=plan.address,
     )
 
 

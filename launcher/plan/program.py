@@ -1,12 +1,15 @@
 """Programs that run unchanged: their variants, and their processes with the environment of `torchrun`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.paths import RunPaths
 from launcher.plan.combination import Combination, ImpossibleError
 from launcher.plan.devices import MachineLike, visible_gpus
 from launcher.plan.model import PROGRAM, Process, Variant
+from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
+from launcher.plan.spread import interface_env
+from launcher.records import LOOPBACK
 from launcher.spec.model import JobSpec
 from launcher.units import plural
 
@@ -42,43 +45,68 @@ def program_variant(spec: JobSpec, wanted: Combination, devices: tuple[str, ...]
 
 
 def program_processes(
-    spec: JobSpec, launch_id: str, variant: Variant, machine: MachineLike
+    spec: JobSpec, launch_id: str, variant: Variant, machines: Sequence[MachineLike]
 ) -> tuple[Process, ...]:
-    """One process per device; each sees all GPUs of the launch, of which its LOCAL_RANK names one."""
+    """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one."""
     head = ("-m", spec.module) if spec.module else (str(spec.script),)
+    found = places([node_of_device(device) for device in variant.devices])
     shared = {
-        **variant.env,
-        **visible_gpus(variant.devices, machine),
-        **_shared_env(f"{spec.name}-{launch_id}", variant.world_size),
-        "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", str(threads_per_rank(variant, machine))),
+        place.node: {
+            **_interface_env(machines[place.node]),
+            **variant.env,
+            **_node_env(variant, place, machines[place.node]),
+            **_shared_env(f"{spec.name}-{launch_id}", place, found[-1].node + 1, store_address(machines[0])),
+        }
+        for place in found
     }
     return tuple(
         Process(
-            rank=rank,
+            rank=place.rank,
             argv=("python", *head, *variant.args),
-            env={**shared, **_rank_env(rank)},
+            env={**shared[place.node], **_rank_env(place)},
             devices=(device,),
-            log=_HERE.log(launch_id, rank).as_posix(),
+            log=_HERE.log(launch_id, place.rank).as_posix(),
+            node=place.node,
         )
-        for rank, device in enumerate(variant.devices)
+        for place, device in zip(found, variant.devices, strict=True)
     )
 
 
-def threads_per_rank(variant: Variant, machine: MachineLike) -> int:
+def store_address(first: MachineLike) -> str:
+    """Where the ranks of a program find each other: on the first node, for as far as there are others."""
+    return first.address if isinstance(first, Node) else LOOPBACK
+
+
+def _interface_env(machine: MachineLike) -> Mapping[str, str]:
+    """Which way a node reaches the others; on a lone one the rank itself knows."""
+    return interface_env(machine) if isinstance(machine, Node) else {}
+
+
+def _node_env(variant: Variant, place: Place, machine: MachineLike) -> Mapping[str, str]:
+    """What depends on the node: its GPUs and its cores."""
+    own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
+    threads = str(threads_per_rank(place.local_world_size, machine))
+    return {
+        **visible_gpus(own, machine),
+        "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
+    }
+
+
+def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
     """A rank's fair share of the cores, not 1: a lone rank may use them all."""
-    return max(1, machine.cpu_cores // variant.world_size)
+    return max(1, machine.cpu_cores // local_world_size)
 
 
-def _shared_env(run_id: str, world_size: int) -> Mapping[str, str]:
+def _shared_env(run_id: str, place: Place, num_nodes: int, address: str) -> Mapping[str, str]:
     """What `torchrun` gives to every rank of one node. MASTER_PORT is known once the store has one."""
     return {
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(num_nodes),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": address,
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -87,5 +115,5 @@ def _shared_env(run_id: str, world_size: int) -> Mapping[str, str]:
     }
 
 
-def _rank_env(rank: int) -> Mapping[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+def _rank_env(place: Place) -> Mapping[str, str]:
+    return {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "ROLE_RANK": str(place.rank)}

@@ -1,6 +1,5 @@
 """Tells of the failures and hangs of a run: to the person, and as a record in the run directory."""
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,18 +31,18 @@ class Account:
         self.told.append(text)
         self.say(text)
 
-    def failure(self, failure: Failure, attempt: str) -> Failure:
-        """Tells of a failure, and returns it with what the rank's log adds to it."""
+    def failure(self, failure: Failure, attempt: str, host: str) -> Failure:
+        """Tells of a failure on `host`, and returns it with what the rank's log adds to it."""
         path = self.run.log(attempt, failure.rank)
         log = log_tail(path)
         failure = with_crash(failure, log)
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            self.tell(explain(failure, log, str(path), host=platform.node()))
+            self.tell(explain(failure, log, str(path), host=host))
         else:
             self.tell(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
-        self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log))
+        self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
         return failure
 
     def hang(self, hang: Hang, attempt: str, what: str) -> None:
@@ -65,11 +64,11 @@ class Account:
             self.say(str(error))
 
 
-def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str) -> RootCause:
+def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, host: str) -> RootCause:
     """All that is known of a failure, for programs."""
     return RootCause(
         time_ns=time.time_ns(),
-        host=platform.node(),
+        host=host,
         rank=failure.rank,
         status=failure.status,
         kind=failure.kind,

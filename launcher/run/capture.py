@@ -6,10 +6,11 @@ from pathlib import Path
 
 from launcher.control import ControlBlock, RankState, read_states
 from launcher.errors import MachineError, SpecError
+from launcher.plan.model import Plan
 from launcher.records import CaptureRequest
 from launcher.run.hang import ranks_text
 from launcher.run.running import running_launch
-from launcher.rundir import RunDir, write_json
+from launcher.rundir import RunDir, read_json, write_json
 
 _POLL_S = 0.05
 _HEAD_START_STEPS = 2
@@ -27,6 +28,7 @@ def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeou
         MachineError: it ended before, or took no trace in time.
     """
     launch = running_launch(run)
+    refuse_on_nodes(read_json(run.plan, Plan))
     states = {rank: state for rank, state in read_states(run.control(launch)).items() if state.is_running}
     if not states:
         raise SpecError(f"{run.path}: no rank of {launch} has begun yet; try again in a moment")
@@ -40,6 +42,19 @@ def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeou
     ]
     await_files(wanted, tuple(states.values()), timeout_s)
     return run.capture(launch, number)
+
+
+def refuse_on_nodes(plan: Plan) -> None:
+    """A bell rings on one machine only.
+
+    Raises:
+        SpecError: the job has several nodes.
+    """
+    if plan.nodes:
+        raise SpecError(
+            f"gpurun capture asks the ranks of one machine, and this job runs on {len(plan.nodes)} nodes\n"
+            "    `profile: {steps: 3}` in the job takes traces on all of them"
+        )
 
 
 def request(

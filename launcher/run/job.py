@@ -4,16 +4,18 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.cluster.facts import NodeFlags
 from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison
-from launcher.errors import GpurunError, Interrupted
+from launcher.errors import GpurunError, Interrupted, NodesError, SpecError
 from launcher.host import Machine, inspect_machine
 from launcher.plan.build import build_plan, estimate_s
 from launcher.plan.model import Launch, Plan
+from launcher.plan.nodes import Node
 from launcher.records import Event
 from launcher.report.plan import headlines
 from launcher.run.account import Account
@@ -31,6 +33,7 @@ from launcher.run.open import (
 from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
+from launcher.run.ranks import Pools
 from launcher.run.relay import Relay
 from launcher.run.running import claimed
 from launcher.run.session import Session, outcome_error
@@ -66,6 +69,11 @@ class Prepared:
     run: RunDir
     job_dir: Path
 
+    @property
+    def envs(self) -> list[Mapping[str, str]]:
+        """What each variant's server has in its environment."""
+        return [variant.env for variant in self.plan.variants]
+
 
 @dataclass(frozen=True)
 class Output:
@@ -81,14 +89,38 @@ class Output:
         return Relay(say, only, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What the command was asked for, checked as far as no machine is needed for that."""
+
+    given: Invocation
+    spec: JobSpec
+    out: Path | None
+    resume: Path | None
+    output: Output
+
+    @property
+    def job_dir(self) -> Path:
+        return self.given.folder
+
+    @property
+    def resumed(self) -> Path | None:
+        """The run to go on with."""
+        newest = self.resume == LATEST and not self.resume.exists()
+        return (self.out or Path("runs") / self.spec.name) if newest else self.resume
+
+
 def run_job(
     guard: Guard,
     invocation: Invocation | None,
     out: Path | None,
     resume: Path | None,
     output: Output = Output(),  # frozen
-) -> Finished:
+    flags: NodeFlags | None = None,
+) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
+
+    `None` on nodes other than the first, which has the results.
 
     Args:
         guard: the two processes that watch each other.
@@ -96,68 +128,89 @@ def run_job(
         out: the run directory, where it isn't to be under `runs/`.
         resume: a run to go on with; `LATEST` is the newest of this job.
         output: what to show of what the ranks write.
+        flags: this node's place among several.
 
     Raises:
         SpecError: the job file or the command line is wrong, or another command works on this run.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+        NodesError: a node of the job is gone.
     """
     gc.enable()
     with interruptible(guard.kill_workers), WorkerPools(guard, preload=(*TRAINING, *WORKER)) as pools:
-        ready = prepare(invocation, out, resume, pools.get({}))
-        plan = ready.plan
-        envs = [variant.env for variant in plan.variants]
-        pools.keep_only(envs)
-        tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
-        with Progress(sys.stderr) as progress:
-            progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
-            session = Session(
-                plan=plan,
-                spec=ready.spec,
-                run=ready.run,
-                job_dir=ready.job_dir,
-                machine=ready.machine,
-                pool=pools.get(envs[0]),
-                pools=pools,
-                on_event=lambda *what: progress.update(tracker.status(*what)),
-                account=Account(ready.run, progress.say),
-                relay=output.relay(progress.say),
-            )
-            with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
-                return finish(session)
+        given = invocation or read_invocation(resume or Path())
+        job = Job(given, load_invocation(given), out, resume, output)
+        if job.spec.nodes > 1:
+            from launcher.cluster.run import run_on_nodes
+
+            return run_on_nodes(guard, pools, job, flags or NodeFlags())
+        if flags is not None and flags.given:
+            raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
+        ready = prepare(job, inspect_machine(), pools.get({}))
+        pools.keep_only(ready.envs)
+        return carry_out(ready, pools, output)
 
 
-def prepare(
-    invocation: Invocation | None, out: Path | None, resume: Path | None, pool: WorkerPool
-) -> Prepared:
-    """Reads the job, plans it for this machine, and opens the run directory.
+def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] = ()) -> Prepared:
+    """Plans the job for this machine, or for these nodes, and opens the run directory.
 
     Raises:
-        SpecError: the job file or the command line is wrong.
+        SpecError: the job makes no sense on these devices.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
         VariantError: `global_batch: max` could not be found.
     """
-    given = invocation or read_invocation(resume or Path())
-    spec = load_invocation(given)
-    machine = inspect_machine()
-    if resume is not None:
-        newest = resume == LATEST and not resume.exists()
-        resume = (out or Path("runs") / spec.name) if newest else resume
-    fit = None
+    spec, resume, fit = job.spec, job.resumed, None
     if wants_max(spec):
         fit = find_run(resume).read_fit() if resume else None
-        fit = fit or find_fit(spec, machine, pool, given.folder, say_on_stderr)
+        fit = fit or find_fit(spec, machine, pool, job.job_dir, say_on_stderr)
         spec = with_batch(spec, fit)
-    plan = build_plan(spec, machine)
+    plan = build_plan(spec, machine, nodes)
     check_open_files(max(variant.world_size for variant in plan.variants))
-    run = open_run(given, spec, plan, machine, out) if resume is None else resume_run(resume, plan)
+    run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
     if fit is not None:
         write_json(run.fit, fit)
-    return Prepared(spec, machine, plan, run, given.folder)
+    return Prepared(spec, machine, plan, run, job.job_dir)
 
 
 def say_on_stderr(text: str) -> None:
     """Tells of what happens before there is a plan, and with it a progress line."""
     sys.stderr.write(f"{text}\n")
+
+
+def carry_out(
+    ready: Prepared, pools: Pools, output: Output, tell: Callable[[str], None] | None = None
+) -> Finished:
+    """Executes the plan, and shows how it goes on.
+
+    Args:
+        ready: the plan, and what it was made from.
+        pools: start the ranks.
+        output: what to show of what the ranks write.
+        tell: is told of failures as well, where others than this terminal's user should know.
+    """
+    plan = ready.plan
+    tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
+    with Progress(sys.stderr) as progress:
+        progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
+
+        def say(text: str) -> None:
+            progress.say(text)
+            if tell is not None:
+                tell(text)
+
+        session = Session(
+            plan=plan,
+            spec=ready.spec,
+            run=ready.run,
+            job_dir=ready.job_dir,
+            machine=ready.machine,
+            pool=pools.get(ready.envs[0]),
+            pools=pools,
+            on_event=lambda *what: progress.update(tracker.status(*what)),
+            account=Account(ready.run, say),
+            relay=output.relay(progress.say),
+        )
+        with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
+            return finish(session)
 
 
 def finish(session: Session) -> Finished:
@@ -166,8 +219,8 @@ def finish(session: Session) -> Finished:
     try:
         comparison = session.execute()
         error = outcome_error(comparison)
-    except Interrupted as interrupted:
-        comparison, error = session.compare(), interrupted
+    except (Interrupted, NodesError) as ended:
+        comparison, error = session.compare(), ended
     session.render(comparison)
     return Finished(session.run, comparison, error)
 

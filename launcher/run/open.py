@@ -96,12 +96,18 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
     write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
     write_json(run.spec, spec.resolved())
-    write_json(run.host, {**host_record(machine), "binding": binding_record(spec.bind, plan)})
+    write_json(run.host, whole_record(spec, plan, machine))
     if invocation.text is not None:
         write_bytes(run.job, invocation.text.encode())
     else:
         copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
+
+
+def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, object]:
+    """`host.json`: the machine, where the ranks are bound, and the nodes if there are several."""
+    record = {**host_record(machine), "binding": binding_record(spec.bind, plan)}
+    return {**record, "nodes": plan.nodes} if plan.nodes else record
 
 
 def binding_record(bind: str, plan: Plan) -> dict[str, object]:

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ from launcher.errors import MachineError
 from launcher.run.blame import Exit
 from launcher.run.guard import SUPERVISOR_KILLED, Guard, python_argv
 from launcher.run.limits import start_problem
+from launcher.run.observe import Sight, observe
 from launcher.run.oomkill import in_kernel_log, oom_kills
 from launcher.run.proctree import kill_descendants, send_signal
 from launcher.run.wire import (
@@ -109,6 +111,14 @@ class WorkerPool:
     def forward(self, number: int) -> None:
         """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
         self._forwarded.append(number)
+
+    def observe(self, folder: Path) -> tuple[Sight, ...]:
+        """All running ranks whose control blocks are in `folder`; takes some tens of milliseconds."""
+        return observe(folder)
+
+    def steps_elsewhere(self) -> tuple[int, ...]:
+        """None: all ranks are here."""
+        return ()
 
     def stop(self, grace_s: float) -> None:
         """Ends all ranks and everything that they started, sessions of their own included.

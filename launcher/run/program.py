@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.plan.model import Launch, Variant
 from launcher.plan.order import program_order
-from launcher.records import Event
+from launcher.records import LOOPBACK, Event
 from launcher.run.blame import Exit
 from launcher.run.wire import SERVICE_RANK, StartRequest
 from launcher.rundir import RunDir, append_lines, write_json
@@ -29,15 +29,19 @@ def begin_launch(
 
 
 def launch_requests(
-    run: RunDir, variant: Variant, launch: Launch, name: str, job_dir: Path
+    run: RunDir, variant: Variant, launch: Launch, name: str, job_dir: Path, address: str = LOOPBACK
 ) -> list[StartRequest]:
-    """The ranks of an attempt, and first of all the store through which they find each other."""
+    """The ranks of an attempt, and first of all the store through which they find each other.
+
+    Args:
+        address: where the store listens.
+    """
     order = str(run.order(name).resolve())
     port_file = str(run.rendezvous(name).resolve())
     store_log = run.log(name, 0).with_name("store.log")
     store = StartRequest(
         rank=SERVICE_RANK,
-        args=(port_file, str(variant.world_size)),
+        args=(port_file, str(variant.world_size), address),
         env={},
         log=str(store_log.resolve()),
         cwd=str(job_dir),

@@ -1,6 +1,7 @@
 """Carries out a plan: launch by launch, so that no failure costs what was measured before or comes after."""
 
 import os
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +32,10 @@ from launcher.run.attempts import (
 )
 from launcher.run.blame import Exit, Failure, root_cause
 from launcher.run.hang import Hang, diagnose
-from launcher.run.observe import observe
 from launcher.run.pace import Pace
-from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
-from launcher.run.pools import WorkerPools
+from launcher.run.pool import OPTIMIZING, StartRequest
 from launcher.run.program import begin_launch, end_launch, launch_requests
+from launcher.run.ranks import Pools, Ranks
 from launcher.run.relay import Relay
 from launcher.run.restart import can_pass, is_everywhere, pause_s
 from launcher.run.running import entered
@@ -79,9 +79,9 @@ class Session:
     run: RunDir
     job_dir: Path
     machine: Machine
-    pool: WorkerPool
+    pool: Ranks
     """Of the launch that runs now: `pools` has one for every environment."""
-    pools: WorkerPools
+    pools: Pools
     on_event: OnEvent
     account: Account
     relay: Relay | None = None
@@ -138,7 +138,7 @@ class Session:
         self.on_event(launch, position, None)
         entered(self.run, name)
         if self.relay is not None:
-            self.relay.follow(self.logs(launch, name))
+            self.relay.follow(self.own_logs(launch, name))
         self.pool.start(self.requests(launch, name))
         if position == 0 and len(self.plan.launches) > 1:
             self.pool.preload(OPTIMIZING)
@@ -159,11 +159,17 @@ class Session:
             if self.relay is not None:
                 self.relay.finish()
             return Ended()
-        self.check_disk(exits, name)
-        failure = self.account.failure(root_cause(exits, self.run.read_failures(name), stopped_ns), name)
+        self.check_disk(launch, exits, name)
+        cause = root_cause(exits, self.run.read_failures(name), stopped_ns)
+        failure = self.account.failure(cause, name, self.host_of(launch, cause.rank))
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
+
+    def host_of(self, launch: Launch, rank: int) -> str:
+        """The machine that a rank runs on."""
+        nodes = self.plan.nodes
+        return nodes[launch.processes[rank].node].host if nodes else platform.node()
 
     def program_of(self, launch: Launch) -> Variant | None:
         """The variant of a launch that runs a program; `None` for a workload's."""
@@ -202,7 +208,7 @@ class Session:
     def requests(self, launch: Launch, name: str) -> list[StartRequest]:
         """What to start, with the attempt's own file names."""
         if (program := self.program_of(launch)) is not None:
-            return launch_requests(self.run, program, launch, name, self.job_dir)
+            return launch_requests(self.run, program, launch, name, self.job_dir, self.plan.address)
         order = str(self.run.order(name).resolve())
         return [
             StartRequest(
@@ -222,7 +228,7 @@ class Session:
     ) -> tuple[list[Exit], Ended | None]:
         """Exits until all ranks have ended, or one has failed; or how the launch ended that was too late."""
         exits: list[Exit] = []
-        pace = Pace(self.run.control(name), self.spec.hang_timeout_s)
+        pace = Pace(self.run.control(name), self.spec.hang_timeout_s, self.pool.steps_elsewhere)
         started = time.monotonic()
         deadline: float | None = None
         while len(exits) < len(launch.processes):
@@ -256,7 +262,7 @@ class Session:
             late, stops = f"made no step for {self.spec.hang_timeout_s:g} s", self.spec.on_hang == "stop"
         else:
             return None
-        hang = diagnose(observe(self.run.control(name)))
+        hang = diagnose(self.pool.observe(self.run.control(name)))
         variant = tail.last.variant if tail.last else None
         self.account.hang(hang, name, f"{variant or launch.id} {late}")
         return Ended(late=late, hang=hang) if stops else None
@@ -281,18 +287,21 @@ class Session:
         time.sleep(wait_s)
         return True
 
-    def check_disk(self, exits: Sequence[Exit], name: str) -> None:
+    def check_disk(self, launch: Launch, exits: Sequence[Exit], name: str) -> None:
         """A worker that can't write its results ends the whole run, not only its variant."""
-        if any(exit_.returncode == os.EX_IOERR for exit_ in exits):
+        full = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]
+        if full:
+            where = f" on {self.host_of(launch, full[0])}" if self.plan.nodes else ""
             raise MachineError(
-                f"the workers can't write to {self.run.path}: the disk is full or the folder is closed\n"
+                f"the workers{where} can't write to {self.run.path}: "
+                "the disk is full or the folder is closed\n"
                 f"    free some space, then go on: gpurun --resume {self.run.path}\n"
-                f"    log: {self.run.log(name, 0)}"
+                f"    log: {self.run.log(name, full[0])}"
             )
 
-    def logs(self, launch: Launch, name: str) -> dict[int, Path]:
-        """Where each rank of an attempt writes."""
-        return {process.rank: self.run.log(name, process.rank) for process in launch.processes}
+    def own_logs(self, launch: Launch, name: str) -> dict[int, Path]:
+        """Where each rank of an attempt writes; those of other nodes are shown there."""
+        return {p.rank: self.run.log(name, p.rank) for p in launch.processes if p.node == 0}
 
     def settle(self, launch: Launch, missing: Sequence[str], ended: Ended) -> None:
         """Writes down how the variants of an attempt ended; a failure costs the variant that caused it."""

@@ -10,11 +10,6 @@ from launcher.spec.section import Section
 from launcher.spec.source import Source
 from launcher.spec.tree import Path
 
-_LATER = {
-    "nodes": "jobs on several machines",
-}
-"""Keys that the design has and this version has not, with what they are for."""
-
 
 def explain(mistakes: Sequence[Mistake], source: Source, most: int) -> tuple[list[Problem], int]:
     """What is to be said of the mistakes, `most` of them at the most, and how many more there are.
@@ -36,8 +31,6 @@ def _explain(mistake: Mistake, source: Source) -> Problem:
 def _unknown_key(path: Path) -> tuple[str, str | None]:
     key = str(path[-1])
     known = (SECTIONS[str(path[0])] if len(path) > 1 else JobSpec).keys
-    if len(path) == 1 and key in _LATER:
-        return f"`{key}` is not part of this version yet ({_LATER[key]})", "name a `workload`"
     hint = did_you_mean(key, known) or _elsewhere(key) or f"the keys here are {', '.join(known)}"
     inside = f" under `{path[0]}`" if len(path) > 1 else ""
     return f"unknown key `{shorten(key)}`{inside}", hint

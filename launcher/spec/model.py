@@ -225,6 +225,9 @@ class JobSpec(Section):
     `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
     the UUID of a GPU or of a MIG instance; a GPU that stands in it twice is shared by two ranks. Numbers
     count what CUDA_VISIBLE_DEVICES leaves."""
+    nodes: Annotated[int, whole(1, values.MAX_NODES)] = 1
+    """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one,
+    and count from the first node's on. How they find each other: see `docs/cluster.md`."""
     global_batch: GlobalBatchOrMax | None = None
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have

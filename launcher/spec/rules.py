@@ -16,13 +16,15 @@ from launcher.splits import is_same_split
 
 def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
-    devices = named_devices(draft.spec.devices) if draft.knows(("devices",)) else None
+    knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
+    devices = named_devices(draft.spec.devices) if knows_devices else None
     return [
         *find_kind_mistakes(draft),
         *_missing_batch(draft),
+        *_max_of_nodes(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
-        *(find_misfits(draft, devices) if devices else ()),
+        *(find_misfits(draft, devices * draft.spec.nodes) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
         *find_program_mistakes(draft, job_dir),
     ]
@@ -37,6 +39,14 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
         return
     hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
     yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)
+
+
+def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
+    """The largest batch is looked for on one machine."""
+    if draft.knows(("nodes",)) and draft.spec.nodes > 1 and "max" in (draft.values("global_batch") or ()):
+        message = f"`max` is found on one machine, and the job has {draft.spec.nodes} nodes"
+        hint = f"find it with --set nodes=1, then state {draft.spec.nodes} times as much"
+        yield draft.spec.problem(("global_batch",), message, hint)
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:

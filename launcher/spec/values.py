@@ -14,6 +14,7 @@ Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
 
 MAX_DEVICES = 256
+MAX_NODES = 1024
 """More than any machine has; keeps a slip such as `cpu:40000` from planning 40,000 processes."""
 
 MAX_COUNT = 2**31 - 1

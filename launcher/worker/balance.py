@@ -71,7 +71,7 @@ def resolve(
         minimum=variant.balance.minimum,
         caps=variant.balance.caps,
         most=UNBOUNDED if dataset is None else len(dataset),
-        seed=f"{order.run_dir}/{order.launch}/{variant.id}",
+        seed=f"{order.draw}/{order.launch}/{variant.id}",
     )
     curves, split = calibration.run()
     overhead_ms = measure_overhead_ms(devices, split, predict(curves, split).compute_ms)

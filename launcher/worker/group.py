@@ -1,4 +1,4 @@
-"""The process group of one launch on one machine: nothing of it listens beyond the loopback interface."""
+"""The process group of one launch: on one machine nothing of it listens beyond the loopback interface."""
 
 import gc
 import os
@@ -10,13 +10,12 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from launcher.records import LaunchOrder
+from launcher.records import LOOPBACK, LaunchOrder
 from launcher.rundir import RunDir, write_bytes
 from launcher.worker.child import finish
 
 __all__ = ["close_group", "finish", "init_group"]
 
-_LOOPBACK = "127.0.0.1"
 _POLL_S = 0.005
 _RENDEZVOUS_TIMEOUT_S = 120.0
 """Ranks start within milliseconds of each other; a minute may pass on a machine that swaps."""
@@ -35,19 +34,20 @@ def init_group(order: LaunchOrder, rank: int) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if order.backend == "nccl" else "gloo"
     port_file = RunDir(Path(order.run_dir)).rendezvous(order.launch)
-    store = open_store(port_file, order.world_size) if rank == 0 else join_store(port_file, order.world_size)
+    enter = open_store if rank == 0 else join_store
+    store = enter(port_file, order.world_size, order.address)
     dist.init_process_group(backend, store=store, rank=rank, world_size=order.world_size)
 
 
-def open_store(port_file: Path, world_size: int) -> TCPStore:
+def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
     """Rank 0's store. The kernel chooses the port, and it is taken before anyone hears of it: no race.
 
     Given only a port, the store would listen on all interfaces; so it gets a socket that is bound already.
     """
-    listener = socket.create_server((_LOOPBACK, 0), backlog=max(128, world_size))
+    listener = socket.create_server((address, 0), family=_family(address), backlog=max(128, world_size))
     port = listener.getsockname()[1]
     store = TCPStore(
-        _LOOPBACK,
+        address,
         port,
         world_size,
         is_master=True,
@@ -58,11 +58,15 @@ def open_store(port_file: Path, world_size: int) -> TCPStore:
     return store
 
 
-def join_store(port_file: Path, world_size: int) -> TCPStore:
+def join_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
     """Another rank's store, as soon as rank 0 has written its port."""
     port = await_port(port_file)
     timeout = timedelta(seconds=_RENDEZVOUS_TIMEOUT_S)
-    return TCPStore(_LOOPBACK, port, world_size, is_master=False, wait_for_workers=False, timeout=timeout)
+    return TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def await_port(port_file: Path) -> int:

@@ -90,7 +90,7 @@ class Bench:
     def run_round(self, round_: int, active: list[str]) -> Mapping[str, float]:
         """Step time of each variant in this round: the slowest rank's mean over its block, in ns."""
         by_id = {variant.id: variant for variant in self.order.variants}
-        seed = f"{self.order.run_dir}/{self.order.launch}/{round_}"
+        seed = f"{self.order.draw}/{self.order.launch}/{round_}"
         blocks = round_blocks(active, self.order.baseline, seed)
         means_ns = [self.run_block(by_id[block.variant], block, round_) for block in blocks]
         slowest_ns = self.agree(means_ns, by_id[blocks[-1].variant])

@@ -60,7 +60,7 @@ class ProbeBench:
     def run_round(self, variant: str, round_: int, cases: Sequence[Case], repetitions: Sequence[int]) -> None:
         """A block of every case; rank 0 writes down the slowest rank's times."""
         shuffled = list(range(len(cases)))
-        random.Random(f"{self.order.run_dir}/{self.order.launch}/{round_}").shuffle(shuffled)
+        random.Random(f"{self.order.draw}/{self.order.launch}/{round_}").shuffle(shuffled)
         times_ns = [self.time_ns(cases[i], repetitions[i]) for i in shuffled]
         slowest_ns = self.peers.maximum(times_ns) if times_ns else []
         if self.journal.rank == 0:

@@ -12,7 +12,12 @@ from launcher.worker.group import open_store
 
 
 def main(argv: Sequence[str]) -> None:
-    """Opens a store for `argv[1]` ranks, writes its port to the file `argv[0]`, and stays."""
-    store = open_store(Path(argv[0]), int(argv[1]))
+    """Opens a store for some ranks, writes its port to a file, and stays.
+
+    Args:
+        argv: the file, the number of ranks, and the address to listen on.
+    """
+    path, world_size, address = argv
+    store = open_store(Path(path), int(world_size), address)
     while store is not None:
         signal.pause()

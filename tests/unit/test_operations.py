@@ -38,9 +38,9 @@ def test_the_same_exception_is_explained_once(tmp_path: Path) -> None:
     said: list[str] = []
     account = Account(RunDir(tmp_path), said.append)
     traced = replace(FAILED, message="no luck", traceback='  File "train.py", line 3, in build\n')
-    account.failure(traced, "01-ddp-2")
-    account.failure(replace(traced, rank=0), "02-dp-2")
-    account.failure(replace(traced, message="other"), "03-dp-2")
+    account.failure(traced, "01-ddp-2", "host")
+    account.failure(replace(traced, rank=0), "02-dp-2", "host")
+    account.failure(replace(traced, message="other"), "03-dp-2", "host")
     assert [text.count("train.py") for text in said] == [1, 0, 1]
     assert said[1].startswith("02-dp-2: rank 0 raised X: no luck: the same as in 01-ddp-2\nlog: ")
 

@@ -114,6 +114,7 @@ def test_a_process_per_ddp_rank() -> None:
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -160,6 +161,7 @@ def test_an_order_holds_all_that_workers_need() -> None:
         gradient_check=True,
         profile=ProfileOrder(3),
         ablation_rounds=6,
+        draw="/run",
     )
     assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchOrder) == order
 

@@ -184,7 +184,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("zzz: 1", "unknown key `zzz`\n    the keys here are name, workload"),
         ("args: [--epochs]", "`args` is for programs (`script`, `module`), not for workloads"),
         ("env: {A: b}", "`env` is for programs (`script`, `module`), not for workloads"),
-        ("nodes: 2", "`nodes` is not part of this version yet"),
+        ("nodes: 0", "1 or more"),
         ("workload: gtp", "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
         ("workload: train.py", "name the function that builds it, such as train.py:build"),
         ("workload: train.py:build", "there is no file train.py\n    it is looked for beside the job file"),

@@ -1,0 +1,66 @@
+"""What keeps nodes from coming together is said on each of them, with what to do about it."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.command import gpurun, write
+
+JOB = """
+    workload: sleep
+    devices: cpu:1
+    nodes: 2
+    global_batch: 8
+"""
+
+
+def test_flags_without_nodes(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0")
+    assert result.code == 2
+    assert "the flags about nodes need a job with several" in result.err
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = gpurun(tmp_path, "job.yaml", "--node-rank", "0", "--rendezvous", f"localhost:{port}")
+    assert result.code == 3
+    assert f"port {port} of node 0" in result.err
+    assert f"--rendezvous localhost:{port + 1}" in result.err
+
+
+def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    place = ("--rendezvous", f"localhost:{free_port()}")
+    other = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "launcher",
+            "job.yaml",
+            "--node-rank",
+            "1",
+            *place,
+            "--set",
+            "global_batch=16",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    first = gpurun(tmp_path, "job.yaml", "--node-rank", "0", *place)
+    _, second_err = other.communicate(timeout=60)
+    assert (first.code, other.returncode) == (2, 2), first.err + second_err
+    for said in (first.err, second_err):
+        assert "the nodes ask for different jobs: `global_batch` is 8 on node 0" in said
+        assert "and 16 on node 1" in said
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,247 @@
+"""What the nodes of a job agree on, send each other, and conclude from silence: without a network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cluster.agree import disagreement, missing_nodes, program_sha256
+from launcher.cluster.follow import Places
+from launcher.cluster.messages import Chunk, Hello, RankExit, decode, encode
+from launcher.cluster.network import find_place, resolve
+from launcher.cluster.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
+from launcher.cluster.timeline import Timeline
+from launcher.cluster.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Outbox, write_chunk
+from launcher.errors import MachineError, SpecError
+from launcher.plan.build import build_plan
+from launcher.plan.nodes import Node, NodeGpu
+from launcher.records import FailureRecord
+from launcher.run.blame import root_cause
+from launcher.spec.load import load_text
+from launcher.spec.model import JobSpec
+
+JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
+FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
+OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        (
+            {"job": {**JOB, "nodes": 3}},
+            "different world sizes: `nodes` is 2 on node 0 (a) and 3 on node 1 (b)",
+        ),
+        ({"job": {**JOB, "global_batch": 16}}, "different jobs: `global_batch` is 8 on node 0 (a) and 16"),
+        ({"job": {**JOB, "seed": 1}}, "`seed` is not set on node 0 (a) and 1 on node 1 (b)"),
+        ({"program_sha256": "def"}, "train.py is not the same file on node 0 (a) and node 1 (b)"),
+        ({"version": "2"}, "different versions of gpurun: gpurun is 1 on node 0 (a) and 2 on node 1 (b)"),
+        ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both say that they are node 0"),
+    ],
+)
+def test_what_nodes_disagree_on(changes: dict[str, Any], words: str | None) -> None:
+    problem = disagreement(FIRST, msgspec.structs.replace(OTHER, **changes), {0: FIRST})
+    assert (problem is None) if words is None else words in (problem or "")
+
+
+def test_who_is_missing_is_named() -> None:
+    text = missing_nodes(4, {0: FIRST, 2: OTHER}, 60.0)
+    assert "2 of 4 nodes came within 60 s: 0 (a), 2 (b); missing: node 1, 3" in text
+
+
+@pytest.mark.parametrize("job", [{"workload": "train.py:build"}, {"script": "train.py"}])
+def test_a_program_is_known_by_its_content(tmp_path: Path, job: dict[str, Any]) -> None:
+    (tmp_path / "train.py").write_text("1")
+    before = program_sha256(job, tmp_path)
+    (tmp_path / "train.py").write_text("2")
+    assert before
+    assert program_sha256(job, tmp_path) not in (None, before)
+    assert program_sha256({"workload": "gpt", "script": None}, tmp_path) is None
+
+
+def test_messages_survive_the_way() -> None:
+    assert decode(encode(OTHER)) == OTHER
+    with pytest.raises(msgspec.MsgspecError):
+        decode(b"\x00junk")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_silence_while_listening_counts(rank: int) -> None:
+    silence = Silence(rank, 0.0)
+    silence.begin(2, 0.0)
+    silence.beats((1, 1), 1.0)
+    assert silence.find(1.0 + SILENCE_S - 0.1) is None
+    silence.resume(100.0)  # this node was busy
+    assert silence.find(100.0) is None
+    assert silence.find(100.0 + SILENCE_S) == (1 - rank, pytest.approx(2 * SILENCE_S - 0.1))
+
+
+def test_node_0_hears_from_a_node_only_by_its_own_heart() -> None:
+    silence = Silence(0, 0.0)
+    silence.begin(3, 0.0)
+    for second in range(10):
+        silence.beats((second, second, 1), float(second))
+    assert silence.find(9.0) == (2, 9.0)
+    silence.beats((10, 10, 2), 9.0)
+    silence.suspicious = True
+    assert silence.find(9.0 + SUSPICIOUS_SILENCE_S) is None
+    assert silence.find(9.1 + SUSPICIOUS_SILENCE_S) is not None
+
+
+MINUTES_NS = 60 * 10**9
+
+
+def exited(rank: int, time_ns: int, code: int = 1) -> RankExit:
+    return RankExit(rank, 100 + rank, code, time_ns, (), False)
+
+
+def record(rank: int, time_ns: int, secondary: bool = False) -> FailureRecord:
+    return FailureRecord(time_ns, rank, None, "round", "exception", "ValueError", "no", "", secondary)
+
+
+@given(skew_ns=st.integers(-90 * MINUTES_NS, 90 * MINUTES_NS), first=st.integers(0, 1))
+def test_the_first_message_tells_who_failed_first_whatever_the_clocks_say(skew_ns: int, first: int) -> None:
+    now_ns = 10**18
+    clocks = {0: now_ns, 1: now_ns + skew_ns}
+    timeline = Timeline()
+    exits = []
+    records = []
+    for node in (first, 1 - first):
+        exits += timeline.place([exited(node, clocks[node])], now_ns)
+        records.append(record(node, clocks[node] - 1000 + timeline.shifts_ns[node]))
+    assert root_cause(exits, records, now_ns + 10**6).rank == first
+
+
+def test_times_of_one_host_keep_their_distances() -> None:
+    first, second = Timeline().place([exited(3, 500), exited(2, 400)], 10_000)
+    assert first.time_ns - second.time_ns == 100
+    assert second.time_ns == 10_000
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["variants/a/rank1.jsonl", "launches/x/log/rank1.log", "launches/x/failures/rank1.json"]
+        ),
+        st.lists(st.binary(max_size=20), min_size=1, max_size=3),
+        max_size=3,
+    )
+)
+def test_files_arrive_as_they_are_and_only_once(tmp_path_factory: Any, files: dict[str, list[bytes]]) -> None:
+    theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
+    outbox = Outbox(theirs, 1)
+    sent: list[Chunk] = []
+
+    def send(chunk: Chunk) -> None:
+        sent.append(chunk)
+        write_chunk(ours, chunk)
+
+    for part in range(3):
+        for name, parts in files.items():
+            (theirs / name).parent.mkdir(parents=True, exist_ok=True)
+            with (theirs / name).open("ab") as file:
+                file.write(b"".join(parts[part : part + 1]))
+        outbox.send(send, lambda: None)
+    for name, parts in files.items():
+        arrived = ours / name
+        assert (arrived.read_bytes() if arrived.exists() else b"") == b"".join(parts)
+    assert sum(len(chunk.content) for chunk in sent) == sum(len(b"".join(p)) for p in files.values())
+
+
+def test_no_more_than_a_window_is_on_its_way(tmp_path: Path) -> None:
+    path = tmp_path / "variants" / "a" / "rank1.pt.trace.json.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * (CHUNK_BYTES * (2 * WINDOW_CHUNKS) + 1))
+    (path.parent / ".hidden").write_bytes(b"unfinished")
+    on_the_way, most = 0, 0
+
+    def send(chunk: Chunk) -> None:
+        nonlocal on_the_way, most
+        on_the_way += 1
+        most = max(most, on_the_way)
+
+    def await_taken() -> None:
+        nonlocal on_the_way
+        on_the_way -= 1
+
+    Outbox(tmp_path, 1).send(send, await_taken)
+    assert (on_the_way, most) == (0, WINDOW_CHUNKS)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "variants/../../x", "job.yaml", "", "launchesx/y"])
+def test_a_file_that_belongs_nowhere_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(MachineError, match="belongs to no run"):
+        write_chunk(tmp_path, Chunk(1, path, 0, b"x"))
+
+
+def test_paths_of_node_0_become_this_nodes_own(tmp_path: Path) -> None:
+    places = Places(tmp_path / "r", tmp_path / "s", tmp_path / "j", "/their/run", "/their/job")
+    assert places.translate("/their/run/launches/x/launch.json", "x") == str(places.order("x"))
+    assert (
+        places.translate("/their/run/launches/x/log/rank1.log", "x")
+        == f"{tmp_path}/r/launches/x/log/rank1.log"
+    )
+    assert places.translate("/their/job", "x") == f"{tmp_path}/j"
+    for same in ("1", "/their/runs", "--lr=0.1"):
+        assert places.translate(same, "x") == same
+
+
+def test_host_names_and_interfaces_that_are_not_there() -> None:
+    with pytest.raises(MachineError, match=r"'no-such-host\.invalid' does not resolve"):
+        resolve("no-such-host.invalid", 1)
+    with pytest.raises(SpecError, match="no network interface 'nope0'; it has"):
+        find_place("127.0.0.1", 1, "nope0", {})
+    assert find_place("127.0.0.1", 1, None, {}).interface == "lo"
+    assert find_place("127.0.0.1", 1, None, {"GLOO_SOCKET_IFNAME": "lo"}).address == "127.0.0.1"
+
+
+CPU_NODES = tuple(Node(f"n{i}", f"10.0.0.{i}", "eth0", 4, ()) for i in range(2))
+GPU_NODES = tuple(
+    Node(f"n{i}", f"10.0.0.{i}", "ib0", 4, tuple(NodeGpu(f"G{i}{j}", "H200") for j in range(2)))
+    for i in range(2)
+)
+
+
+def spec_of(**job: Any) -> JobSpec:
+    text = json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, "nodes": 2, **job})
+    return load_text(text, "job.yaml", (), Path())
+
+
+def test_ranks_are_spread_over_nodes() -> None:
+    plan = build_plan(spec_of(devices="cuda"), GPU_NODES[0], GPU_NODES)
+    (launch,) = plan.launches
+    assert plan.variants[0].devices == ("cuda:0@0", "cuda:1@0", "cuda:0@1", "cuda:1@1")
+    assert [process.node for process in launch.processes] == [0, 0, 1, 1]
+    assert launch.processes[3].env == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_SOCKET_IFNAME": "ib0",
+        "CUDA_VISIBLE_DEVICES": "G11",
+    }
+
+
+def test_one_process_stays_on_node_0() -> None:
+    plan = build_plan(
+        spec_of(devices="cpu:2", compare={"strategy": ["ddp", "dp", "single"]}), CPU_NODES[0], CPU_NODES
+    )
+    assert [len(variant.devices) for variant in plan.variants] == [4, 2, 1]
+    assert {p.node for launch in plan.launches for p in launch.processes if len(launch.processes) == 1} == {0}
+    with pytest.raises(SpecError, match="dp is one process"):
+        build_plan(spec_of(devices="cpu:2", strategy="dp", device_count=3), CPU_NODES[0], CPU_NODES)
+
+
+def test_nodes_of_different_kinds_are_refused() -> None:
+    mixed = (CPU_NODES[0], GPU_NODES[1])
+    with pytest.raises(MachineError, match="GPUs on some nodes and CPUs on others"):
+        build_plan(spec_of(), CPU_NODES[0], mixed)
+    with pytest.raises(MachineError, match=r"node 0 \(n0\)"):
+        build_plan(spec_of(devices="cuda"), CPU_NODES[0], mixed)

@@ -1,0 +1,97 @@
+"""Which node this is and where the nodes meet, from every source."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cluster.facts import Facts, NodeFlags, find_facts, parse_endpoint, slurm_port
+from launcher.cluster.hostlist import expand_hosts
+from launcher.errors import SpecError
+
+SLURM = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "gpu[08-09]",
+    "SLURM_STEP_NUM_NODES": "2",
+}
+PET = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234", "PET_NNODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "facts"),
+    [
+        (NodeFlags(1, "a:5"), {}, Facts(1, "a", 5, "gpurun")),
+        (NodeFlags(1, "a"), {}, Facts(1, "a", 29400, "gpurun")),
+        (NodeFlags(0, "[fd00::1]:5"), {}, Facts(0, "fd00::1", 5, "gpurun")),
+        (NodeFlags(0, "fd00::1"), {}, Facts(0, "fd00::1", 29400, "gpurun")),
+        (NodeFlags(), PET, Facts(1, "head", 1234, "gpurun")),
+        (NodeFlags(), {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "h:7"}, Facts(0, "h", 7, "gpurun")),
+        (NodeFlags(), SLURM, Facts(1, "gpu08", 23456, "123456")),
+        (NodeFlags(0), SLURM, Facts(0, "gpu08", 23456, "123456")),
+        (NodeFlags(None, "b:9"), SLURM, Facts(1, "b", 9, "123456")),
+        (NodeFlags(), {**SLURM, **PET}, Facts(1, "head", 1234, "123456")),
+    ],
+)
+def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> None:
+    assert find_facts(2, flags, environ) == facts
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "words"),
+    [
+        (NodeFlags(), {}, "nothing says which node this is"),
+        (NodeFlags(0), {}, "nothing says where the nodes meet"),
+        (NodeFlags(2, "a"), {}, "there is no node 2: the job has `nodes: 2`"),
+        (NodeFlags(0, "a:99999"), {}, "no HOST:PORT"),
+        (NodeFlags(0, ":1"), {}, "no HOST:PORT"),
+        (NodeFlags(), {**PET, "PET_NNODES": "3"}, "`nodes: 2`, and PET_NNODES says 3"),
+        (NodeFlags(), {**PET, "PET_NODE_RANK": "x"}, "PET_NODE_RANK should be a number"),
+        (NodeFlags(), {**SLURM, "SLURM_STEP_NUM_NODES": "4"}, "--set nodes=4"),
+        (NodeFlags(), {**SLURM, "SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
+        (NodeFlags(), {**SLURM, "SLURM_STEP_NODELIST": "gpu[8-"}, "can't be read"),
+        (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "which node this is"),
+    ],
+)
+def test_missing_and_contradictory_facts(flags: NodeFlags, environ: Mapping[str, str], words: str) -> None:
+    with pytest.raises(SpecError, match=words.replace("[", r"\[")):
+        find_facts(2, flags, environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", ("a",)),
+        ("a,b-1", ("a", "b-1")),
+        ("n[0-1,5],login", ("n0", "n1", "n5", "login")),
+        ("gpu[08-11]", ("gpu08", "gpu09", "gpu10", "gpu11")),
+        ("r[1-2]n[1-2]x", ("r1n1x", "r1n2x", "r2n1x", "r2n2x")),
+    ],
+)
+def test_host_lists(text: str, hosts: tuple[str, ...]) -> None:
+    assert expand_hosts(text) == hosts
+
+
+@given(st.text(alphabet="ab0123[]-,. ", max_size=30))
+def test_a_host_list_is_read_or_refused(text: str) -> None:
+    try:
+        hosts = expand_hosts(text)
+    except SpecError:
+        return
+    assert hosts
+    assert not any(set("[]") & set(host) for host in hosts)
+
+
+def test_a_host_list_without_end_is_refused() -> None:
+    with pytest.raises(SpecError):
+        expand_hosts("n[0-999999999]x[0-999999999]")
+
+
+@given(st.integers(0, 2**32))
+def test_ports_of_slurm_jobs_are_not_those_of_outgoing_connections(job_id: int) -> None:
+    assert 1024 <= slurm_port(job_id) < 32768
+    assert parse_endpoint(f"h:{slurm_port(job_id)}") == ("h", slurm_port(job_id))

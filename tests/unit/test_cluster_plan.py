@@ -1,0 +1,98 @@
+"""What several nodes change about programs, binding, looking from outside and what a job may ask for."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cluster.join import gather
+from launcher.cluster.messages import Hello
+from launcher.errors import MachineError, SpecError
+from launcher.plan.build import build_plan
+from launcher.plan.nodes import Node, NodeGpu
+from launcher.run.capture import refuse_on_nodes
+from launcher.run.look import answer, asked, look_at
+from launcher.run.observe import Sight
+from launcher.run.program import launch_requests
+from launcher.rundir import RunDir, write_json
+from launcher.spec.load import load_text
+from launcher.topology import Topology
+
+FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
+EIGHT = Topology({0: tuple(range(8))}, tuple((cpu,) for cpu in range(8)))
+NODES = (
+    Node("a", "10.0.0.1", "eth0", 4, (NodeGpu("G-a0", "H200"), NodeGpu("G-a1", "H200")), FOUR),
+    Node("b", "10.0.0.2", "ib0", 8, (NodeGpu("G-b0", "H200"),), EIGHT),
+)
+
+
+def plan_of(text: str, folder: Path) -> Any:
+    (folder / "train.py").write_text("")
+    return build_plan(load_text(f"nodes: 2\n{text}", "job.yaml", (), folder), NODES[0], NODES)
+
+
+def test_programs_get_the_environment_of_torchrun_on_every_node(tmp_path: Path) -> None:
+    plan = plan_of("script: train.py\ndevices: cuda\nenv: {NCCL_SOCKET_IFNAME: ib9}\n", tmp_path)
+    envs = [process.env for process in plan.launches[0].processes]
+    keys = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+    assert [tuple(env[key] for key in keys) for env in envs] == [
+        ("0", "0", "2", "0", "2", "eth0"),
+        ("1", "1", "2", "0", "2", "eth0"),
+        ("2", "0", "1", "1", "8", "ib0"),
+    ]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in envs] == ["G-a0,G-a1", "G-a0,G-a1", "G-b0"]
+    assert {env["NCCL_SOCKET_IFNAME"] for env in envs} == {"ib9"}
+    assert {(env["MASTER_ADDR"], env["GROUP_WORLD_SIZE"], env["WORLD_SIZE"]) for env in envs} == {
+        ("10.0.0.1", "2", "3")
+    }
+
+
+def test_the_store_of_a_program_listens_where_all_nodes_reach_it(tmp_path: Path) -> None:
+    plan = plan_of("script: train.py\ndevices: cuda\n", tmp_path)
+    launch = plan.launches[0]
+    requests = launch_requests(RunDir(tmp_path), plan.variants[0], launch, launch.id, tmp_path, plan.address)
+    assert requests[0].args[1:] == ("3", "10.0.0.1")
+
+
+def test_ranks_are_bound_to_cores_of_their_own_node(tmp_path: Path) -> None:
+    plan = plan_of("workload: gpt\nglobal_batch: 8\ndevices: cpu:2\nbind: cores\n", tmp_path)
+    cpus = [process.cpus for process in plan.launches[0].processes]
+    assert cpus == [(0, 1), (2, 3), (0, 1, 2, 3), (4, 5, 6, 7)]
+    assert plan.variants[0].threads == 2  # the smaller node's, for all: they do the same work
+
+
+def test_the_largest_batch_is_found_on_one_machine(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="`max` is found on one machine, and the job has 2 nodes"):
+        plan_of("workload: gpt\nglobal_batch: max\n", tmp_path)
+
+
+def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
+    plan = plan_of("script: train.py\ndevices: cpu:1\n", tmp_path)
+    run, sight = RunDir(tmp_path / "run"), Sight(1, 42, 7, (), ())
+    write_json(run.plan, plan)
+    found: list[tuple[Sight, ...]] = []
+    person = threading.Thread(target=lambda: found.append(look_at(run, "01")))
+    person.start()
+    while (token := asked(run, "01")) is None:
+        pass
+    answer(run, "01", token, (sight,))
+    person.join()
+    assert found == [(sight,)]
+    assert not list(run.control("01").iterdir())
+
+
+def test_captures_are_for_one_machine(tmp_path: Path) -> None:
+    plan = plan_of("script: train.py\ndevices: cpu:1\n", tmp_path)
+    with pytest.raises(SpecError, match="this job runs on 2 nodes"):
+        refuse_on_nodes(plan)
+
+
+def test_nodes_that_do_not_come_are_named() -> None:
+    class Silent:
+        def poll(self, timeout_s: float) -> list[object]:
+            return []
+
+    hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None)
+    with pytest.raises(MachineError, match=r"1 of 2 nodes came within 0 s: 0 \(a\); missing: node 1"):
+        gather(Silent(), hello, 2, 0.0)  # type: ignore[arg-type]
