@@ -47,7 +47,23 @@ def headline(comparison: Comparison | None) -> str | None:
         ci = None if difference.ci is None else (-difference.ci[1], -difference.ci[0])
         by = format_percent(-difference.percent, ci)
         return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
-    return f"{comparison.summary.partition(';')[0].rstrip('.')}."
+    return _ahead_of_the_next(best, comparison) or f"{comparison.summary.partition(';')[0].rstrip('.')}."
+
+
+def _ahead_of_the_next(best: VariantResult, comparison: Comparison) -> str | None:
+    """How much slower the next one is; `None` unless the fastest is the baseline and clearly ahead of it."""
+    others = [
+        (difference.percent, variant, difference)
+        for variant in comparison.variants
+        if (difference := variant.vs_baseline) and difference.percent is not None and variant.id != best.id
+    ]
+    if best.id != comparison.baseline or not others:
+        return None
+    percent, following, difference = min(others, key=lambda each: each[0])
+    if difference.verdict != "slower":
+        return None
+    by = format_percent(percent, difference.ci)
+    return f"{variant_label(best)} is the fastest; the next, {variant_label(following)}, is {by} slower."
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:

@@ -50,6 +50,17 @@ def test_the_headline_is_about_the_fastest() -> None:
     assert headline(None) is None
 
 
+def test_a_baseline_that_is_fastest_is_set_against_the_next() -> None:
+    base, other, last = COMPARISON.variants[:3]
+    slower = replace(other, vs_baseline=Difference(13.8, (13.0, 14.6), "slower"))
+    slowest = replace(last, vs_baseline=Difference(40.0, (39.0, 41.0), "slower"))
+    found = replace(COMPARISON, variants=(base, slowest, slower), fastest=base.id, baseline=base.id)
+    assert headline(found) == "ddp 32/32 is the fastest; the next, ddp 48/16, is 13.8 % slower."
+    unclear = replace(other, vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
+    text = headline(replace(found, variants=(base, slowest, unclear), summary="Fastest by median: a; b."))
+    assert text == "Fastest by median: a."
+
+
 def test_the_explanation_speaks_of_the_bars_as_they_are_drawn() -> None:
     base, slow = COMPARISON.variants[:2]
     assert slow.step_ms is not None

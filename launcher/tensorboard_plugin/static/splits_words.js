@@ -23,7 +23,7 @@ export function whyUnranked(variant) {
 export function subSentence(run) {
   const { fastest, baseline, comparison } = run;
   if (!comparison) return 'The first variant is being measured; rows appear as rounds finish.';
-  const sentences = [];
+  const sentences = [unsaid(comparison.summary, run.answer.headline)];
   if (fastest && baseline && fastest !== baseline && fastest.stepMs && baseline.stepMs) {
     const ci = interval(fastest.difference?.ci);
     sentences.push(
@@ -42,9 +42,21 @@ export function subSentence(run) {
         ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.`
         : `${plural(best.rounds, 'interleaved round')}.`,
     );
-  if (baseline?.planned.explanation)
-    sentences.push(`${baseline.label}: ${lowerFirst(baseline.planned.explanation)}`);
-  return sentences.join(' ');
+  sentences.push(cause(run));
+  return sentences.filter(Boolean).join(' ');
+}
+
+/** What the summary goes on to say after the clause that the headline has taken from it. */
+function unsaid(summary, headline) {
+  const [first, ...rest] = (summary ?? '').split(';');
+  return rest.length && headline === `${first}.` ? rest.join(';').trim() : null;
+}
+
+/** Why the baseline is slower than the fastest; where it is the fastest itself, why the next one is slower. */
+function cause({ fastest, baseline, ranked }) {
+  const slower = fastest === baseline ? ranked.find((variant) => variant !== baseline) : baseline;
+  const said = slower?.planned.explanation;
+  return said ? `${slower.label}: ${lowerFirst(said)}` : null;
 }
 
 function oneDecimal(ms) {
