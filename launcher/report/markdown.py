@@ -11,7 +11,7 @@ from launcher.report.footer import gradient_lines, noise_lines, warning_lines
 from launcher.report.order import by_rank
 from launcher.units import format_ms
 
-HEADER = ("variant", "step ms", "vs baseline", "± %", "samples/s", "efficiency", "status")
+HEADER = ("variant", "step ms", "vs baseline", "samples/s", "efficiency", "status")
 
 
 def summary_markdown(comparison: Comparison) -> str:
@@ -42,13 +42,17 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *body)]
 
 
+def _verdict(variant: VariantResult) -> str:
+    half = uncertainty_text(variant.vs_baseline).plain.strip()
+    return verdict_text(variant.vs_baseline).plain.strip() + (f" ± {half}" if half else "")
+
+
 def _row(variant: VariantResult) -> list[str]:
     status = f"{variant.status}: {variant.reason}" if variant.reason else variant.status
     return [
         variant_label(variant),
         format_ms(variant.step_ms.median, variant.step_ms.ci) if variant.step_ms else "",
-        verdict_text(variant.vs_baseline).plain.strip(),
-        uncertainty_text(variant.vs_baseline).plain,
+        _verdict(variant),
         number_text(variant.samples_per_s, 0).plain,
         number_text(variant.scaling_efficiency, 2).plain,
         status,

@@ -20,7 +20,7 @@ from launcher.tensorboard_plugin.documents import (
     version,
 )
 from launcher.tensorboard_plugin.listing import TRACES, Listed, Listing
-from launcher.tensorboard_plugin.sentences import explanation, headline, system_line
+from launcher.tensorboard_plugin.sentences import explanation, headline, system_line, unsaid
 from launcher.tensorboard_plugin.steps import variant_steps
 
 RELOAD_S = 5
@@ -73,6 +73,7 @@ def run_answer(run: RunDir | Listed) -> dict[str, Any]:
         "host": host,
         "system": system_line(host, comparison),
         "headline": headline(comparison),
+        "unsaid": unsaid(comparison),
         "summary": comparison.summary if comparison else None,
         "variants": variants(listed),
     }

@@ -13,6 +13,7 @@ import msgspec
 
 from launcher.compare.model import Comparison
 from launcher.plan.model import Plan
+from launcher.run.running import Running
 from launcher.tensorboard_plugin.folders import inside, read_inside
 from launcher.tensorboard_plugin.listing import Listed
 
@@ -58,9 +59,12 @@ def outline(listed: Listed) -> Outline:
 
 
 def status(listed: Listed) -> Status:
-    """Whether somebody is at it: then something was written a moment ago."""
+    """Whether somebody is at it: here its process lives; elsewhere something was written a moment ago."""
     if listed.kind == "traces" or outline(listed).complete:
         return "done"
+    claim = _read(listed, listed.run.running, Running)
+    if claim is not None and claim.is_here:
+        return "running" if claim.may_live else "stopped"
     return "running" if time.time() - changed_s(listed) < LIVE_S else "stopped"
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from launcher.compare.label import variant_label
 from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import Event, StepRecord
+from launcher.records import Event
 from launcher.tensorboard_plugin.answers import is_name
 from launcher.tensorboard_plugin.documents import read_comparison, read_host, read_plan, status, version
 from launcher.tensorboard_plugin.folders import inside, read_end
@@ -26,7 +26,6 @@ TAIL_BYTES = 256 << 10
 """Holds more than `MAX_STEPS` lines."""
 EVENT_BYTES = 1 << 20
 GIB = 1 << 30
-COMPUTING = ("forward", "backward", "optimizer")
 
 
 def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
@@ -167,14 +166,10 @@ def _latest(root: Path, path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
         "steps": total,
         "step": list(range(total - len(records), total)),
         "step_ms": [each.step_ns / 1e6 for each in records],
-        "compute_ms": [_compute_ns(each) / 1e6 for each in records],
+        "forward_ms": [each.phases_ns.get("forward", 0) / 1e6 for each in records],
         "peak_gib": max(peaks) / GIB if peaks else None,
         "rounds": records[-1].round if records else 0,
     }
-
-
-def _compute_ns(record: StepRecord) -> int:
-    return sum(record.phases_ns.get(phase, 0) for phase in COMPUTING)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

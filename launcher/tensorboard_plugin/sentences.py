@@ -33,15 +33,36 @@ def headline(comparison: Comparison | None) -> str | None:
     """The answer in one sentence, with its number, and what the fastest still loses where that is much."""
     if comparison is None:
         return None
-    best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
-    alone = sum(map(is_ranked, comparison.variants)) == 1
-    answer = _answer(comparison, remaining_loss(best, alone) if best is not None else None)
+    best, alone = _fastest(comparison)
     drawn = remaining_loss(as_drawn(best), alone) if best is not None else None
+    answer = _answer(comparison)
     return f"{answer} {drawn}" if drawn else answer
 
 
-def _answer(comparison: Comparison, remaining: str | None) -> str:
-    """Which is fastest, without what it loses, which `remaining` tells in the summary."""
+def unsaid(comparison: Comparison | None) -> str | None:
+    """What the summary goes on to say after the clause that the headline took from it."""
+    if comparison is None:
+        return None
+    first, rest = _clauses(comparison)
+    return rest if _answer(comparison) == first else None
+
+
+def _clauses(comparison: Comparison) -> tuple[str, str | None]:
+    """The summary's first clause as a sentence, and the rest, both without what the fastest loses."""
+    best, alone = _fastest(comparison)
+    loss = remaining_loss(best, alone) if best is not None else None
+    first, _, rest = comparison.summary.removesuffix(loss or "").rstrip().partition(";")
+    return f"{first.rstrip('.')}.", rest.strip() or None
+
+
+def _fastest(comparison: Comparison) -> tuple[VariantResult | None, bool]:
+    """The fastest variant, and whether it is the only one that is ranked."""
+    best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
+    return best, sum(map(is_ranked, comparison.variants)) == 1
+
+
+def _answer(comparison: Comparison) -> str:
+    """Which is fastest, without what it loses."""
     by_id = {variant.id: variant for variant in comparison.variants}
     best = by_id.get(comparison.fastest or "")
     base = by_id.get(comparison.baseline)
@@ -58,8 +79,23 @@ def _answer(comparison: Comparison, remaining: str | None) -> str:
         ci = None if difference.ci is None else (-difference.ci[1], -difference.ci[0])
         by = format_percent(-difference.percent, ci)
         return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
-    summary = comparison.summary.removesuffix(remaining or "").rstrip()
-    return f"{summary.partition(';')[0].rstrip('.')}."
+    return _ahead_of_the_next(best, comparison) or _clauses(comparison)[0]
+
+
+def _ahead_of_the_next(best: VariantResult, comparison: Comparison) -> str | None:
+    """How much slower the next one is; `None` unless the fastest is the baseline and clearly ahead of it."""
+    others = [
+        (difference.percent, variant, difference)
+        for variant in comparison.variants
+        if (difference := variant.vs_baseline) and difference.percent is not None and variant.id != best.id
+    ]
+    if best.id != comparison.baseline or not others:
+        return None
+    percent, following, difference = min(others, key=lambda each: each[0])
+    if difference.verdict != "slower":
+        return None
+    by = format_percent(percent, difference.ci)
+    return f"{variant_label(best)} is the fastest; the next, {variant_label(following)}, is {by} slower."
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:

@@ -1,23 +1,31 @@
 """One TensorBoard over all sample runs and one Chromium, for all tests of this folder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from launcher.compare.model import Comparison
+from launcher.report.tensorboard import write_tensorboard
 from launcher.run.view import open_view
+from launcher.rundir import RunDir, read_json
 from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
 from tests.browser.sample_runs import (
     write_broken,
     write_gpt_splits,
     write_hostile,
+    write_live,
     write_many,
     write_one,
     write_ranks,
+    write_traced,
 )
 
+LIGHT = ["--disable-gpu", "--disable-extensions", "--disable-background-networking"]
+"""A browser without what no test here looks at."""
 SAMPLES = {
     "gpt": write_gpt_splits,
     "many": write_many,
@@ -25,6 +33,8 @@ SAMPLES = {
     "hostile": write_hostile,
     "broken": write_broken,
     "one": write_one,
+    "live": write_live,
+    "traced": write_traced,
 }
 
 
@@ -34,6 +44,8 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logdir")
     for name, write in SAMPLES.items():
         write(folder / name)
+    run = RunDir(folder / "gpt")
+    write_tensorboard(read_json(run.comparison, Comparison), run)
     return folder
 
 
@@ -41,7 +53,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # Without its sandbox: CI runs as root in a container. It only sees pages of our own.
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *LIGHT])
         yield chromium
         chromium.close()
 
@@ -53,34 +65,49 @@ def board(samples: Path) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture
-def open_tab(browser: Browser, board: str) -> Iterator["OpenTab"]:
-    """Opens the tab on a run; what went wrong on its page fails the test at the end."""
+@pytest.fixture(scope="package")
+def pages(browser: Browser, board: str) -> Iterator["Pages"]:
+    """One page per size and theme for all tests: a fresh one would load everything again."""
     with ExitStack() as stack:
-        yield OpenTab(browser, board, stack)
+        yield Pages(browser, board, stack)
 
 
-class OpenTab:
+@pytest.fixture
+def open_tab(pages: "Pages") -> Iterator["Pages"]:
+    """Opens the tab on a run; what went wrong on its pages fails the test at the end."""
+    pages.opened.clear()
+    yield pages
+    for watched in pages.opened:
+        watched.check()
+
+
+OpenTab = Callable[..., Tab]
+
+
+class Pages:
     """`open_tab("gpt", tab="where", dark=True)`."""
 
     def __init__(self, browser: Browser, board: str, stack: ExitStack) -> None:
         self._browser, self._board, self._stack = browser, board, stack
+        self._pages: dict[tuple[bool, int, int], Watched] = {}
+        self.opened: list[Watched] = []
 
-    def __call__(
-        self,
-        run: str,
-        *,
-        dark: bool = False,
-        width: int = 1280,
-        height: int = 800,
-        framed: bool = False,
-        **state: str,
-    ) -> Tab:
-        origin = self._board.rstrip("/")
-        page: Watched = self._stack.enter_context(
-            watched_page(self._browser, origin, dark=dark, width=width, height=height)
-        )
-        return Tab(page, self._board, framed).open(run=run, **state)
+    def page(self, *, dark: bool = False, width: int = 1280, height: int = 800) -> Watched:
+        """The page of this size and theme, with nothing on it."""
+        key = (dark, width, height)
+        if key not in self._pages:
+            opened = watched_page(
+                self._browser, self._board.rstrip("/"), dark=dark, width=width, height=height
+            )
+            self._pages[key] = self._stack.enter_context(opened)
+        watched = self._pages[key]
+        watched.blank()
+        self.opened.append(watched)
+        return watched
+
+    def __call__(self, run: str, *, framed: bool = False, **more: Any) -> Tab:
+        looks = {key: more.pop(key) for key in ("dark", "width", "height") if key in more}
+        return Tab(self.page(**looks), self._board, framed).open(run=run, **more)
 
 
 @pytest.fixture(scope="package")

@@ -18,6 +18,13 @@ HARMLESS = ("Three.js", "is deprecated. Please use app-layout", "favicon.ico")
 """What TensorBoard says on its console, and what a browser asks for beside any page."""
 
 
+VIEWS = {
+    "splits": "Splits",
+    "where": "Where time goes",
+    "timeline": "Timeline",
+    "operators": "Operators",
+    "devices": "Devices",
+}
 ENTRY = "data/plugin_entry.html?name=gpurun"
 STATE = """new URLSearchParams(location.hash.startsWith('#gpurun')
     ? decodeURIComponent(location.hash.split('&gpurun=')[1] ?? '') : location.hash.slice(1))"""
@@ -44,6 +51,16 @@ class Watched:
         if message.type in ("error", "warning") and not any(each in text for each in HARMLESS):
             self.faults.append(f"console: {text}")
 
+    def blank(self) -> None:
+        """Leaves what is shown, so that the next address is loaded anew, and forgets what went wrong."""
+        self.page.goto("about:blank")
+        self.faults.clear()
+
+    def check(self) -> None:
+        """Fails if anything happened that should not have."""
+        self.page.evaluate("0")  # what the page has told by now is heard first
+        assert not self.faults, "\n".join(self.faults)
+
     def shoot(self, name: str) -> None:
         """Keeps a picture for people to look at."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -66,9 +83,9 @@ def watched_page(
         page.on("pageerror", lambda error: watched.faults.append(f"error: {error}"))
         page.on("console", watched.on_console)
         yield watched
+        watched.check()
     finally:
         context.close()
-    assert not watched.faults, "\n".join(watched.faults)
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,21 @@ class Tab:
 
     def find(self, selector: str, *, has_text: str | None = None) -> Locator:
         return self.frame.locator(selector, has_text=has_text)
+
+    def widths(self) -> tuple[int, int]:
+        """Of the page's content, and of the window."""
+        widths: list[int] = self.find("body").evaluate("body => [body.scrollWidth, innerWidth]")
+        return widths[0], widths[1]
+
+    def settled(self) -> None:
+        """Waits for what is drawn after the view itself: every step's dots, and the timeline's blocks."""
+        if self.find(".strip").count():
+            self.find(".strip canvas").first.wait_for()
+        if self.find("[data-canvas=lanes]").count():
+            self.find("[data-canvas=lanes][data-drawn=true]").wait_for()
+        self.find("body").evaluate(
+            "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+        )
 
     def title(self) -> str:
         return self.frame.locator("h1").inner_text()

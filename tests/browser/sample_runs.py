@@ -3,7 +3,10 @@
 
 import gzip
 import json
+import os
+import platform
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,11 @@ from launcher.compare.model import (
     StepTime,
     VariantResult,
 )
-from launcher.rundir import RunDir, write_json
+from launcher.control import start_ticks
+from launcher.plan.model import Launch, Plan, Variant
+from launcher.records import Event
+from launcher.run.running import Running, boot_id
+from launcher.rundir import RunDir, append_lines, write_json
 from tests.browser.sample_traces import write_traces
 
 MARKUP = "<img src=x onerror=document.title='hacked'>"
@@ -111,7 +118,8 @@ def write_steps(run: RunDir, variant_id: str, rank: int, step_ms: float, count: 
         lines.append(
             json.dumps(
                 {"launch": "01-ddp-2", "round": step // 8 + 1, "order": 0, "step": step, "kind": "timed", "step_ns": ns,
-                 "phases_ns": phases, "peak_bytes": None}
+                 "phases_ns": phases, "peak_bytes": None},
+                separators=(",", ":"),
             )
         )  # fmt: skip
     path = run.steps(variant_id, rank)
@@ -203,7 +211,7 @@ def write_ranks(path: Path, count: int = 64) -> RunDir:
         "ddp", [4] * count, 30.6, ranks=figures, devices=[f"cuda:{rank % 8}" for rank in range(count)]
     )
     run = write_comparison(path, "ranks", [one, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
-    write_traces(run.variant(one.id), compute, num_steps=6, kernels_per_step=20)
+    write_traces(run.variant(one.id), compute, num_steps=3, kernels_per_step=10)
     return run
 
 
@@ -243,3 +251,32 @@ def write_broken(path: Path) -> RunDir:
     content = trace.read_bytes()
     trace.write_bytes(content[: len(content) // 2])
     return run
+
+
+def write_live(path: Path) -> RunDir:
+    """A run in round 6 of 10, which this process is at; `advance` goes on with it."""
+    names = ("ddp-2-even", "ddp-2-48-16")
+    planned = tuple(
+        Variant(name, "ddp", ("cpu:0", "cpu:1"), split, "", 64, "fp32", 1, {}, 0, {})
+        for name, split in zip(names, ((32, 32), (48, 16)), strict=True)
+    )
+    run = RunDir(path)
+    launch = Launch("01-ddp-2", "ddp-2", 0, names, 10, ())
+    write_json(run.plan, Plan("live", "gpt", names[0], planned, (), (launch,), ()))
+    write_json(run.host, {"hostname": platform.node(), "cpu_model": "CPU", "cpu_cores": 2})
+    claim = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
+    write_json(run.running, claim)
+    for rank in range(2):
+        write_steps(run, names[1], rank, 48.0, 40, seed=rank)
+    advance(run, 6)
+    return run
+
+
+def advance(run: RunDir, round_: int) -> None:
+    """The run's second variant enters a round."""
+    append_lines(run.events("01-ddp-2"), [Event(time.time_ns(), "round", "ddp-2-48-16", round_, 10)])
+
+
+def write_traced(path: Path) -> None:
+    """A folder with anybody's traces: no plan, no comparison."""
+    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)

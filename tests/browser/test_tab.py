@@ -2,49 +2,31 @@
 no request to another origin (`pages.watched_page`)."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
+from launcher.run.running import read
+from launcher.rundir import RunDir, write_json
 from tests.browser.conftest import OpenTab
-from tests.browser.pages import Tab, watched_page
+from tests.browser.pages import VIEWS, Tab, watched_page
+from tests.browser.sample_runs import advance, write_steps
 
-VIEWS = {
-    "splits": "Splits",
-    "where": "Where time goes",
-    "timeline": "Timeline",
-    "operators": "Operators",
-    "devices": "Devices",
-}
-LOOKS = [(1280, False), (1280, True), (768, False)]
+LOOKS = [(1280, False), (1280, True), (768, True)]
 
 
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_every_view_opens_by_a_click(open_tab: OpenTab, width: int, dark: bool) -> None:
-    tab = open_tab("gpt", width=width, dark=dark, variant="ddp-2-40-24", framed=not dark and width == 1280)
+    tab = open_tab("gpt", width=width, dark=dark, variant="ddp-2-40-24")
     for view, name in VIEWS.items():
         tab.go(view)
         assert tab.find("[role=tab][aria-selected=true]").inner_text() == name
         assert len(tab.title()) > 10
-        assert _widths(tab) == (width, width), "the page must not scroll sideways"
-        _settled(tab)
+        assert tab.widths() == (width, width), "the page must not scroll sideways"
+        tab.settled()
         tab.watched.shoot(f"{view}-{width}-{'dark' if dark else 'light'}")
-
-
-def _widths(tab: Tab) -> tuple[int, int]:
-    widths: list[int] = tab.find("body").evaluate("body => [body.scrollWidth, innerWidth]")
-    return widths[0], widths[1]
-
-
-def _settled(tab: Tab) -> None:
-    """What is drawn after the view itself: every step's dots, and the timeline's blocks."""
-    if tab.find(".strip").count():
-        tab.find(".strip canvas").first.wait_for()
-    if tab.find("[data-canvas=lanes]").count():
-        tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
-    tab.find("body").evaluate(
-        "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
-    )
 
 
 def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
@@ -59,17 +41,6 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     reasons = tab.find(".below").inner_text()
     assert "out of memory: cuda:0 asked for 146.1 GiB" in reasons
     assert "unsteady: step time drifted" in reasons
-
-
-def test_filters_leave_only_what_was_chosen_and_survive_a_reload(open_tab: OpenTab) -> None:
-    tab = open_tab("gpt", framed=True)
-    tab.find("[data-key='strategy:ddp']").click()
-    expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
-    tab.await_state("strategy", "dp~single")
-    tab.page.reload()
-    tab.drawn("splits")
-    expect(tab.find("[data-key='strategy:ddp']")).to_have_attribute("aria-pressed", "false")
-    expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
 
 
 def test_columns_sort(open_tab: OpenTab) -> None:
@@ -99,15 +70,6 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     assert sum(values) == pytest.approx(64.3, abs=0.3)
     assert float(block.locator(".total").inner_text()) == 64.3
     expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, median 64.3 ms"))
-
-
-def test_theme_follows_tensorboard_at_once(open_tab: OpenTab) -> None:
-    tab = open_tab("gpt", framed=True)
-    assert tab.find("html").get_attribute("data-theme") == "light"
-    tab.page.locator("app-header-dark-mode-toggle button").click()
-    tab.page.get_by_role("menuitem", name="Dark").click()
-    expect(tab.find("html")).to_have_attribute("data-theme", "dark")
-    assert tab.find("body").evaluate("body => getComputedStyle(body).backgroundColor") == "rgb(48, 48, 48)"
 
 
 def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
@@ -152,7 +114,7 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
 def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab = open_tab("ranks", tab="where", height=900)
     expect(tab.find("h1")).to_contain_text("63 ranks wait for rank 37 (cuda:5)")
-    _settled(tab)
+    tab.settled()
     tab.watched.shoot("ranks-1280-light")
     tab.find(".heat canvas").first.click(position={"x": 300, "y": 20})
     tab.drawn("timeline")
@@ -161,7 +123,7 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     expect(tab.find("button", has_text="All 64 ranks")).to_be_visible()
     tab.find("button", has_text="All 64 ranks").click()
     tab.drawn("timeline")
-    _settled(tab)
+    tab.settled()
     tab.watched.shoot("ranks-timeline")
 
 
@@ -195,3 +157,56 @@ def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) ->
         assert tab.title() == "No runs here yet."
         expect(tab.find("pre")).to_contain_text("gpurun examples/quickstart.yaml")
         watched.shoot("empty")
+
+
+def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
+    tab = open_tab("traced")
+    expect(tab.find("[role=tab]")).to_have_text(["Where time goes", "Timeline", "Operators", "Devices"])
+    expect(tab.find(".where .bar.tall")).to_have_count(2)
+    tab.go("timeline")
+    tab.settled()
+    tab.go("operators")
+    expect(tab.find(".operators tbody").first).to_contain_text("aten::gelu")
+    tab.go("devices")
+    expect(tab.find("h1")).to_contain_text("2 ranks traced on")
+    expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")
+    tab.watched.shoot("traced-devices")
+
+
+def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:
+    tab = open_tab("live", tab="devices")
+    expect(tab.find(".running")).to_contain_text("running: ddp 48/16, round 6 of 10")
+    expect(tab.find(".line-chart .solid").first).to_be_visible()
+    drawn = tab.find(".line-chart path.solid").first.get_attribute("d")
+    run = RunDir(samples / "live")
+    write_steps(run, "ddp-2-48-16", 0, 52.0, 60, seed=7)
+    advance(run, 9)
+    expect(tab.find(".running")).to_contain_text("round 9 of 10")
+    expect(tab.find(".line-chart path.solid").first).not_to_have_attribute("d", drawn or "")
+    tab.watched.shoot("devices-live")
+    killed = read(run)
+    assert killed is not None
+    write_json(run.running, replace(killed, start_ticks=1))
+    expect(tab.find(".problems")).to_contain_text("This run stopped before it was done")
+
+
+def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt")
+    halfway = {"state": "indexing", "done_bytes": 324e6, "total_bytes": 512e6, "seconds_left": 6.1}
+    answers = [halfway, {**halfway, "done_bytes": 480e6, "seconds_left": 1.0}]
+
+    def answer(route: Route) -> None:
+        if answers:
+            route.fulfill(json={**answers.pop(0), "problems": []})
+        else:
+            route.continue_()
+
+    tab.page.route("**/timeline/meta?*", answer)
+    tab.find("[data-tab=timeline]").click()
+    state = tab.find("[data-state=indexing]")
+    expect(state).to_contain_text("324 MB of 512 MB, about 6 s left")
+    expect(state.locator("[role=progressbar]")).to_have_attribute("aria-valuenow", "63")
+    expect(state).to_contain_text("480 MB of 512 MB")
+    tab.drawn("timeline")
+    tab.settled()
+    tab.page.unroute("**/timeline/meta?*")

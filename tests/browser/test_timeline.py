@@ -180,6 +180,8 @@ def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(open_tab: OpenTa
         tab.find("[data-action=perfetto]").click()
     opened.value.wait_for_function("document.title.startsWith('ddp 40/24 ')")
     assert int(opened.value.title().split()[-1]) > 1000
+    opened.value.close()
+    tab.page.context.unroute("https://ui.perfetto.dev/**")
 
 
 def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:

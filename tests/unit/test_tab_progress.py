@@ -1,15 +1,19 @@
 """A run while it goes on, as the tab shows it."""
 
+import os
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import Event, StepRecord
+from launcher.run.running import claimed, read
 from launcher.rundir import RunDir, append_lines, write_json
 from launcher.tensorboard_plugin.answers import own, run_answer
+from launcher.tensorboard_plugin.documents import status
 from launcher.tensorboard_plugin.listing import Listed
 from launcher.tensorboard_plugin.machine import LiveDevices
 from launcher.tensorboard_plugin.progress import progress_answer
@@ -58,6 +62,19 @@ def test_it_says_what_runs_and_how_long_it_takes(run: RunDir) -> None:
     assert found["live"]
 
 
+def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_it(run: RunDir) -> None:
+    long_ago_s = time.time() - 3600
+    for path in (run.plan, *run.path.rglob("events.jsonl")):
+        os.utime(path, (long_ago_s, long_ago_s))
+    assert status(own(run)) == "stopped"
+    with claimed(run):
+        assert status(own(run)) == "running"
+        killed = replace(read(run), start_ticks=1)
+        write_json(run.running, killed)
+        run.plan.touch()
+        assert status(own(run)) == "stopped"
+
+
 def test_it_has_the_latest_steps_of_each_rank(run: RunDir) -> None:
     found = progress_answer(own(run), LiveDevices())
     ranks = found["variants"][1]["ranks"]
@@ -68,7 +85,7 @@ def test_it_has_the_latest_steps_of_each_rank(run: RunDir) -> None:
     assert ranks[0]["steps"] == 300
     assert ranks[0]["step"] == list(range(60, 300))
     assert set(ranks[0]["step_ms"]) == {5.0}
-    assert set(ranks[0]["compute_ms"]) == {4.0}
+    assert set(ranks[0]["forward_ms"]) == {1.0}
     assert ranks[0]["peak_gib"] == 1.0
 
 

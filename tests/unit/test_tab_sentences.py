@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from launcher.compare.model import Comparison, Difference, RankFigures, VariantResult
-from launcher.tensorboard_plugin.sentences import as_drawn, explanation, headline, system_line
+from launcher.tensorboard_plugin.sentences import as_drawn, explanation, headline, system_line, unsaid
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -56,10 +56,33 @@ def test_the_headline_says_what_even_the_fastest_loses() -> None:
     best = replace(base, ranks=ranks, step_ms=replace(base.step_ms, median=100.0))
     loss = "every rank waits 40.0 of 100 ms for its data: raise num_workers, or do less work per sample."
     summary = f"No split is clearly fastest: a and b can't be told apart. Even in ddp 32/32 {loss}"
-    found = replace(COMPARISON, variants=(best, COMPARISON.variants[1]), fastest=best.id, summary=summary)
+    other = replace(COMPARISON.variants[1], vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
+    found = replace(COMPARISON, variants=(best, other), fastest=best.id, summary=summary)
     assert headline(found) == summary
     alone = headline(replace(found, variants=(best,)))
     assert alone == f"ddp 32/32 takes 100 ms a step. In ddp 32/32 {loss}"
+
+
+def test_a_baseline_that_is_fastest_is_set_against_the_next() -> None:
+    base, other, last = COMPARISON.variants[:3]
+    slower = replace(other, vs_baseline=Difference(13.8, (13.0, 14.6), "slower"))
+    slowest = replace(last, vs_baseline=Difference(40.0, (39.0, 41.0), "slower"))
+    found = replace(COMPARISON, variants=(base, slowest, slower), fastest=base.id, baseline=base.id)
+    assert headline(found) == "ddp 32/32 is the fastest; the next, ddp 48/16, is 13.8 % slower."
+    unclear = replace(other, vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
+    text = headline(replace(found, variants=(base, slowest, unclear), summary="Fastest by median: a; b."))
+    assert text == "Fastest by median: a."
+
+
+def test_what_the_headline_takes_from_the_summary_is_not_said_twice() -> None:
+    base, other = COMPARISON.variants[:2]
+    unclear = replace(other, vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
+    found = replace(COMPARISON, variants=(base, unclear), fastest=base.id, baseline=base.id)
+    found = replace(found, summary="Fastest by median: a; b can't be told apart.")
+    assert (headline(found), unsaid(found)) == ("Fastest by median: a.", "b can't be told apart.")
+    clear = replace(found, variants=(base, replace(other, vs_baseline=Difference(9.0, (8.0, 9.9), "slower"))))
+    assert unsaid(clear) is None
+    assert unsaid(None) is None
 
 
 def test_the_explanation_speaks_of_the_bars_as_they_are_drawn() -> None:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from launcher.tensorboard_plugin.breakdown import breakdown_answer
 from launcher.tensorboard_plugin.operators import operators_answer
 from launcher.tensorboard_plugin.timeline.blocks import MERGED
-from launcher.tensorboard_plugin.timeline.build import BrokenTraces, build
+from launcher.tensorboard_plugin.timeline.build import BrokenTraces, build, recorded_apart
 from launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
 from launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 from launcher.tensorboard_plugin.timeline.meta import meta_answer
 from launcher.tensorboard_plugin.timeline.search import search_answer
 from launcher.tensorboard_plugin.timeline.selection import selection_answer
 from launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
+from launcher.trace.match import Collective, LocalCollective, Part
 from tests.unit.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -56,6 +57,23 @@ def two_ranks() -> list[list[Event]]:
             ]
         )
     return ranks
+
+
+def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
+    day_us = 86_400e6
+    ranks = [[span("cpu_op", "aten::mm", start_us, 20)] for start_us in (5, day_us)]
+    meta = meta_answer(index_of(tmp_path, ranks))
+    assert meta["end_ns"] == 20_000
+    assert "one after the other" in meta["warnings"][-1]
+
+
+def test_traces_that_share_a_collective_stay_on_one_clock() -> None:
+    local = LocalCollective.__new__(LocalCollective)  # when it was is of no interest here
+    meets = [Collective("0", 1, "all_reduce", 4, 2, tuple(Part(rank, local, 0) for rank in (0, 1)), True)]
+    assert recorded_apart([(0, 5), (6, 9)], [])
+    assert not recorded_apart([(0, 5), (6, 9)], meets)
+    assert not recorded_apart([(0, 5), (4, 9)], [])
+    assert not recorded_apart([(0, 5)], [])
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import { headline, picker } from './controls.js';
 import { el, replace } from './dom.js';
 import { coarse, listed, number, plural } from './format.js';
 import { lineChart, sparkline, spokenSeries } from './charts.js';
+import { showTracedDevices } from './devices_traced.js';
 import { pause } from './source.js';
 import { meter } from './states.js';
 
@@ -26,6 +27,7 @@ const STAGES = {
 
 /** Draws the view into `host`; while the run goes on it asks again and again. */
 export async function showDevices(host, app) {
+  if (app.run.isTraces) return showTracedDevices(host, app);
   const view = new Devices(host, app);
   await view.look();
   view.poll();
@@ -311,7 +313,7 @@ class Devices {
     if (!ranks.length) return null;
     const series = (key) =>
       ranks
-        .filter((rank) => rank[key]?.length)
+        .filter((rank) => rank[key]?.some((ms) => ms > 0))
         .map((rank) => ({ name: `rank ${rank.rank}`, x: rank.step, y: rank[key] }));
     const chart = (title, key) => {
       const lines = series(key);
@@ -328,7 +330,7 @@ class Devices {
       'div',
       { class: 'charts' },
       chart(`Step time by step of ${variant.label}, ms`, 'step_ms'),
-      chart('Compute by step, ms', 'compute_ms'),
+      chart('Forward pass by step, before ranks wait for each other, ms', 'forward_ms'),
     );
   }
 }

@@ -73,6 +73,14 @@ export function replace(parent, ...children) {
   if (key) parent.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
+const measure = document.createElement('canvas').getContext('2d');
+
+/** The width of the widest of these texts on the page, in px. */
+export function widest(texts, sizePx) {
+  measure.font = `${sizePx}px ${getComputedStyle(document.body).fontFamily}`;
+  return texts.reduce((most, text) => Math.max(most, measure.measureText(text).width), 0);
+}
+
 /** Calls `redraw` when the width of `element` changes; the observer ends with the element. */
 export function onWidth(element, redraw) {
   let width = 0;

@@ -4,21 +4,34 @@ import { svg } from './dom.js';
 import { number, percent, tickDecimals } from './format.js';
 import { Scale } from './scale.js';
 
-/** What lies farther from the baseline, in percent, becomes an arrow at the edge. */
-const FARTHEST = 12;
+/** How far from the baseline the axis may reach, in percent; what lies farther becomes an arrow at the edge. */
+const REACHES = [12, 25, 50, 100, 200, 400];
+/** The nearest reach is taken that shows at least this share of the variants with their intervals. */
+const ENOUGH = 0.5;
 /** Differences within this, in percent, count as the same. */
 export const SAME = 1;
 
-/** The axis: all differences within ±12 % with their intervals, rounded to a tick. */
+/** The axis: all differences within its reach, ±12 % where that is enough, with their intervals, rounded to a tick. */
 export function forestAxis(differences) {
-  const near = differences.filter((one) => one?.percent != null && Math.abs(one.percent) <= FARTHEST);
+  const known = differences.filter((one) => one?.percent != null);
+  const reach = reachOf(known.filter((one) => one.verdict !== 'baseline' && one.verdict !== 'noise'));
+  const near = known.filter((one) => Math.abs(one.percent) <= reach);
   const ends = [-2 * SAME, 2 * SAME, ...near.flatMap((one) => [one.percent, ...(one.ci ?? [])])];
-  const low = Math.max(-FARTHEST, Math.min(...ends));
-  const high = Math.min(FARTHEST, Math.max(...ends));
-  const hasFar = differences.some((one) => one?.percent > FARTHEST);
-  const step = high - low > 8 ? 4 : high - low > 4 ? 2 : 1;
+  const low = Math.max(-reach, Math.min(...ends));
+  const high = Math.min(reach, Math.max(...ends));
+  const hasFar = known.some((one) => one.percent > reach);
+  const step = tickStep(high - low);
   const to = hasFar && high < 2 * step ? 2 * step : high;
   return { scale: new Scale(Math.floor(low / step) * step, Math.ceil(to / step) * step), step };
+}
+
+function reachOf(differences) {
+  const shown = (reach) => differences.filter((one) => Math.abs(one.percent) <= reach).length;
+  return REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length) ?? REACHES.at(-1);
+}
+
+function tickStep(range) {
+  return [1, 2, 4, 10, 20, 50, 100].find((step) => range <= (step < 4 ? 4 : 6) * step) ?? 200;
 }
 
 /** Marks by verdict: filled where it is one, hollow where it is open, a diamond for the baseline. */

@@ -6,6 +6,7 @@ import { number, plural, three } from './format.js';
 import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
 import { legend } from './phases.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
+import { shortName } from './tl_draw.js';
 import { rowKeys, virtualRows } from './virtual.js';
 
 const KINDS = [
@@ -80,7 +81,7 @@ class Operators {
     if (!named.length) return `${label}: the trace names no ${this.noun}s.`;
     if (this.hasAgainst) return this.differenceSentence(named);
     const top = named.reduce((a, b) => (b.self_ms > a.self_ms ? b : a));
-    return `${label}: ${top.name} takes ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the step.`;
+    return `${label}: ${shortName(top.name)} takes ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the step.`;
   }
 
   differenceSentence(named) {
@@ -91,7 +92,7 @@ class Operators {
       sign * (b.difference_ms ?? 0) > sign * (a.difference_ms ?? 0) ? b : a,
     );
     const share =
-      sign * main.difference_ms > 0 ? `; ${main.name} alone ${three(Math.abs(main.difference_ms))} ms` : '';
+      sign * main.difference_ms > 0 ? `; ${shortName(main.name)} alone ${three(Math.abs(main.difference_ms))} ms` : '';
     return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label}${share}.`;
   }
 

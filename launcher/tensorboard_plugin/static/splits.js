@@ -1,7 +1,7 @@
 // Splits: all variants ranked, with their difference from the baseline, interval and verdict.
 
 import { filters, headline, searchField } from './controls.js';
-import { el, hidden, replace } from './dom.js';
+import { el, hidden, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, percent, plural, roundUp } from './format.js';
 import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
@@ -22,14 +22,21 @@ const COLUMNS = [
   { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
   { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true },
   { key: 'unit', name: '' },
-  { key: 'samples', name: 'samples/s', sort: (row) => row.result?.samples_per_s, right: true },
+  {
+    key: 'samples',
+    name: 'samples/s',
+    sort: (row) => row.result?.samples_per_s,
+    right: true,
+    isOptional: true,
+  },
   {
     key: 'efficiency',
     name: 'scaling efficiency, %',
     sort: (row) => row.result?.scaling_efficiency,
     right: true,
+    isOptional: true,
   },
-  { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true },
+  { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true, isOptional: true },
   {
     key: 'bar',
     name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
@@ -65,6 +72,10 @@ class View {
     this.decimals = columnDecimals(
       this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
       this.rows.map((row) => row.stepMs),
+    );
+    // A column without any figure is not shown: without a `single` variant there is no efficiency.
+    this.columns = COLUMNS.filter(
+      (column) => !column.isOptional || this.run.ranked.some((row) => column.sort(row) != null),
     );
     this.baselineLabel = this.run.baseline?.label ?? 'the baseline';
     this.height = this.isMany ? 22 : 36;
@@ -138,11 +149,11 @@ class View {
     const body = el('tbody');
     const table = el(
       'table',
-      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time' },
+      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time', ...this.labelRoom() },
       el(
         'colgroup',
         {},
-        COLUMNS.map((column) => el('col', { class: `c-${column.key}` })),
+        this.columns.map((column) => el('col', { class: `c-${column.key}` })),
       ),
       el(
         'thead',
@@ -150,7 +161,7 @@ class View {
         el(
           'tr',
           {},
-          COLUMNS.map((column) => this.header(column)),
+          this.columns.map((column) => this.header(column)),
         ),
       ),
       body,
@@ -159,12 +170,18 @@ class View {
       body,
       this.rows.length,
       this.height,
-      COLUMNS.length,
+      this.columns.length,
       (index) => this.row(this.rows[index], index),
       (first, end) => this.tell(first, end),
     );
     this.tell(0, this.rows.length);
     return table;
+  }
+
+  /** Room for the longest label, within reason. */
+  labelRoom() {
+    const labels = this.rows.map((row) => (row.isNoise ? `${row.label} again (noise)` : row.label));
+    return { style: { '--label-px': `${Math.ceil(widest(labels, 13))}px` } };
   }
 
   tell(first, end) {
@@ -211,7 +228,7 @@ class View {
         onkeydown: (event) => rowKeys(event, open),
         ...tipped(this.exact(row)),
       },
-      COLUMNS.map((column) =>
+      this.columns.map((column) =>
         el(
           'td',
           {
@@ -289,7 +306,7 @@ class View {
   below() {
     return el(
       'table',
-      { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked' },
+      { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked', ...this.labelRoom() },
       el('colgroup', {}, el('col', { class: 'c-variant' }), el('col', { class: 'c-forest' }), el('col')),
       el(
         'tbody',
@@ -301,7 +318,7 @@ class View {
   }
 
   axisRow(level) {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale.`;
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are of paired rounds or launches, not of the medians in ms.`;
     return el(
       'tr',
       { class: 'axis-row plain' },

@@ -23,7 +23,7 @@ export function whyUnranked(variant) {
 export function subSentence(run) {
   const { fastest, baseline, comparison } = run;
   if (!comparison) return 'The first variant is being measured; rows appear as rounds finish.';
-  const sentences = [];
+  const sentences = [run.answer.unsaid];
   if (fastest && baseline && fastest !== baseline && fastest.stepMs && baseline.stepMs) {
     const ci = interval(fastest.difference?.ci);
     sentences.push(
@@ -42,9 +42,15 @@ export function subSentence(run) {
         ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.`
         : `${plural(best.rounds, 'interleaved round')}.`,
     );
-  if (baseline?.planned.explanation)
-    sentences.push(`${baseline.label}: ${lowerFirst(baseline.planned.explanation)}`);
-  return sentences.join(' ');
+  sentences.push(cause(run));
+  return sentences.filter(Boolean).join(' ');
+}
+
+/** Why the baseline is slower than the fastest; where it is the fastest itself, why the next one is slower. */
+function cause({ fastest, baseline, ranked }) {
+  const slower = fastest === baseline ? ranked.find((variant) => variant !== baseline) : baseline;
+  const said = slower?.planned.explanation;
+  return said ? `${slower.label}: ${lowerFirst(said)}` : null;
 }
 
 function oneDecimal(ms) {

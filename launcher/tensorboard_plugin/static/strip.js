@@ -8,6 +8,8 @@ import { hideTip, showTip } from './tip.js';
 
 /** Beyond this share of a variant's steps the scale doesn't follow: they stand at the edge. */
 const FOLLOWED = 0.985;
+/** The axis covers at least this share of the longest step: a hair's breadth doesn't look like a spread. */
+const LEAST_RANGE = 0.02;
 const NEAR_PX = 7;
 
 /** One axis over the steps of all variants; a few outliers don't stretch it. */
@@ -16,7 +18,7 @@ export function stripScale(all) {
     const sorted = [...steps].sort((a, b) => a - b);
     return sorted.length ? [sorted[0], sorted[Math.floor((sorted.length - 1) * FOLLOWED)]] : [];
   });
-  const { scale, step } = around(ends, 5, 1e-6);
+  const { scale, step } = around(ends, 5, LEAST_RANGE * Math.max(...ends, 1e-3));
   return { scale: new Scale(scale.low, scale.high + 0.1 * (scale.high - scale.low)), step };
 }
 

@@ -2,6 +2,8 @@
 
 export const LABEL_PX = 140;
 export const TITLE_PX = 27;
+/** More lanes than this are not asked for at once. */
+export const MOST_LANES = 128;
 const THREAD_ROW_PX = 17;
 const STREAM_ROW_PX = 30;
 const LANE_GAP_PX = 6;

@@ -1,7 +1,7 @@
 // Where time goes: one stacked bar per rank on one scale, a sentence beside it, every step as a dot.
 
 import { filters, headline } from './controls.js';
-import { el, hiddenTable, onWidth, replace } from './dom.js';
+import { el, hiddenTable, onWidth, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
 import { passes, slowestRank } from './model.js';
@@ -13,6 +13,8 @@ import { tipped } from './tip.js';
 
 /** So many variants are drawn before somebody asks for all. */
 const FIRST = 12;
+/** From one bar's top to the next. */
+const BAR_PX = 25;
 const RANKS_SENTENCE =
   'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank beside the slowest one.';
 /** From this many ranks on, a thin row per rank. */
@@ -164,12 +166,13 @@ function drawGrid(grid, app, blocks) {
   };
   replace(
     grid,
-    el('div', { class: 'head' }, 'rank \u00b7 device \u00b7 batch'),
-    el('div', { class: 'head' }, 'median step by rank, ms'),
+    el('div', { class: 'head' }, app.run.isTraces ? 'rank \u00b7 device' : 'rank \u00b7 device \u00b7 batch'),
+    el('div', { class: 'head' }, app.run.isTraces ? 'mean step by rank, ms' : 'median step by rank, ms'),
     el('div', { class: 'head strip-head' }, 'every step, ms'),
     blocks.map((block) => blockRows(block, context)),
     el('div', { class: 'axis-name' }, 'ms from step start'),
     axis(scale, step),
+    el('div', { class: 'axis-name strip-name strip-scale' }, 'every step, ms'),
     el('div', { class: 'axis strip-axis strip-scale' }),
   );
   onWidth(grid, () => fitValues(grid));
@@ -186,24 +189,26 @@ function blockRows(block, context) {
   const lines = scale
     .ticks(context.step)
     .map((tick) => el('span', { class: 'gridline', style: { left: scale.at(tick) } }));
-  const total = block.stepMs ?? Math.max(...block.ranks.map(sumOf));
-  const end = Math.max(total, ...block.ranks.map(sumOf));
   const bars = block.ranks.map((rank) => bar(block, rank, context));
   return el(
     'section',
     { class: `block${chosen ? ' chosen' : ''}`, 'data-variant': block.id, 'aria-label': block.label },
     el(
       'div',
-      { class: 'title' },
-      block.canOpen
-        ? el(
-            'button',
-            { type: 'button', title: 'open its timeline', 'data-key': `open:${block.id}`, onclick: open },
-            block.label,
-          )
-        : block.label,
+      { class: 'caption' },
+      el(
+        'div',
+        { class: 'title' },
+        block.canOpen
+          ? el(
+              'button',
+              { type: 'button', title: 'open its timeline', 'data-key': `open:${block.id}`, onclick: open },
+              block.label,
+            )
+          : block.label,
+      ),
+      el('div', { class: 'said' }, block.said),
     ),
-    el('div', { class: 'said' }, block.said || '\u00a0'),
     el(
       'div',
       { class: 'whos' },
@@ -214,7 +219,7 @@ function blockRows(block, context) {
       { class: 'bars' },
       lines,
       bars,
-      el('span', { class: 'total', style: { left: scale.at(end) } }, number(total, decimals)),
+      totals(block, scale, decimals),
     ),
     el('div', { class: 'strip', 'data-strip': block.id }),
     hiddenTable(
@@ -222,6 +227,16 @@ function blockRows(block, context) {
       ['rank', ...block.ranks[0].parts.map((part) => part.name)],
       block.ranks.map((rank) => [rank.who, ...rank.parts.map((part) => number(part.ms, decimals))]),
     ),
+  );
+}
+
+/** The step's length: once for a measured variant; traces alone have one of each rank. */
+function totals({ stepMs, ranks }, scale, decimals) {
+  const total = (at, ms, style) =>
+    el('span', { class: 'total', style: { left: scale.at(at), ...style } }, number(ms, decimals));
+  if (stepMs != null) return total(Math.max(stepMs, ...ranks.map(sumOf)), stepMs, {});
+  return ranks.map((rank, index) =>
+    total(sumOf(rank), sumOf(rank), { top: `${3 + index * BAR_PX}px`, bottom: 'auto', height: '22px' }),
   );
 }
 
@@ -253,16 +268,13 @@ function bar(block, rank, { app, scale, decimals }) {
   );
 }
 
-const measure = document.createElement('canvas').getContext('2d');
-
 /** Prints each value whose segment has room for it, with 2 px to spare on either side. */
 export function fitValues(root) {
-  measure.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   const segments = [...root.querySelectorAll('[data-value]')];
   const widths = segments.map((segment) => segment.getBoundingClientRect().width);
   segments.forEach((segment, index) => {
     const plate = segment.classList.contains('wait') ? 8 : 0;
-    const fits = measure.measureText(segment.dataset.value).width + 4 + plate <= widths[index];
+    const fits = widest([segment.dataset.value], 12) + 4 + plate <= widths[index];
     segment.replaceChildren(...(fits ? [el('i', {}, segment.dataset.value)] : []));
   });
 }
@@ -284,7 +296,7 @@ function fillStrips(grid, app, blocks, steps) {
   if (!counts.size) {
     // Nothing was timed step by step: then there is no scale either.
     head.textContent = '';
-    grid.querySelector('.strip-scale').hidden = true;
+    for (const one of grid.querySelectorAll('.strip-scale')) one.remove();
     return;
   }
   head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
@@ -294,7 +306,7 @@ function fillStrips(grid, app, blocks, steps) {
     const strip = [...grid.querySelectorAll('[data-strip]')].find((one) => one.dataset.strip === block.id);
     if (strip && steps[block.id]) drawStrip(strip, block, steps[block.id], scale, step, () => open(block));
   }
-  replace(grid.querySelector('.strip-scale'), stripAxis(scale, step));
+  replace(grid.querySelector('.strip-axis.strip-scale'), stripAxis(scale, step));
 }
 
 /** A variant of many ranks: a row per rank, steps across, sorted by wait. */
@@ -362,7 +374,10 @@ function tracesSentence(block) {
   if (!block.ranks.length) return 'These traces have no steps to divide.';
   const slowest = block.ranks.reduce((a, b) => (sumOf(b) - b.parts[2].ms > sumOf(a) - a.parts[2].ms ? b : a));
   const total = sumOf(slowest);
-  return `A step takes ${three(total)} ms; rank ${slowest.rank} computes for ${number((100 * slowest.parts[0].ms) / total)} % of it.`;
+  const share = number((100 * slowest.parts[0].ms) / total);
+  return block.ranks.length > 1
+    ? `The slowest, rank ${slowest.rank}, takes ${three(total)} ms a step and computes for ${share} % of it.`
+    : `A step takes ${three(total)} ms; ${share} % of it is compute.`;
 }
 
 function tracedSteps(ranks) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -21,12 +22,14 @@ from launcher.tensorboard_plugin.timeline.writer import Writer
 from launcher.trace.analyse import Analysis, combine
 from launcher.trace.digest import Digest, digest
 from launcher.trace.errors import TraceError
+from launcher.trace.match import Collective
 from launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 from launcher.trace.read import read_trace
 
 MAX_WORKERS = 4
 """Each holds one trace's columns, 80 bytes per event."""
 
+Span = tuple[int, int]
 Report = Callable[[int, int], None]
 """Is told the number of a file, and how many of its bytes have been read."""
 
@@ -39,6 +42,11 @@ class DraftFile:
     path: Path
     first_ns: int
     last_ns: int
+
+    def span(self, offset_ns: int) -> Span:
+        """First start and last end in ns, on a clock that this one is ahead of by `offset_ns`."""
+        zero_ns = self.digest.base_ns - offset_ns
+        return zero_ns + self.first_ns, zero_ns + self.last_ns
 
 
 def build(files: Sequence[Path], folder: Path, report: Report) -> None:
@@ -104,12 +112,15 @@ def _write(
 ) -> Header:
     offsets = analysis.matched.offsets
     ranked = [(rank, drafts[found.path]) for rank, found in analysis.ranked.digests]
-    base_ns = min(each.digest.base_ns - offsets[rank] + each.first_ns for rank, each in ranked)
+    spans = {rank: each.span(offsets[rank]) for rank, each in ranked}
+    base_ns = min(start for start, _ in spans.values())
+    is_apart = recorded_apart(list(spans.values()), analysis.matched.collectives)
+    zeros = {rank: span[0] if is_apart else base_ns for rank, span in spans.items()}
     steps: list[StepSpan] = []
     end_ns = 0
     with Writer(folder, analysis.matched) as writer:
         for rank, each in ranked:
-            shift_ns = each.digest.base_ns - offsets[rank] - base_ns
+            shift_ns = each.digest.base_ns - offsets[rank] - zeros[rank]
             writer.add(rank, _load(each.path), shift_ns)
             steps += _steps(rank, each.digest, shift_ns)
             end_ns = max(end_ns, each.last_ns + shift_ns)
@@ -129,9 +140,21 @@ def _write(
         steps=tuple(steps),
         collectives=facts(analysis.matched),
         ranks=analysis.report.ranks,
-        warnings=_warnings(analysis, writer.num_hidden),
+        warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
     )
+
+
+def recorded_apart(spans: Sequence[Span], collectives: Sequence[Collective]) -> bool:
+    """Whether traces have no moment and no collective in common: on one clock nothing of them could be seen.
+
+    Args:
+        spans: first start and last end of each rank, in ns on one clock.
+        collectives: of all ranks.
+    """
+    ordered = sorted(spans)
+    disjoint = all(end < start for (_, end), (start, _) in itertools.pairwise(ordered))
+    return len(ordered) > 1 and disjoint and all(len(each.parts) < 2 for each in collectives)
 
 
 def _load(path: Path) -> Draft:
@@ -148,12 +171,14 @@ def _steps(rank: int, found: Digest, shift_ns: int) -> list[StepSpan]:
     ]
 
 
-def _warnings(analysis: Analysis, num_hidden: int) -> tuple[str, ...]:
+def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str, ...]:
     """With names of files instead of their paths."""
     paths = [found.path for _, found in analysis.ranked.digests]
     texts = list(analysis.report.warnings)
     for path in paths:
         texts = [text.replace(str(path.parent) + os.sep, "") for text in texts]
+    if is_apart:
+        texts.append("the traces were recorded one after the other; each is shown from its own start")
     if num_hidden:
         texts.append(f"{num_hidden:,} ranges lie too deep inside others to be shown")
     return tuple(texts)

@@ -1,0 +1,83 @@
+// Devices of a folder of anybody's traces: which device each trace is of, and how much of its step it computes.
+
+import { headline } from './controls.js';
+import { el, replace } from './dom.js';
+import { listed, number, plural, three } from './format.js';
+import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
+
+const MOST_ROWS = 512;
+
+/** Draws the view into `host`. */
+export async function showTracedDevices(host, app) {
+  const { title } = app.run.answer;
+  const [variant] = app.run.variants;
+  if (!variant?.hasTraces) return untracedState(host, null);
+  const answer = await app.breakdown(variant.id, (part) => indexingState(host, title, part));
+  if (answer === undefined) return undefined;
+  if (answer.state !== 'ready')
+    return answer.state === 'broken'
+      ? brokenState(host, title, answer.problems, app.retry())
+      : untracedState(host, null);
+  replace(
+    host,
+    headline(
+      sentence(answer.ranks),
+      'What the traces tell; nobody measures here while something runs. Compute: the share of a typical step.',
+    ),
+    problemNotes(answer.problems, answer.warnings),
+    table(answer.ranks, variant.planned.traces),
+  );
+  return undefined;
+}
+
+function sentence(ranks) {
+  const devices = [...new Set(ranks.map((rank) => rank.device))];
+  const more = devices.length > 3 ? ` and ${number(devices.length - 3)} more` : '';
+  return `${plural(ranks.length, 'rank')} traced on ${listed(devices.slice(0, 3))}${more}.`;
+}
+
+function table(ranks, traces) {
+  const head = (name, isRight) => el('th', { scope: 'col', class: isRight ? 'right' : null }, name);
+  return el(
+    'table',
+    { class: 'grid medium traced', 'aria-label': 'what ran where' },
+    el(
+      'thead',
+      {},
+      el(
+        'tr',
+        {},
+        head('rank'),
+        head('device'),
+        head('step, ms', true),
+        head('compute, %', true),
+        head('trace, MB', true),
+        el('th', { scope: 'col', class: 'pad' }, 'file'),
+      ),
+    ),
+    el(
+      'tbody',
+      {},
+      ranks.slice(0, MOST_ROWS).map((rank, index) => row(rank, traceOf(rank, index, traces))),
+    ),
+  );
+}
+
+function traceOf(rank, index, traces) {
+  return traces.find((trace) => trace.rank === rank.rank) ?? traces[index];
+}
+
+function row(rank, trace) {
+  const { typical } = rank;
+  const right = (text) => el('td', { class: 'right' }, text);
+  return el(
+    'tr',
+    {},
+    el('td', {}, number(rank.rank)),
+    el('td', {}, rank.device ?? ''),
+    right(typical?.span_ms ? three(typical.span_ms) : ''),
+    right(typical?.span_ms ? number((100 * typical.compute_ms) / typical.span_ms) : ''),
+    right(trace ? three(trace.bytes / 1e6) : ''),
+    el('td', { class: 'pad' }, trace?.file ?? ''),
+  );
+}

@@ -1,0 +1,100 @@
+// The elements around and of the timeline: headline, controls, canvases, panel.
+
+import { headline, picker, searchField } from './controls.js';
+import { el, hiddenTable, replace } from './dom.js';
+import { duration, lowerFirst, number, plural, three } from './format.js';
+import { problemNotes } from './states.js';
+import { exits } from './tl_exits.js';
+import { keyHints, legendHere } from './tl_legend.js';
+import { hintPanel } from './tl_panel.js';
+import { Search } from './tl_search.js';
+
+/** Builds the page of a timeline into `host`, and gives the timeline its elements. */
+export function buildPage(host, view) {
+  view.overviewCanvas = canvas(
+    'overview',
+    'the whole trace; arrow keys move the window, with Shift they resize it',
+  );
+  view.ruler = el('canvas', { 'data-canvas': 'ruler', 'aria-hidden': 'true' });
+  view.lanesCanvas = canvas(
+    'lanes',
+    `${sentence(view)} W and S zoom, A and D pan, F fits, N and P go to the next and previous collective.`,
+  );
+  view.spacer = el('div');
+  view.body = el('div', { class: 'body' }, view.lanesCanvas, view.spacer);
+  view.panel = el('section', { class: 'panel', 'aria-label': 'selection', 'aria-live': 'polite' });
+  view.found = el('span', { class: 'matches', role: 'status' });
+  view.search = new Search(view, view.found);
+  replace(
+    host,
+    headline(sentence(view), subSentence(view)),
+    problemNotes(view.meta.problems, view.meta.warnings),
+    controls(view),
+    el('div', { class: 'timeline' }, view.overviewCanvas, view.ruler, view.body),
+    view.panel,
+    stepTable(view.steps),
+  );
+  hintPanel(view.panel);
+}
+
+function canvas(name, label) {
+  return el('canvas', { class: name, tabindex: 0, 'aria-label': label, 'data-canvas': name });
+}
+
+function stepTable(steps) {
+  const rows = steps.map((step) => [
+    step.step,
+    three(step.start_ns / 1e6),
+    three((step.end_ns - step.start_ns) / 1e6),
+  ]);
+  return hiddenTable('steps, ms', ['step', 'start', 'duration'], rows);
+}
+
+function sentence({ app, variant, steps, meta }) {
+  const said = variant.planned.explanation;
+  const label = app.run.isTraces ? app.run.answer.title : variant.label;
+  if (said) return `${label}: ${lowerFirst(said)}`.replace(/([^.])$/, '$1.');
+  return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
+}
+
+function subSentence({ app, meta, endNs }) {
+  const took = app.run.isTraces
+    ? ''
+    : ' Recorded after the measurement, with the profiler on: steps are a little slower here.';
+  return `${number(meta.num_events)} events in ${duration(endNs)}; ranks on one clock.${took}`;
+}
+
+function controls(view) {
+  const { app, variant } = view;
+  return el(
+    'div',
+    { class: 'controls' },
+    el('div', { class: 'group' }, choice(view), search(view), view.found, allRanks(view)),
+    app.source.live ? exits(app, variant) : null,
+    legendHere(),
+    keyHints(),
+  );
+}
+
+function choice({ app, variant }) {
+  const { run, state } = app;
+  if (run.isTraces || !run.traced.length) return null;
+  const options = run.traced.map((one) => [one.id, one.label]);
+  return picker('variant', options, variant.id, (id) =>
+    state.go({ tab: 'timeline', variant: id, sel: null, from: null, to: null, rank: null }),
+  );
+}
+
+function search(view) {
+  return searchField('kernel, operator or stream', view.app.state.get('q', ''), {
+    oninput: (q) => view.search.find(q),
+    onenter: (back) => view.search.next(back ? -1 : 1),
+    onleave: () => view.lanesCanvas.focus(),
+  });
+}
+
+function allRanks({ app, ranks, meta }) {
+  if (ranks.length >= meta.ranks.length) return null;
+  const onclick = () => app.state.go({ tab: 'timeline', rank: null });
+  return el('button', { class: 'button', type: 'button', onclick }, `All ${number(meta.ranks.length)} ranks`);
+}
