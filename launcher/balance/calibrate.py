@@ -30,6 +30,8 @@ SMALL_SHARES = (0.4, 0.6, 0.8, 1.0)
 """Where there are no more samples than the batch."""
 ROUNDS = 6
 """Enough for the 95 % interval of a median."""
+FEW_ROUNDS = 2
+"""Of them, before it is asked whether the split has moved too far for the others to be worth their time."""
 MAX_SEARCHES = 3
 MOVED = 0.15
 """If the split moves by a larger share of a device's samples, it is measured around the new one as well."""
@@ -70,23 +72,25 @@ class Calibration:
         """
         even = split_near_even(self.batch, len(self.caps))
         self.measure_rounds([self.scaled(even, share) for share in ROUGH_SHARES], ROUGH_ROUNDS)
-        curves = self.curves()
-        split = self.best(curves)
-        for _ in range(MAX_SEARCHES):
-            curves = self.search_around(split)
-            before, split = split, self.best(curves)
-            if all(abs(new - old) <= max(1, MOVED * old) for old, new in zip(before, split, strict=True)):
+        split = self.best(self.curves())
+        for searches_left in reversed(range(MAX_SEARCHES)):
+            before, columns = split, self.columns_around(split)
+            self.times_ms = [{} for _ in self.caps]  # those of before were measured in another load
+            self.measure_rounds(columns, FEW_ROUNDS)
+            split = self.best(self.curves())
+            if is_near(split, before) or not searches_left:
+                self.measure_rounds(columns, ROUNDS - FEW_ROUNDS)
+                split = self.best(self.curves())
+            if is_near(split, before):
                 break
-        return curves, split
+        return self.curves(), split
 
-    def search_around(self, split: Split) -> tuple[Curve, ...]:
-        """Curves from values of b around the split alone: those of before were measured in another load."""
+    def columns_around(self, split: Split) -> list[Split]:
+        """Splits that give every device values of b around its samples in this one."""
         shares = SHARES if sum(math.ceil(SHARES[-1] * size) for size in split) <= self.most else SMALL_SHARES
         sizes = [self.sizes_around(device, size, shares) for device, size in enumerate(split)]
-        self.times_ms = [{} for _ in self.caps]
         columns: list[Split] = list(zip(*sizes, strict=True))
-        self.measure_rounds([one for one in columns if sum(one) <= self.most] or [split], ROUNDS)
-        return self.curves()
+        return [one for one in columns if sum(one) <= self.most] or [split]
 
     def sizes_around(self, device: int, size: int, shares: Sequence[float]) -> list[int]:
         """A value of b for each share, all different where the device has room for so many."""
@@ -107,7 +111,7 @@ class Calibration:
     def measure_rounds(self, splits: Sequence[Split], rounds: int) -> None:
         """Every split once in each round, in a fresh order; before that, to warm up."""
         steps = dict(self.fitting(split) for split in splits)
-        order = random.Random(f"{self.seed}/{splits}")
+        order = random.Random(f"{self.seed}/{splits}/{rounds}")
         for _ in range(rounds):
             for split in order.sample(list(steps), len(steps)):
                 times_ms = self.measure(split, steps[split])
@@ -188,6 +192,11 @@ def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> B
 def predict(curves: Sequence[Curve], split: Split) -> Prediction:
     """What the curves say of a split."""
     return Prediction(split, slowest(costs_of(curves), split))
+
+
+def is_near(split: Split, before: Split) -> bool:
+    """Whether what was measured around `before` tells of `split` too."""
+    return all(abs(new - old) <= max(1, MOVED * old) for old, new in zip(before, split, strict=True))
 
 
 def _fits(curves: Sequence[Curve], split: Split) -> bool:
