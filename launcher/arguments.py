@@ -21,7 +21,7 @@ set_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 only_rank_option = click.option(
-    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show what rank N writes only."
+    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Of the ranks' output show only rank N's."
 )
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it."

@@ -1,4 +1,4 @@
-"""The command line: parses, calls one function, prints, exits. Nothing else here prints or exits."""
+"""The command line: parses, calls one function, prints, exits. Only it and its `commands_*.py` print."""
 
 import gc
 import sys
@@ -14,32 +14,19 @@ from launcher.arguments import (
     node_flags,
     node_options,
     only_rank_option,
-    parse_percent,
     parse_steps,
     quiet_option,
     set_option,
 )
 from launcher.commands_cluster import submit
+from launcher.commands_diff import diff
 from launcher.commands_job_file import register_job_file
 from launcher.commands_run import run_command
 from launcher.commands_running import register_running
-from launcher.errors import GateError, GpurunError, Interrupted, SpecError
-from launcher.workloads_command import workloads_command
+from launcher.commands_workloads import workloads_command
+from launcher.errors import GpurunError, Interrupted, SpecError
+from launcher.printing import print_comparison, show_json, width
 from launcher.writable import check_writable
-
-
-def width() -> int:
-    """Columns of the terminal; 80 where there is none, so that piped output is the same everywhere."""
-    import shutil
-
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
-
-
-def show_json(value: Any) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
 
 job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
@@ -120,16 +107,6 @@ def job_command(
         raise finished.error
 
 
-def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
-    """The table for a person, or the whole comparison for a program."""
-    if as_json:
-        show_json(comparison)
-        return
-    from launcher.report.table import render_table
-
-    click.echo(render_table(comparison, width(), plain=not sys.stdout.isatty(), run_path=str(path)))
-
-
 def print_lines_to_paste(comparison: Any) -> None:
     """What takes the fastest uneven split home, if there is one."""
     from launcher.report.paste import lines_to_paste
@@ -196,7 +173,7 @@ def report(run: Path, formats: str) -> None:
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
         elif name == "shi2016":
-            from launcher.workloads_command import print_beside_published
+            from launcher.commands_workloads import print_beside_published
 
             print_beside_published(comparison)
         elif name == "html":
@@ -286,92 +263,7 @@ def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_j
     click.echo(render_trace(report, width()), nl=False)
 
 
-@cli.command()
-@click.argument("a", type=click.Path(path_type=Path), metavar="A")
-@click.argument("b", type=click.Path(path_type=Path), metavar="B")
-@click.option(
-    "--fail-slower",
-    callback=parse_percent,
-    metavar="PERCENT",
-    help="Exit with 5 if a variant of B is surely slower by more: 3%.",
-)
-@json_option
-def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
-    """Compare run B with run A, variant by variant (a gate for CI), or two folders of traces.
-
-    Example: gpurun diff runs/gpt/2026-01-01_10-00-00 runs/gpt/latest --fail-slower 3%
-
-    Exit codes: 0 ok, 2 the command line is wrong, or --fail-slower could not be decided (a variant has no
-    interval: both runs need several launches, `steps: {launches: 6}`), 5 --fail-slower tripped.
-    """
-    from launcher.run.open import are_runs
-
-    if are_runs(a, b):
-        diff_two_runs(a, b, fail_slower, as_json)
-    elif fail_slower is not None:
-        raise SpecError(
-            "--fail-slower compares runs: the few steps of a trace can't tell a change from noise"
-        )
-    else:
-        diff_two_captures(a, b, as_json)
-
-
-def diff_two_runs(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
-    """How run B differs from run A, and whether that is too much."""
-    from launcher.compare.build import compare_run
-    from launcher.compare.diff import diff_runs, gated
-    from launcher.run.open import find_run
-
-    difference = diff_runs(compare_run(find_run(a)), compare_run(find_run(b)))
-    if fail_slower is not None:
-        difference = gated(difference, fail_slower)
-    if as_json:
-        show_json(difference)
-    else:
-        from launcher.report.diff import render_diff
-
-        click.echo(render_diff(difference, width()))
-    check_gate(difference)
-
-
-def check_gate(difference: Any) -> None:
-    """Ends the command by what its gate found; a gate that could not be decided doesn't pass.
-
-    Raises:
-        GateError: a variant is slower by more than the threshold.
-        SpecError: none is, but of some (or all) nothing can be said.
-    """
-    from launcher.compare.diff import why_undecided
-
-    gate = difference.gate
-    if gate is None:
-        return
-    reasons = why_undecided(difference)
-    undecided = "\n    ".join((f"--fail-slower {gate.threshold_percent:g}% could not be decided", *reasons))
-    if gate.tripped:
-        names = ", ".join(one.label for one in difference.variants if one.id in gate.tripped)
-        found = f"slower by more than {gate.threshold_percent:g} %, beyond doubt: {names}"
-        raise GateError("\n".join([found, *([undecided] if reasons else [])]))
-    if reasons:
-        raise SpecError(undecided)
-
-
-def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
-    """What grew from the traces in A to those in B."""
-    from launcher.run.open import traces_of
-    from launcher.trace.analyse import analyse_paths
-    from launcher.trace.diff import diff_traces
-
-    difference = diff_traces(analyse_paths(traces_of(a)), analyse_paths(traces_of(b)))
-    if as_json:
-        show_json(difference)
-        return
-    from launcher.report.trace import render_trace_diff
-
-    click.echo(render_trace_diff(difference, width()), nl=False)
-
-
-for command in (run_command, workloads_command, submit):
+for command in (diff, run_command, workloads_command, submit):
     cli.add_command(command)
 register_running(cli)
 register_job_file(cli)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from launcher.arguments import set_option
 from launcher.errors import SpecError
 
 
@@ -27,7 +28,7 @@ from launcher.errors import SpecError
     help="Where to write the script; default runs/NAME/submit.sbatch.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job.")
+@set_option
 def submit(
     job: Path,
     slurm: bool,

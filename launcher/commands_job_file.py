@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from launcher.errors import SpecError
+from launcher.printing import show_json
 
 
 @click.command()
@@ -34,11 +35,9 @@ def schema() -> None:
 
     Example: gpurun schema > job.schema.json
     """
-    import msgspec
-
     from launcher.spec.schema import job_schema
 
-    click.echo(msgspec.json.format(msgspec.json.encode(job_schema()), indent=2).decode())
+    show_json(job_schema())
 
 
 def register_job_file(group: click.Group) -> None:

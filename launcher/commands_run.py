@@ -15,6 +15,7 @@ from launcher.arguments import (
     set_option,
 )
 from launcher.errors import SpecError
+from launcher.printing import print_comparison
 from launcher.writable import check_writable
 
 
@@ -64,7 +65,6 @@ def run_command(
     check_writable(out or Path("runs"))
     script, args = (None, words) if module is not None else (words[0], words[1:])
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from launcher.cli import print_comparison
         from launcher.run.job import Output, run_job
         from launcher.run.open import program_invocation
 

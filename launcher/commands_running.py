@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from launcher.arguments import parse_ranks
+from launcher.arguments import json_option, parse_ranks
+from launcher.printing import show_json
 
 _run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-_json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 
 
 def register_running(group: click.Group) -> None:
@@ -19,7 +19,7 @@ def register_running(group: click.Group) -> None:
 
 @click.command()
 @_run_argument
-@_json_option
+@json_option
 def stacks(run: Path, as_json: bool) -> None:
     """Show what every rank of a running job is doing, and which rank the others wait for.
 
@@ -38,19 +38,11 @@ def stacks(run: Path, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode({"launch": launch, **_fields(seen)})).decode())
+        show_json({"launch": launch, **msgspec.to_builtins(seen)})
         return
     from launcher.report.stacks import render_stacks
 
     click.echo(render_stacks(launch, seen))
-
-
-def _fields(value: object) -> dict[str, object]:
-    import msgspec
-
-    fields = msgspec.to_builtins(value)
-    assert isinstance(fields, dict)
-    return fields
 
 
 @click.command()

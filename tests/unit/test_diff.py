@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from launcher.cli import check_gate
+from launcher.commands_diff import check_gate
 from launcher.compare.diff import Gate, diff_runs, gated, why_undecided
 from launcher.compare.label import value_text
 from launcher.compare.model import Comparison, Difference, ExposedComm, Noise, StepTime, VariantResult

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.arguments import json_option
 from launcher.errors import SpecError
+from launcher.printing import show_json, width
 
 if TYPE_CHECKING:
     from launcher.report.published import Ours
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("workloads")
 @click.argument("runs", type=click.Path(path_type=Path), metavar="[RUN...]", nargs=-1)
 @click.option("--published", is_flag=True, help="The times that Shi et al. published in 2016 instead.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+@json_option
 def workloads_command(runs: tuple[Path, ...], published: bool, as_json: bool) -> None:
     """List the built-in workloads: what they do, what bounds them, and their parameters.
 
@@ -22,8 +24,6 @@ def workloads_command(runs: tuple[Path, ...], published: bool, as_json: bool) ->
 
     Example: gpurun workloads --published runs/shi2016/latest runs/shi2016-gpu/latest
     """
-    import msgspec
-
     if runs and not published:
         raise SpecError("runs are set beside published times: gpurun workloads --published RUN")
     if published:
@@ -31,14 +31,17 @@ def workloads_command(runs: tuple[Path, ...], published: bool, as_json: bool) ->
         from launcher.report.published import render_published
 
         ours = _ours_of_runs(runs)
-        value: Any = {"schema": 1, "source": SOURCE, "cells": table7(), "ours": ours}
-        text = "" if as_json else render_published(ours)
+        if as_json:
+            show_json({"schema": 1, "source": SOURCE, "cells": table7(), "ours": ours})
+        else:
+            click.echo(render_published(ours))
     else:
         from launcher.spec.catalogue import catalogue, render_catalogue
 
-        value = {"schema": 1, "workloads": catalogue()}
-        text = "" if as_json else render_catalogue(_width())
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() if as_json else text)
+        if as_json:
+            show_json({"schema": 1, "workloads": catalogue()})
+        else:
+            click.echo(render_catalogue(width()))
 
 
 def _ours_of_runs(runs: tuple[Path, ...]) -> "list[Ours]":
@@ -73,10 +76,3 @@ def print_beside_published(comparison: Any) -> None:
     from launcher.report.published import render_published
 
     click.echo(render_published(_ours_of(comparison)))
-
-
-def _width() -> int:
-    import shutil
-    import sys
-
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
