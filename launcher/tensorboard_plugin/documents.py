@@ -81,7 +81,7 @@ def changed_s(listed: Listed) -> float:
 
 def version(*facts: Any, files: Iterable[Path] = ()) -> str:
     """Another one whenever the facts or the files are others."""
-    stamps = [(str(file), _stamp(file)) for file in files]
+    stamps = [(str(file), stamp_of(file)) for file in files]
     return hashlib.sha256(msgspec.json.encode((facts, stamps))).hexdigest()[:16]
 
 
@@ -89,7 +89,7 @@ def _read(listed: Listed, path: Path, kind: type[T]) -> T | None:
     if listed.kind == "traces" or inside(listed.root, path) is None:
         return None
     decoded: Any = _decoded  # what a cache takes, mypy has no word for
-    found: T | None = decoded(listed.root, path, _stamp(path), kind)
+    found: T | None = decoded(listed.root, path, stamp_of(path), kind)
     return found
 
 
@@ -103,7 +103,8 @@ def _decoded(root: Path, path: Path, stamp: tuple[int, int], kind: Any) -> Any:
         return None
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Size and time of a file, which change with its content; -1 where there is none."""
     try:
         found = path.stat()
     except (OSError, ValueError):

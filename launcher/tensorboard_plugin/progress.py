@@ -13,8 +13,16 @@ import msgspec
 from launcher.compare.label import variant_label
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import Event
+from launcher.run.attempts import attempts
 from launcher.tensorboard_plugin.answers import is_name
-from launcher.tensorboard_plugin.documents import read_comparison, read_host, read_plan, status, version
+from launcher.tensorboard_plugin.documents import (
+    read_comparison,
+    read_host,
+    read_plan,
+    stamp_of,
+    status,
+    version,
+)
 from launcher.tensorboard_plugin.folders import inside, read_end
 from launcher.tensorboard_plugin.listing import Listed
 from launcher.tensorboard_plugin.machine import LiveDevices
@@ -37,9 +45,7 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     stage = _stage(plan, events) if plan and now == "running" else None
     done = _done(plan, events) if plan else None
     rows = [
-        _variant(listed, each, stage)
-        for each in (plan.variants if plan else ())[:MAX_VARIANTS]
-        if is_name(each.id)
+        _variant(listed, each) for each in (plan.variants if plan else ())[:MAX_VARIANTS] if is_name(each.id)
     ]
     live = devices.of(str(read_host(listed).get("hostname"))) if now == "running" else []
     return {
@@ -58,12 +64,16 @@ LaunchEvents = Sequence[tuple[Launch, Sequence[Event]]]
 
 
 def _events(listed: Listed, plan: Plan) -> LaunchEvents:
-    """The events of the launches that have begun, in the plan's order."""
+    """The events of the launches that have begun, in the plan's order; of a launch, those of all attempts."""
     found = []
     for launch in plan.launches:
-        path = listed.run.events(launch.id)
-        if is_name(launch.id) and inside(listed.root, path):
-            found.append((launch, _decoded_events(listed.root, path, _stamp(path))))
+        if not is_name(launch.id):
+            continue
+        names = attempts(listed.run, launch) or [launch.id]
+        paths = [path for name in names if inside(listed.root, path := listed.run.events(name))]
+        if paths:
+            events = [each for path in paths for each in _decoded_events(listed.root, path, stamp_of(path))]
+            found.append((launch, events))
     return found
 
 
@@ -117,7 +127,7 @@ def _seconds_left(events: LaunchEvents, done: float | None, time_s: float) -> fl
     return max(elapsed_s * (1 / done - 1), 0.0)
 
 
-def _variant(listed: Listed, variant: Variant, stage: dict[str, Any] | None) -> dict[str, Any]:
+def _variant(listed: Listed, variant: Variant) -> dict[str, Any]:
     paths = sorted(listed.run.variant(variant.id).glob("rank*.jsonl"))[:MAX_RANKS]
     ranks = [
         _rank(listed, variant, int(path.stem.removeprefix("rank")), path)
@@ -145,7 +155,7 @@ def _with_status(
 
 
 def _rank(listed: Listed, variant: Variant, rank: int, path: Path) -> dict[str, Any]:
-    latest = _latest(listed.root, path, _stamp(path))
+    latest = _latest(listed.root, path, stamp_of(path))
     several = len(variant.split) > rank and variant.world_size > 1
     return {
         "rank": rank,
@@ -170,8 +180,3 @@ def _latest(root: Path, path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
         "peak_gib": max(peaks) / GIB if peaks else None,
         "rounds": records[-1].round if records else 0,
     }
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns

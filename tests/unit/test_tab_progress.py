@@ -62,6 +62,15 @@ def test_it_says_what_runs_and_how_long_it_takes(run: RunDir) -> None:
     assert found["live"]
 
 
+def test_a_launch_that_started_again_is_followed(run: RunDir) -> None:
+    for name in ("02-ddp-2", "02-ddp-2~2"):
+        write_json(run.order(name), {})
+    append_lines(run.events("02-ddp-2~2"), [Event(time.time_ns(), "round", IDS[0], 2, 4)])
+    found = progress_answer(own(run), LiveDevices())
+    assert (found["stage"]["variant"], found["stage"]["round"]) == (IDS[0], 2)
+    assert found["done"] == pytest.approx(15 / 20)
+
+
 def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_it(run: RunDir) -> None:
     long_ago_s = time.time() - 3600
     for path in (run.plan, *run.path.rglob("events.jsonl")):
