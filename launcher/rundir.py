@@ -124,6 +124,14 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
         raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
+def num_bytes(path: Path) -> int:
+    """How long a file is; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",

@@ -104,25 +104,15 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         ImpossibleError: there can't be such a variant.
     """
     split = _split(wanted, len(devices), least)
-    _check_reach(wanted, devices[: len(split.samples) or wanted.device_count])
-    if wanted.precision == "tf32" and not is_cuda(devices):
-        raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
-    if wanted.threads != "auto" and is_cuda(devices):
-        raise ImpossibleError("threads", "threads are those of CPU devices")
-    if wanted.compile and wanted.strategy == "dp":
-        raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
-    fewest_samples = min(split.samples, default=wanted.samples // wanted.device_count)
-    if fewest_samples < wanted.accumulate:
-        fewest = plural(fewest_samples, "sample")
-        reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
-        raise ImpossibleError("accumulate", reason)
+    own = devices[: len(split.samples) or wanted.device_count]
+    _refuse(wanted, own, split)
     besides = {
         key: wanted.stated[key] for key in wanted.stated if key not in ("strategy", "device_count", "split")
     }
     return Variant(
         id="",
         strategy=wanted.strategy,
-        devices=devices[: len(split.samples) or wanted.device_count],
+        devices=own,
         split=split.samples,
         split_name=split.name,
         global_batch=sum(split.samples) or wanted.samples,
@@ -136,6 +126,26 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         channels_last=wanted.channels_last,
         threads=wanted.threads if isinstance(wanted.threads, int) else share,
     )
+
+
+def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None:
+    """What can't be on these devices.
+
+    Raises:
+        ImpossibleError: something of it is wanted.
+    """
+    _check_reach(wanted, devices)
+    if wanted.precision == "tf32" and not is_cuda(devices):
+        raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
+    if wanted.threads != "auto" and is_cuda(devices):
+        raise ImpossibleError("threads", "threads are those of CPU devices")
+    if wanted.compile and wanted.strategy == "dp":
+        raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
+    fewest_samples = min(split.samples, default=wanted.samples // wanted.device_count)
+    if fewest_samples < wanted.accumulate:
+        fewest = plural(fewest_samples, "sample")
+        reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
+        raise ImpossibleError("accumulate", reason)
 
 
 def _split(wanted: Combination, num_devices: int, least: int) -> Split:

@@ -10,6 +10,7 @@ from launcher.run.flight import ask_histories
 from launcher.run.proctree import send_signal
 from launcher.run.stacks import Thread, parse_threads
 from launcher.run.wire import STACKS_SIGNAL
+from launcher.rundir import num_bytes
 
 STACKS_S = 2.0
 """How long the ranks may take to write their stacks; they do it within milliseconds, unless they swap."""
@@ -42,7 +43,7 @@ def observe(folder: Path) -> tuple[Sight, ...]:
 
 def ask_stacks(folder: Path, states: dict[int, RankState]) -> dict[int, tuple[Thread, ...]]:
     """The stacks of these ranks, whatever they are doing: the handler needs no GIL."""
-    before = {rank: _size(stacks_path(folder, rank)) for rank in states}
+    before = {rank: num_bytes(stacks_path(folder, rank)) for rank in states}
     for state in states.values():
         send_signal(state.pid, STACKS_SIGNAL)
     seen: dict[int, tuple[Thread, ...]] = dict.fromkeys(states, ())
@@ -55,13 +56,6 @@ def ask_stacks(folder: Path, states: dict[int, RankState]) -> dict[int, tuple[Th
         if seen == last and all(any(thread.current for thread in threads) for threads in seen.values()):
             break
     return seen
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _read(path: Path, start: int) -> str:

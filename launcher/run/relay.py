@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.run.lines import NOISE, LineReader, prefixed
+from launcher.rundir import num_bytes
 from launcher.units import format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
@@ -69,7 +70,7 @@ class Relay:
         self._held, self._bars, self._tails = [], {}, []
         for rank, path in logs.items():
             if self.only is None or rank in self.only:
-                self._tails.append(LogTail(rank, path, 0 if from_start else _size(path)))
+                self._tails.append(LogTail(rank, path, 0 if from_start else num_bytes(path)))
 
     def add(self, logs: Mapping[int, Path]) -> None:
         """These too, from their start, as far as they are new."""
@@ -103,10 +104,3 @@ class Relay:
             return
         self._bars[tail.rank] = (self.clock(), bar)
         self._held.append(prefixed(tail.rank, bar, self.colour))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

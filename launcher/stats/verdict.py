@@ -15,11 +15,6 @@ def percent_from_log(log_ratio: float) -> float:
     return 100 * math.expm1(log_ratio)
 
 
-def log_from_percent(percent: float) -> float:
-    """ln(t / t_baseline) from 100·(t / t_baseline − 1)."""
-    return math.log1p(percent / 100)
-
-
 def percent_interval(log_interval: Interval | None) -> Interval | None:
     """The same interval in percent; the order of its ends is kept, since the conversion is monotone."""
     if log_interval is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -62,9 +61,9 @@ class RankTimes:
 
 def operators_answer(header: Header, against: Header | None, kind: Kind) -> dict[str, Any]:
     """The table; see README.md."""
-    ranks = [rank_times(rank, header, kind) for rank in header.ranks]
+    ranks = [rank_times(rank, kind) for rank in header.ranks]
     slowest = slowest_of(ranks)
-    other = slowest_of([rank_times(rank, against, kind) for rank in against.ranks]) if against else None
+    other = slowest_of([rank_times(rank, kind) for rank in against.ranks]) if against else None
     names = sorted(
         {name for rank in ranks for name in rank.names} | set(other.names if other else ()),
         key=lambda name: (-_self_ms(slowest, name), -_self_ms(other, name), name),
@@ -94,7 +93,7 @@ def slowest_of(ranks: Sequence[RankTimes]) -> RankTimes:
     return max(ranks, key=lambda each: (each.work_ms, -each.rank))
 
 
-def rank_times(rank: RankTrace, header: Header, kind: Kind) -> RankTimes:
+def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
     """Per step: the trace's sums over its steps, of which a trace without any has one."""
     num_steps = max(len(rank.steps), 1)
     per_step = 1 / (1000 * num_steps)
@@ -104,7 +103,7 @@ def rank_times(rank: RankTrace, header: Header, kind: Kind) -> RankTimes:
     totals = {"ops": rank.ops, "kernels": rank.kernels, "modules": rank.modules}[kind]
     names = {each.name: _name_time(each, kind, on_gpu, per_step, num_steps) for each in totals}
     if not on_gpu and kind == "ops":
-        names |= _cpu_collectives(rank, header, per_step, num_steps)
+        names |= _cpu_collectives(rank, per_step, num_steps)
     return RankTimes(
         rank=rank.rank,
         step_ms=sum(spans_us) * per_step,
@@ -124,17 +123,14 @@ def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, per_step: float, num_
     return NameTime(what, total.count / num_steps, own_us * per_step, total.host_us * per_step)
 
 
-def _cpu_collectives(rank: RankTrace, header: Header, per_step: float, num_steps: int) -> dict[str, NameTime]:
+def _cpu_collectives(rank: RankTrace, per_step: float, num_steps: int) -> dict[str, NameTime]:
     """On the CPU collectives run on threads of their own, where no operator shows them."""
-    counts: defaultdict[str, int] = defaultdict(int)
-    for group in rank.groups:
-        counts[group.group] += group.count
-    stay_us = {group.group: group.comm_us for group in rank.groups}
+    several = len(rank.groups) > 1
     return {
-        f"collectives of group {group}" if len(counts) > 1 else "collectives": NameTime(
-            "transfer", count / num_steps, stay_us[group] * per_step, 0.0
+        f"collectives of group {each.group}" if several else "collectives": NameTime(
+            "transfer", each.count / num_steps, each.comm_us * per_step, 0.0
         )
-        for group, count in counts.items()
+        for each in rank.groups
     }
 
 

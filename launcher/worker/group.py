@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from launcher.cluster.network import family_of
 from launcher.records import LOOPBACK, LaunchOrder
 from launcher.rundir import RunDir, write_bytes
 from launcher.worker.child import finish
@@ -44,7 +45,7 @@ def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCP
 
     Given only a port, the store would listen on all interfaces; so it gets a socket that is bound already.
     """
-    listener = socket.create_server((address, 0), family=_family(address), backlog=max(128, world_size))
+    listener = socket.create_server((address, 0), family=family_of(address), backlog=max(128, world_size))
     port = listener.getsockname()[1]
     store = TCPStore(
         address,
@@ -63,10 +64,6 @@ def join_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCP
     port = await_port(port_file)
     timeout = timedelta(seconds=_RENDEZVOUS_TIMEOUT_S)
     return TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=timeout)
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def await_port(port_file: Path) -> int:

@@ -35,6 +35,7 @@ from launcher.cluster.messages import (
     Send,
     decode_end,
 )
+from launcher.cluster.network import family_of
 from launcher.cluster.options import PULSE_S, LinkOptions
 from launcher.run.proctree import die_with
 
@@ -168,8 +169,8 @@ def open_store(options: LinkOptions) -> TCPStore:
     timeout = timedelta(seconds=options.join_timeout_s)
     if options.rank > 0:
         return TCPStore(options.address, options.port, is_master=False, timeout=timeout)
-    family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
-    listener = socket.create_server((options.listen, options.port), family=family, backlog=1024)
+    place = (options.listen, options.port)
+    listener = socket.create_server(place, family=family_of(options.address), backlog=1024)
     store = TCPStore(
         options.address,
         options.port,
