@@ -12,7 +12,7 @@ from launcher.errors import SpecError
 
 @click.command()
 @click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
-@click.option("--slurm", is_flag=True, help="Submit to Slurm; required, as it is the only scheduler yet.")
+@click.option("--slurm", is_flag=True, help="Submit to Slurm; required: the line says where the job goes.")
 @click.option("--nodes", type=click.IntRange(1), help="Nodes; default: the job's `nodes`.")
 @click.option("--time", help="Time limit, as Slurm writes it: 2:00:00.")
 @click.option("--partition", help="Slurm's partition.")

@@ -280,9 +280,10 @@ class JobSpec(Section):
     save. A second Ctrl-C doesn't wait."""
     restarts: Annotated[int, whole(0, 1000)] = 0
     """How often each launch may start again after a failure that can pass: a signal, the kernel's OOM
-    killer, a lost connection, a hang, most exceptions and exit codes; not after a `SyntaxError`,
-    `ImportError`, `NameError`, `TypeError`, `AttributeError` or exit code 2. The pause before is 1 s, and
-    doubles each time."""
+    killer, a lost connection, a hang, most exceptions and exit codes; not after one that tells of the
+    program or its installation, as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
+    `AttributeError`, `FileNotFoundError` or exit code 2 do. The pause before is 1 s, and doubles each time,
+    up to 30 s."""
     bind: Literal["none", "numa", "cores"] = "none"
     """On which cores each rank runs. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
     over the nodes. `cores`: its own share of those, by whole cores."""
