@@ -124,7 +124,11 @@ def node_options(command: F) -> F:
             "--interface", metavar="NAME", help="Network interface; default: the one that leads to HOST."
         ),
         click.option(
-            "--join-timeout", callback=parse_wait, metavar="TIME", help="How long nodes wait for others; 10m."
+            "--join-timeout",
+            "join_timeout_s",
+            callback=parse_wait,
+            metavar="TIME",
+            help="How long nodes wait for others; 10m.",
         ),
     )
     for option in reversed(options):
@@ -133,12 +137,12 @@ def node_options(command: F) -> F:
 
 
 def node_flags(
-    node_rank: int | None, rendezvous: str | None, interface: str | None, join_timeout: float | None
+    node_rank: int | None, rendezvous: str | None, interface: str | None, join_timeout_s: float | None
 ) -> "NodeFlags":
     """What the command line says about nodes."""
     from launcher.cluster.facts import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
 
-    return NodeFlags(node_rank, rendezvous, interface, join_timeout or DEFAULT_JOIN_TIMEOUT_S)
+    return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S)
 
 
 def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

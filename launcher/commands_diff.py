@@ -15,12 +15,13 @@ from launcher.printing import show_json, width
 @click.argument("b", type=click.Path(path_type=Path), metavar="B")
 @click.option(
     "--fail-slower",
+    "fail_slower_percent",
     callback=parse_percent,
     metavar="PERCENT",
     help="Exit with 5 if a variant of B is surely slower by more: 3%.",
 )
 @json_option
-def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
+def diff(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> None:
     """Compare run B with run A, variant by variant (a gate for CI), or two folders of traces.
 
     Example: gpurun diff runs/gpt/2026-01-01_10-00-00 runs/gpt/latest --fail-slower 3%
@@ -31,8 +32,8 @@ def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
     from launcher.run.open import are_runs
 
     if are_runs(a, b):
-        diff_two_runs(a, b, fail_slower, as_json)
-    elif fail_slower is not None:
+        diff_two_runs(a, b, fail_slower_percent, as_json)
+    elif fail_slower_percent is not None:
         raise SpecError(
             "--fail-slower compares runs: the few steps of a trace can't tell a change from noise"
         )
@@ -40,15 +41,15 @@ def diff(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
         diff_two_captures(a, b, as_json)
 
 
-def diff_two_runs(a: Path, b: Path, fail_slower: float | None, as_json: bool) -> None:
+def diff_two_runs(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> None:
     """How run B differs from run A, and whether that is too much."""
     from launcher.compare.build import compare_run
     from launcher.compare.diff import diff_runs, gated
     from launcher.run.open import find_run
 
     difference = diff_runs(compare_run(find_run(a)), compare_run(find_run(b)))
-    if fail_slower is not None:
-        difference = gated(difference, fail_slower)
+    if fail_slower_percent is not None:
+        difference = gated(difference, fail_slower_percent)
     if as_json:
         show_json(difference)
     else:

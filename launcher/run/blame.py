@@ -25,8 +25,6 @@ none of them: NCCL's watchdog aborts a rank whose peer is gone.
 """
 
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
-
-
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """What torch writes before every line of a traceback once there is a process group."""
 
