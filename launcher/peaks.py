@@ -15,47 +15,65 @@ class Peak:
     """One kind of GPU."""
 
     names: tuple[str, ...]
-    """Words that must all stand in the name that the driver gives."""
+    """Words that must all stand in the name that the driver gives; besides them only `USUAL` ones."""
     tflop_per_s: Mapping[str, float]
     """By precision."""
 
 
+USUAL = frozenset({"NVIDIA", "Tesla", "GeForce", "SXM4", "PCIE", "PCIe", "16GB", "32GB", "40GB", "80GB"})
+"""Words of a name that leave the rates as they are; others may not: `D`, `Ti`, `Laptop`, `MIG`, `24Q`."""
+
 PEAKS = (
-    # Source: NVIDIA H100 Tensor Core GPU Datasheet (2023): H100 NVL, half of the figures "with sparsity".
-    Peak(("H100", "NVL"), {"bf16": 835.0, "fp16": 835.0, "tf32": 417.5, "fp32": 60.0, "fp64": 60.0}),
-    # Source: NVIDIA H100 Tensor Core GPU Architecture white paper (2022), table 2: H100 PCIe.
+    # Source: NVIDIA H100 product page, H100 NVL, half of the figures "with sparsity".
+    # https://www.nvidia.com/en-us/data-center/h100/
+    Peak(("H100", "NVL"), {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0, "fp64": 60.0}),
+    # Source: NVIDIA H100 Tensor Core GPU Architecture white paper, V1.04, tables 1 and 3: H100 PCIe.
+    # https://nvdam.widen.net/s/95bdhpsgrs/nvidia_h100_tensor_core_gpu_architecture_whitepaper_v1.03
     Peak(("H100", "PCIe"), {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.2, "fp64": 51.2}),
     # Source: the same, H100 SXM5.
-    Peak(("H100",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}),
-    # Source: NVIDIA H200 Tensor Core GPU Datasheet (2024): H200 NVL, half of the figures "with sparsity".
+    Peak(("H100", "HBM3"), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}),
+    # Source: NVIDIA H200 product page, H200 NVL, half of the figures "with sparsity".
+    # https://www.nvidia.com/en-us/data-center/h200/
     Peak(("H200", "NVL"), {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0, "fp64": 60.0}),
-    # Source: the same, H200 SXM; its chip is that of the H100 SXM5.
+    # Source: the same, H200 SXM: 1979, 989 and 67 are the H100 SXM5's, here as its white paper has them.
     Peak(("H200",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}),
-    # Source: NVIDIA A100 Tensor Core GPU Architecture white paper (2020), table 1; all forms alike.
+    # Source: NVIDIA Blackwell datasheet, a GPU of the HGX B200, half of the figures "with sparsity".
+    # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
+    Peak(("B200",), {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1100.0, "fp32": 75.0, "fp64": 37.0}),
+    # Source: NVIDIA A100 Tensor Core GPU datasheet; all forms alike.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     Peak(("A100",), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5}),
-    # Source: NVIDIA Tesla V100 GPU Architecture white paper (2017), table 1: V100 SXM2.
+    # Source: NVIDIA V100 Tensor Core GPU datasheet, V100 SXM2.
+    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
     Peak(("V100", "SXM2"), {"fp16": 125.0, "fp32": 15.7, "fp64": 7.8}),
-    # Source: NVIDIA Tesla V100 datasheet (2018): V100 PCIe.
+    # Source: the same, V100 PCIe.
     Peak(("V100", "PCIE"), {"fp16": 112.0, "fp32": 14.0, "fp64": 7.0}),
-    # Source: NVIDIA Tesla T4 datasheet (2019).
-    Peak(("Tesla", "T4"), {"fp16": 65.0, "fp32": 8.1}),
-    # Source: NVIDIA L40S datasheet (2023), figures without sparsity.
-    Peak(("L40S",), {"bf16": 362.05, "fp16": 362.05, "tf32": 183.2, "fp32": 91.6}),
-    # Source: NVIDIA A10 datasheet (2021), figures without sparsity.
+    # Source: NVIDIA T4 Tensor Core GPU datasheet.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+    Peak(("T4",), {"fp16": 65.0, "fp32": 8.1}),
+    # Source: NVIDIA L40S datasheet, as it stands there, though half of its 733 "with sparsity" is 366.5.
+    # https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413
+    Peak(("L40S",), {"bf16": 362.05, "fp16": 362.05, "tf32": 183.0, "fp32": 91.6}),
+    # Source: NVIDIA L4 Tensor Core GPU datasheet, half of the figures "with sparsity".
+    # https://www.cisco.com/c/dam/en/us/products/collateral/servers-unified-computing/ucs-c-series-rack-servers/nvidia-l4-gpu.pdf
+    Peak(("L4",), {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3}),
+    # Source: NVIDIA A10 Tensor Core GPU datasheet.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf
     Peak(("A10",), {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2}),
-    # Source: NVIDIA Ada GPU Architecture white paper (2022), appendix A: RTX 4090, float32 accumulation.
+    # Source: NVIDIA Ada GPU Architecture white paper, V2.02, appendix A, table 2: float32 accumulation.
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
     Peak(("RTX", "4090"), {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6}),
-    # Source: NVIDIA Ampere GA102 GPU Architecture white paper (2020), appendix A: RTX 3090.
+    # Source: NVIDIA Ampere GA102 GPU Architecture white paper, V2, appendix A: float32 accumulation.
+    # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
     Peak(("RTX", "3090"), {"bf16": 71.0, "fp16": 71.0, "tf32": 35.6, "fp32": 35.6}),
 )
-"""In the order in which they are tried: special forms before the usual one."""
 
 
 def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:
     """The peak of a GPU by the driver's name for it; `None` where it isn't known."""
-    words = gpu_name.replace("-", " ").split()
+    words = set(gpu_name.replace("-", " ").split())
     for peak in PEAKS:
-        if all(name in words for name in peak.names):
+        if words.issuperset(peak.names) and words <= USUAL.union(peak.names):
             rate = peak.tflop_per_s.get(precision)
             return None if rate is None else rate * TERA
     return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-LOOPBACK = "127.0.0.1"
+from launcher.loopback import LOOPBACK
 
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launcher.loopback import LOOPBACK
 from launcher.paths import RunPaths
 from launcher.plan.combination import Combination, ImpossibleError
 from launcher.plan.devices import MachineLike, visible_gpus
 from launcher.plan.model import PROGRAM, Process, Variant
 from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
 from launcher.plan.spread import interface_env
-from launcher.records import LOOPBACK
 from launcher.spec.model import JobSpec
 from launcher.units import plural
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from launcher.cluster.network import family_of
-from launcher.records import LOOPBACK, LaunchOrder
+from launcher.loopback import LOOPBACK
+from launcher.records import LaunchOrder
 from launcher.rundir import RunDir, write_bytes
 from launcher.worker.child import finish
 
