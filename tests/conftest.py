@@ -39,9 +39,12 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     changed = {key for key, _ in environment.items() ^ _environment().items()}
     tempfile.tempdir = old_folder
     _set_variable("TMPDIR", old_variable)
-    looks: dict[str, Callable[[], set[str]]] = {"process": _processes, "thread": _threads}
+    looks: dict[str, Callable[[], set[str]]] = {
+        "process": _processes,
+        "thread": _threads,
+        "shared memory": _unmapped_segments,
+    }
     leaks = [f"{what} {name}" for what, look in looks.items() for name in _settled(look, before[what])]
-    leaks += [f"shared memory {name}" for name in _segments() - before["shared memory"] if _unmapped(name)]
     leaks += [f"temporary file {path.name}" for path in folder.iterdir() if not _is_torchs_cache(path)]
     leaks += [f"environment variable {key}" for key in sorted(changed)]
     assert not leaks, f"left behind: {', '.join(leaks)}"
@@ -79,6 +82,10 @@ def _threads() -> set[str]:
 
 def _segments() -> set[str]:
     return {entry.name for entry in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+
+
+def _unmapped_segments() -> set[str]:
+    return {name for name in _segments() if _unmapped(name)}
 
 
 def _unmapped(name: str) -> bool:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.integration.command import Result, gpurun, misbehaving, write
 
+pytestmark = pytest.mark.alone
+
 JOB = """
     name: balance
     workload: sleep
@@ -88,7 +90,7 @@ def test_dp_measures_its_replicas(tmp_path: Path) -> None:
 
 def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    far = ("--set", "params.alpha_ms=[1, 200]", "--set", "min_local_batch=0", "--set", "steps.rounds=2")
+    far = ("--set", "params.alpha_ms=[1, 60]", "--set", "min_local_batch=0", "--set", "steps.rounds=2")
     result = gpurun(tmp_path, "job.yaml", "--out", "run", *far)
     assert result.code == 0, result.err
     found = result.variant("ddp-2-balanced")

@@ -12,7 +12,10 @@ import pytest
 from tests.integration.command import MODEL
 from tests.integration.hosts import NAMES, Hosts, await_file, ended, lacks
 
-pytestmark = pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2"),
+]
 
 JOB = """
 name: two

@@ -22,6 +22,8 @@ os.sched_setaffinity(0, {{{CORE}}})
 from launcher.worker.others import others_ns
 from launcher.worker.runqueue import note_end, waited_ns
 
+pytestmark = pytest.mark.alone
+
 def work():
     hashlib.pbkdf2_hmac("sha256", b"", b"", 800_000)  # without the GIL
     note_end()

@@ -11,6 +11,8 @@ import pytest
 
 from tests.integration.command import SLEEP_JOB, Result, gpurun, write
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:

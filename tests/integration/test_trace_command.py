@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration.command import Result, gpurun, write
 
+pytestmark = pytest.mark.alone
+
 REAL = Path(__file__).resolve().parents[3] / "shared" / "traces"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces")
 

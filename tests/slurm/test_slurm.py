@@ -12,7 +12,10 @@ from tests.integration.command import gpurun, write
 from tests.integration.hosts import lacks
 from tests.slurm.cluster import SlurmCluster
 
-pytestmark = pytest.mark.skipif(lacks("sbatch", "slurmctld", "munged"), reason="needs root and Slurm")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(lacks("sbatch", "slurmctld", "munged"), reason="needs root and Slurm"),
+]
 
 JOB = """
 name: two

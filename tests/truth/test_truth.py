@@ -12,6 +12,8 @@ from tests.truth.plan import FAULTS, Fault
 from tests.truth.sessions import draw_session, run_session
 from tests.truth.verdict import BOUND, verdicts
 
+pytestmark = pytest.mark.alone
+
 RUN_TIMEOUT_S = 120
 ATTEMPTS = 2
 """One run of a hundred may be wrong (a busy machine): with 14 of them a test without a second draw of those
