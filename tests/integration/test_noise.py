@@ -13,6 +13,8 @@ import pytest
 from launcher.worker.runqueue import waited_ns
 from tests.integration.command import gpurun, write
 
+pytestmark = pytest.mark.alone
+
 needs_counts = pytest.mark.skipif(waited_ns() is None, reason="this kernel does not count it")
 CORE = min(os.sched_getaffinity(0))
 
@@ -21,8 +23,6 @@ import hashlib, json, os, threading, time
 os.sched_setaffinity(0, {{{CORE}}})
 from launcher.worker.others import others_ns
 from launcher.worker.runqueue import note_end, waited_ns
-
-pytestmark = pytest.mark.alone
 
 def work():
     hashlib.pbkdf2_hmac("sha256", b"", b"", 800_000)  # without the GIL

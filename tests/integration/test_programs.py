@@ -152,15 +152,23 @@ def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> No
     assert (tmp_path / "run" / "job.yaml").read_text().startswith('name: "package.train"\nmodule: ')
 
 
-def test_a_program_whose_rank_was_killed_starts_again_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_program_whose_rank_was_killed_goes_on_from_its_checkpoint_to_the_same_weights(
+    tmp_path: Path,
+) -> None:
     for name in ("checkpoint.py", "checkpoint.yaml"):
         shutil.copy(EXAMPLES / name, tmp_path)
-    done = gpurun(tmp_path, "checkpoint.yaml", "--out", "run", "--set", "profile.steps=0")
-    assert done.code == 0, done.err
-    (restart,) = (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()
+    said = {}
+    for run, more in (("killed", ", --die-at, 7"), ("calm", "")):
+        args = f"args=[--folder, of-{run}, --steps, 12{more}]"
+        done = gpurun(tmp_path, "checkpoint.yaml", "--out", run, "--set", "profile.steps=0", "--set", args)
+        assert done.code == 0, done.err
+        attempts = sorted((tmp_path / run / "launches").iterdir())
+        said[run] = (attempts[-1] / "log" / "rank0.log").read_text().splitlines()[-1]
+    (restart,) = (tmp_path / "killed" / "restarts.jsonl").read_text().splitlines()
     assert "SIGKILL" in json.loads(restart)["reason"]
-    said = (tmp_path / "run/launches/01-script-2~2/log/rank0.log").read_text()
-    assert "began at step 20" in said
+    assert said["killed"].startswith("began at step 5, weights ")
+    assert said["calm"].startswith("began at step 0, weights ")
+    assert said["killed"].split()[-1] == said["calm"].split()[-1]
 
 
 HANGS = """
