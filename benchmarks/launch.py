@@ -99,8 +99,14 @@ def commands(ranks: int) -> dict[str, list[str]]:
         "torchrun": [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "script.py"],
     }
     if ACCELERATE.exists():
-        options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
-        found["accelerate"] = [str(ACCELERATE), "launch", *options, "script.py"]
+        several = ["--multi_gpu"] if ranks > 1 else []
+        options = [
+            f"--num_processes={ranks}",
+            "--num_machines=1",
+            "--mixed_precision=no",
+            "--dynamo_backend=no",
+        ]
+        found["accelerate"] = [str(ACCELERATE), "launch", *several, *options, "script.py"]
     return found
 
 
@@ -124,7 +130,7 @@ def main(counts: tuple[int, ...] = (1, 2, 4, 8, 16), runs: int = 3) -> None:
     known: dict[str, dict[str, float]] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     for ranks in counts:
         known[str(ranks)] = measure(ranks, runs)
-    FIGURES.write_text(json.dumps(known))
+        FIGURES.write_text(json.dumps(known))
     goals = {"8": "workload ≤ 0.25, script ≤ 0.70"}
     columns = ["workload", "script", "torchrun", "accelerate", "workload ratio", "script ratio"]
     rows = [

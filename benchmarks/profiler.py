@@ -18,7 +18,7 @@ from benchmarks.timing import machine_facts, record, table
 from launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = 3
+GROUPS = 10
 """Each of three fresh processes: how a process lies in memory makes its steps faster or slower, too."""
 ROUNDS = 20
 """Of each group."""
