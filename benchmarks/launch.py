@@ -98,15 +98,9 @@ def commands(ranks: int) -> dict[str, list[str]]:
         "script": [*GPURUN, "run", "script.py", "--devices", f"cpu:{ranks}"],
         "torchrun": [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "script.py"],
     }
-    if ACCELERATE.exists():
-        several = ["--multi_gpu"] if ranks > 1 else []
-        options = [
-            f"--num_processes={ranks}",
-            "--num_machines=1",
-            "--mixed_precision=no",
-            "--dynamo_backend=no",
-        ]
-        found["accelerate"] = [str(ACCELERATE), "launch", *several, *options, "script.py"]
+    if ACCELERATE.exists() and ranks > 1:  # of one process it makes no group
+        options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
+        found["accelerate"] = [str(ACCELERATE), "launch", *options, "script.py"]
     return found
 
 
