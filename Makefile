@@ -37,11 +37,9 @@ $(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
-# Most of the time of tests goes by in waiting, so two run side by side; those that look at times have the machine to
-# themselves.
+# Tests of processes have the machine to themselves: they start ranks on all cores, and some look at their times.
 test: $(READY) $(TRAINER)/.ready ## Run all tests
-	@$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadfile; shared=$$?; \
-		$(BIN)/python -m pytest -m alone --ignore tests/unit --ignore tests/browser && exit $$shared
+	@$(BIN)/python -m pytest tests/unit -n 2; unit=$$?; $(BIN)/python -m pytest --ignore tests/unit && exit $$unit
 
 lint: $(READY) ## ruff, ruff format, mypy --strict
 	$(BIN)/ruff check .
