@@ -89,8 +89,8 @@ def job_command(
     quit_on_interrupt()  # until `run_job` listens itself; the supervisor tidies up whatever there is by then
     from launcher.run.guard import split_process
 
-    if job is None and resume is not None and resume.is_file():
-        job, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
+    if job is None and resume is not None and resume.is_file() and resume.name != "latest":
+        job, resume = resume, Path("latest")  # `gpurun --resume job.yaml`; runs/NAME/latest is a file, too
     if job is None and resume is None:
         raise SpecError("which job? gpurun JOB.yaml; `gpurun init` writes one to start from")
     if resume is None:

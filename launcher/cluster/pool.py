@@ -22,7 +22,7 @@ from launcher.cluster.messages import (
     Taken,
 )
 from launcher.cluster.timeline import Timeline, rank_exits
-from launcher.cluster.transfer import write_chunk
+from launcher.cluster.transfer import Inbox
 from launcher.errors import NodesError
 from launcher.records import FailureRecord
 from launcher.run.blame import Exit
@@ -48,6 +48,7 @@ class ClusterPool:
 
     def __init__(self, local: Pools, link: Link, run: RunDir, num_nodes: int) -> None:
         self._pools, self._link, self._run = local, link, run
+        self._inbox = Inbox(run.path)
         self._env: Mapping[str, str] = {}
         self._local: Ranks = local.get({})
         self._others = range(1, num_nodes)
@@ -172,7 +173,7 @@ class ClusterPool:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Chunk):
-            write_chunk(self._run.path, message)
+            self._inbox.write(message)
             self._link.send(message.node, Taken())
         elif isinstance(message, Exits | Stopped) and message.attempt == self._attempt:
             stopped = isinstance(message, Stopped)

@@ -1,4 +1,9 @@
-"""Result files of a node on their way to node 0: chunk by chunk, only what has grown since the last time."""
+"""Result files of a node on their way to node 0: chunk by chunk, only what is new since the last time.
+
+Files that are appended to go on where they ended, also where node 0 has had a beginning of them before this
+command: that of a run that is resumed. All others are written in one piece, and are sent whole whenever they
+change.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +21,8 @@ RESULTS = ("launches", "variants")
 """Folders of a run directory that ranks write into."""
 OWN_COPIES = ("launch.json", "rendezvous")
 """What node 0 has given to every node."""
+APPENDED = (".jsonl", ".log")
+"""Suffixes of the files that only grow."""
 
 
 @dataclass
@@ -25,6 +32,9 @@ class Outbox:
     root: Path
     node: int
     sent_bytes: dict[str, int] = field(default_factory=dict)
+    """Of files that only grow."""
+    sent_states: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Of all others: number, size and time of change of what was sent."""
 
     def send(self, send: Callable[[Chunk], None], await_taken: Callable[[], None]) -> int:
         """Sends what is new; the number of bytes.
@@ -51,16 +61,29 @@ class Outbox:
     def _chunks(self) -> Iterator[Chunk]:
         for path in sorted(self._files()):
             name = path.relative_to(self.root).as_posix()
-            offset = self.sent_bytes.get(name, 0)
             try:
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    while content := file.read(CHUNK_BYTES):
-                        yield Chunk(self.node, name, offset, content)
-                        offset += len(content)
+                yield from self._appended(path, name) if path.suffix in APPENDED else self._whole(path, name)
             except OSError as error:
                 raise MachineError(f"can't read {path}: {error.strerror}") from error
-            self.sent_bytes[name] = offset
+
+    def _appended(self, path: Path, name: str) -> Iterator[Chunk]:
+        for chunk in self._parts(path, name, self.sent_bytes.get(name, 0)):
+            yield chunk
+            self.sent_bytes[name] = chunk.offset + len(chunk.content)
+
+    def _whole(self, path: Path, name: str) -> Iterator[Chunk]:
+        found = path.stat()
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self.sent_states.get(name) != state:
+            yield from self._parts(path, name, 0)
+            self.sent_states[name] = state
+
+    def _parts(self, path: Path, name: str, offset: int) -> Iterator[Chunk]:
+        with path.open("rb") as file:
+            file.seek(offset)
+            while content := file.read(CHUNK_BYTES):
+                yield Chunk(self.node, name, offset, content)
+                offset += len(content)
 
     def _files(self) -> Iterator[Path]:
         for folder in RESULTS:
@@ -69,20 +92,41 @@ class Outbox:
                     yield path
 
 
-def write_chunk(root: Path, chunk: Chunk) -> None:
-    """Writes a part of a file where it belongs.
+@dataclass
+class Inbox:
+    """Where node 0 puts the files of the other nodes."""
 
-    Raises:
-        MachineError: it can't be written, or belongs nowhere in a run directory.
-    """
-    name = PurePosixPath(chunk.path)
-    if name.is_absolute() or ".." in name.parts or name.parts[:1] not in [(folder,) for folder in RESULTS]:
-        raise MachineError(f"node {chunk.node} sent a file that belongs to no run: {chunk.path!r}")
-    path = root / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("r+b" if path.exists() else "wb") as file:
-            file.seek(chunk.offset)
-            file.write(chunk.content)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    root: Path
+    had_bytes: dict[str, int] = field(default_factory=dict)
+    """What there was of files that only grow, before their first chunk came."""
+
+    def write(self, chunk: Chunk) -> None:
+        """Writes a part of a file where it belongs.
+
+        Raises:
+            MachineError: it can't be written, or belongs nowhere in a run directory.
+        """
+        path = self.place(chunk)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix in APPENDED:
+                had_bytes = self.had_bytes.setdefault(chunk.path, path.stat().st_size if path.exists() else 0)
+                _write_at(path, had_bytes + chunk.offset, chunk.content, path.exists())
+            else:
+                _write_at(path, chunk.offset, chunk.content, chunk.offset > 0)
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def place(self, chunk: Chunk) -> Path:
+        """The file that it is a part of."""
+        name = PurePosixPath(chunk.path)
+        in_results = name.parts[:1] in [(folder,) for folder in RESULTS]
+        if name.is_absolute() or ".." in name.parts or not in_results:
+            raise MachineError(f"node {chunk.node} sent a file that belongs to no run: {chunk.path!r}")
+        return self.root / name
+
+
+def _write_at(path: Path, offset: int, content: bytes, goes_on: bool) -> None:
+    with path.open("r+b" if goes_on else "wb") as file:
+        file.seek(offset)
+        file.write(content)

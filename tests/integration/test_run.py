@@ -236,8 +236,8 @@ def test_the_newest_run_is_found_by_name(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "short" / latest.read_text().strip() / "comparison.json").exists()
     result = gpurun(tmp_path, "report", "runs/short/latest", "--format", "json")
     assert result.json["variants"][0]["status"] == "ok"
-    again = gpurun(tmp_path, "job.yaml", "--resume", "--json")
-    assert again.code == 0, again.err
-    assert again.json == json.loads(
-        (latest.parent / latest.read_text().strip() / "comparison.json").read_text()
-    )
+    kept = json.loads((latest.parent / latest.read_text().strip() / "comparison.json").read_text())
+    for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
+        again = gpurun(tmp_path, *named, "--json")
+        assert again.code == 0, again.err
+        assert again.json == kept

@@ -15,12 +15,13 @@ from launcher.cluster.messages import Chunk, Hello, RankExit, decode, encode
 from launcher.cluster.network import find_place, resolve
 from launcher.cluster.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
 from launcher.cluster.timeline import Timeline
-from launcher.cluster.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Outbox, write_chunk
+from launcher.cluster.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from launcher.errors import MachineError, SpecError
 from launcher.plan.build import build_plan
 from launcher.plan.nodes import Node, NodeGpu
 from launcher.records import FailureRecord
 from launcher.run.blame import root_cause
+from launcher.rundir import write_bytes
 from launcher.spec.load import load_text
 from launcher.spec.model import JobSpec
 
@@ -125,21 +126,19 @@ def test_times_of_one_host_keep_their_distances() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["variants/a/rank1.jsonl", "launches/x/log/rank1.log", "launches/x/failures/rank1.json"]
-        ),
+        st.sampled_from(["variants/a/rank1.jsonl", "launches/x/log/rank1.log", "launches/x/events.jsonl"]),
         st.lists(st.binary(max_size=20), min_size=1, max_size=3),
         max_size=3,
     )
 )
 def test_files_arrive_as_they_are_and_only_once(tmp_path_factory: Any, files: dict[str, list[bytes]]) -> None:
     theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
-    outbox = Outbox(theirs, 1)
+    outbox, inbox = Outbox(theirs, 1), Inbox(ours)
     sent: list[Chunk] = []
 
     def send(chunk: Chunk) -> None:
         sent.append(chunk)
-        write_chunk(ours, chunk)
+        inbox.write(chunk)
 
     for part in range(3):
         for name, parts in files.items():
@@ -151,6 +150,34 @@ def test_files_arrive_as_they_are_and_only_once(tmp_path_factory: Any, files: di
         arrived = ours / name
         assert (arrived.read_bytes() if arrived.exists() else b"") == b"".join(parts)
     assert sum(len(chunk.content) for chunk in sent) == sum(len(b"".join(p)) for p in files.values())
+
+
+def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
+    ours, name = tmp_path / "ours", Path("variants/a/rank1.jsonl")
+    (ours / name).parent.mkdir(parents=True)
+    (ours / name).write_text("of the first command\n")
+    theirs = tmp_path / "theirs" / name  # this node's folder is new with every command
+    theirs.parent.mkdir(parents=True)
+    outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(ours)
+    for line in ("of the second\n", "and more\n"):
+        with theirs.open("a") as file:
+            file.write(line)
+        outbox.send(inbox.write, lambda: None)
+    assert (ours / name).read_text() == "of the first command\nof the second\nand more\n"
+
+
+def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:
+    name = Path("variants/a/rank1.pt.trace.json.gz")
+    theirs, ours = tmp_path / "theirs" / name, tmp_path / "ours" / name
+    theirs.parent.mkdir(parents=True)
+    outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(tmp_path / "ours")
+    for content in (b"a long first trace", b"of the next launch", b"short"):
+        write_bytes(theirs, content)
+        outbox.send(inbox.write, lambda: None)
+        assert ours.read_bytes() == content
+    sent: list[Chunk] = []
+    outbox.send(sent.append, lambda: None)
+    assert sent == []
 
 
 def test_no_more_than_a_window_is_on_its_way(tmp_path: Path) -> None:
@@ -176,7 +203,7 @@ def test_no_more_than_a_window_is_on_its_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "variants/../../x", "job.yaml", "", "launchesx/y"])
 def test_a_file_that_belongs_nowhere_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(MachineError, match="belongs to no run"):
-        write_chunk(tmp_path, Chunk(1, path, 0, b"x"))
+        Inbox(tmp_path).write(Chunk(1, path, 0, b"x"))
 
 
 def test_paths_of_node_0_become_this_nodes_own(tmp_path: Path) -> None:
