@@ -32,11 +32,12 @@ def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
 
 
 def split_text(split: Sequence[int]) -> str:
-    """`48/16`; for many devices `8×9/1×6`: eight with 9 samples, one with 6."""
+    """`48/16`; for many devices `8×9/6`: eight with 9 samples, one with 6."""
     text = "/".join(str(samples) for samples in split)
     if len(text) <= LONGEST_SPLIT:
         return text
-    return "/".join(f"{len(list(run))}×{samples}" for samples, run in groupby(split))
+    runs = ((len(list(run)), samples) for samples, run in groupby(split))
+    return "/".join(f"{length}×{samples}" if length > 1 else str(samples) for length, samples in runs)
 
 
 def varied_texts(varied: Mapping[str, Any]) -> list[str]:
