@@ -1,0 +1,81 @@
+"""What ranks measure: steps, points and rounds, and what else a launch finds out about a variant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
+"""`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step on one rank; a line of `variants/ID/rankN.jsonl`."""
+
+    launch: str
+    round: int
+    """Counts from 1 within its launch; 0 outside rounds (warm-up, profile)."""
+    order: int
+    """Position of the variant's block within the round."""
+    step: int
+    kind: Kind
+    step_ns: int
+    phases_ns: Mapping[str, int]
+    """data, h2d, forward, backward, optimizer; adds up to `step_ns` less what lies between them."""
+    peak_bytes: int | None
+    """Peak of allocated device memory (CUDA) or of the process's resident set (CPU) since the block began."""
+    queue_ns: int | None = None
+    """How long a thread of this rank was ready to run, but had no core, in the mean step of the block: of the
+    computing thread that waited longest."""
+    throttled: str | None = None
+    """Why the GPU ran below its clock when the block ended: `hot`, `power brake`; `None`: it did not."""
+    energy_mj: float | None = None
+    """Millijoules that the rank's GPUs took for the block, shared among its steps."""
+    others_ns: int | None = None
+    """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
+    that only a mean over blocks counts; `None` where nobody counts."""
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """One block of a micro-benchmark's case; a line of `variants/ID/points.jsonl`, written by rank 0."""
+
+    launch: str
+    round: int
+    series: str
+    unit: Literal["bytes", "rows"]
+    size: int
+    """In `unit`."""
+    time_ns: float
+    """Of one repetition: the block's mean on the rank where it was longest."""
+    repetitions: int
+    nbytes: int | None = None
+    flops: int | None = None
+    bus_factor: float | None = None
+    """Bytes that cross the busiest link, as a share of `nbytes`."""
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Step time of one variant in one round: the maximum over ranks of the block's mean step."""
+
+    launch: str
+    round: int
+    step_ns: float
+
+
+@dataclass(frozen=True)
+class VariantFacts:
+    """What a launch found out about a variant besides times; `variants/ID/facts.json`."""
+
+    gradient_error: float | None = None
+    gradient_reference: str | None = None
+    """`one device`, or the id of the variant that it was compared with."""
+    warnings: tuple[str, ...] = ()
+    """Findings that belong beside the figures: BatchNorm, a large gradient error, dropout."""
+    unsteady: str | None = None
+    """Why the warm-up never became steady."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of forward and backward; `None` where an operator can't be counted."""
+    bytes_per_sample: float | None = None
+    """Memory of a sample's inputs and targets."""

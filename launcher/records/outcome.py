@@ -1,0 +1,89 @@
+"""How things went: what happens now, and how ranks, launches and variants ended."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Event:
+    """What rank 0 is doing now, or the command with it; a line of `launches/ID/events.jsonl`."""
+
+    time_ns: int
+    stage: Literal["start", "build", "balance", "check", "warmup", "round", "profile", "run", "done"]
+    """`run`: a program is running."""
+    variant: str | None = None
+    round: int = 0
+    """Of a program: its steps so far."""
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """A rank's own account of its end; `launches/ID/failures/rankN.json`."""
+
+    time_ns: int
+    rank: int
+    variant: str | None
+    stage: str
+    kind: Literal["exception", "oom", "exit", "user"]
+    """`user`: a mistake in the user's workload that we explain (file, line, expected, got)."""
+    type: str
+    """Of the exception; of a mistake in the workload, of what the user's code raised, if it did."""
+    message: str
+    traceback: str
+    secondary: bool
+    """The message of a rank that lost its peer ("connection closed by peer"), not a cause."""
+
+
+@dataclass(frozen=True)
+class VariantStatus:
+    """How a variant ended; `variants/ID/status.json`, written by the command."""
+
+    status: Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+    reason: str | None = None
+    launch: str | None = None
+    rank: int | None = None
+    log: str | None = None
+    """Path of the log that tells more, relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """Why an attempt of a launch failed; `launches/ID/failure.json`, written by the command."""
+
+    time_ns: int
+    host: str
+    rank: int
+    status: str
+    """`was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
+    kind: str
+    code: int | None
+    """Exit code, or minus the signal's number; `None`: the command had to stop it."""
+    message: str
+    traceback: str
+    variant: str | None
+    stage: str | None
+    log: str
+    """Relative to the run directory."""
+    last_lines: tuple[str, ...]
+    """Of the log, as far as they say more than the traceback."""
+    victims: tuple[int, ...]
+    """Ranks that ended only because of it."""
+    also: tuple[int, ...]
+    """Ranks that failed by themselves a little later."""
+    secondary: bool
+    """No cause was found: even this rank only lost its peers."""
+    hint: str | None
+    """What to do about it, where an exhausted limit is known to be behind it."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A line of `restarts.jsonl`."""
+
+    time_ns: int
+    launch: str
+    """The attempt that failed."""
+    restart: int
+    """Counts from 1 within the launch."""
+    reason: str
