@@ -34,6 +34,14 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """How long a rank was at what it was told to do in a step, by its own clock: who sleeps oversleeps."""
+
+    work_ms: float
+    fault_ms: float
+
+
+@dataclass(frozen=True)
 class Series:
     """Cases with the same work to do, run one after the other; the first has no fault."""
 
@@ -55,14 +63,30 @@ class Session:
     world_size: int
     series: tuple[Series, ...]
 
+    num_captures: int = 1
+    """Of each case; all cases of a series come between two of the same."""
+
     @property
-    def cases(self) -> Iterator[tuple[Series, Case]]:
-        return ((series, case) for series in self.series for case in series.cases)
+    def captures(self) -> Iterator[tuple[Series, Case, int]]:
+        """In the order in which they are taken, with their number."""
+        for series in self.series:
+            for number in range(self.num_captures):
+                yield from ((series, case, number) for case in series.cases)
 
 
-def delays_file(run_dir: str, case: Case) -> Path:
+def capture_id(case: Case, number: int) -> str:
+    """The variant that holds a capture of the case; the first is 0."""
+    return f"{case.id}-{number}"
+
+
+def delays_file(run_dir: str, variant_id: str) -> Path:
     """How long the link held up each step of a slow-link case, in ms: a JSON list."""
-    return Path(run_dir) / "delays" / f"{case.id}.json"
+    return Path(run_dir) / "delays" / f"{variant_id}.json"
+
+
+def lengths_file(run_dir: str, variant_id: str, rank: int) -> Path:
+    """What a rank has really done in each step of a capture: a JSON list of `Lengths`."""
+    return Path(run_dir) / "lengths" / f"{variant_id}-{rank}.json"
 
 
 def draw_series(chance: random.Random, world_size: int, faults: Sequence[Fault], name: str) -> Series:

@@ -5,10 +5,12 @@ the cores of the machine, and the profiler records it as what it stands for. A s
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from launcher.worker.group import init_group, join_store, open_store
 from launcher.worker.profile import capture
 from launcher.worker.step import NoClock
 from launcher.worker.trainer import Trainer
-from tests.truth.plan import Case, Series, Session, delays_file
+from tests.truth.plan import Case, Lengths, Series, Session, capture_id, delays_file, lengths_file
 from workloads import Workload
 
 WIDTH = 64
@@ -34,13 +36,40 @@ LIBRARY.define("work(Tensor x, float ms) -> Tensor")
 LIBRARY.define("copy(Tensor x, float ms) -> Tensor")
 
 
+@dataclass
+class Watch:
+    """How long things really took in the step that is running."""
+
+    spent_ms: dict[str, float] = field(default_factory=lambda: {"work": 0.0, "fault": 0.0})
+
+    @contextmanager
+    def timing(self, what: Literal["work", "fault"]) -> Iterator[None]:
+        start_ns = time.monotonic_ns()
+        yield
+        self.spent_ms[what] += (time.monotonic_ns() - start_ns) / 1e6
+
+    def take(self) -> Lengths:
+        """What was spent since the last time."""
+        taken = Lengths(self.spent_ms["work"], self.spent_ms["fault"])
+        self.spent_ms = {"work": 0.0, "fault": 0.0}
+        return taken
+
+
+watch = Watch()
+
+
 def sleeping(x: Tensor, ms: float) -> Tensor:
     time.sleep(ms / 1000)
     return x.clone()
 
 
-for name in ("work", "copy"):
-    LIBRARY.impl(name, sleeping, "CPU")
+def work(x: Tensor, ms: float) -> Tensor:
+    with watch.timing("work"):
+        return sleeping(x, ms)
+
+
+LIBRARY.impl("work", work, "CPU")
+LIBRARY.impl("copy", sleeping, "CPU")
 
 
 class Work(torch.autograd.Function):
@@ -80,11 +109,13 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         now = self.now
         host_ms = now.case.ms_on(now.rank, "host")
-        time.sleep(host_ms / 2000)
-        self.copy(x)
+        with watch.timing("fault"):
+            time.sleep(host_ms / 2000)
+            self.copy(x)
         hidden: Tensor = Work.apply(self.layer(x), now.work_ms)
-        time.sleep(host_ms / 2000)
-        self.multiply()
+        with watch.timing("fault"):
+            time.sleep(host_ms / 2000)
+            self.multiply()
         return hidden
 
     @torch.no_grad()
@@ -116,7 +147,8 @@ class Data:
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
         """A batch at once: many short sleeps would add up to a longer one."""
-        time.sleep(self.now.case.ms_on(self.now.rank, "input") / 1000)
+        with watch.timing("fault"):
+            time.sleep(self.now.case.ms_on(self.now.rank, "input") / 1000)
         return [self.sample] * len(indices)
 
 
@@ -156,17 +188,18 @@ def run_link(session: Session) -> None:
     """The process that is the link."""
     torch.set_num_threads(1)
     link = Link(session, session.world_size)
-    for _, case in session.cases:
+    for _, case, number in session.captures:
         if case.fault == "transfer":
             delays_ms = [link.delay(case.ms) for _ in range(session.num_steps + 1)]
-            write_json(delays_file(session.run_dir, case), delays_ms[1:])  # the first step isn't in the trace
+            path = delays_file(session.run_dir, capture_id(case, number))
+            write_json(path, delays_ms[1:])  # the first step isn't in the trace
     link.of_ranks("done")
 
 
 def run_rank(session: Session, rank: int) -> None:
     """Traces all cases, one after the other, with one model."""
     torch.set_num_threads(1)
-    series, case = next(session.cases)
+    series, case, _ = next(session.captures)
     now = Now(rank, series, case)
     order = launch_order(session)
     init_group(order, rank)
@@ -174,8 +207,8 @@ def run_rank(session: Session, rank: int) -> None:
     workload = Workload(Model(now), None, F.mse_loss, dataset=Data(now))
     trainer = Trainer(workload, order, rank)
     trainer.strategy.model.register_comm_hook(None, hook(link, now))  # type: ignore[attr-defined]
-    for now.series, now.case in session.cases:
-        trace(trainer, now, session)
+    for now.series, now.case, number in session.captures:
+        trace(trainer, now, session, number)
     dist.barrier()
     link.store.set(f"done/{rank}", "")
 
@@ -192,12 +225,20 @@ def hook(link: Link, now: Now) -> Any:
     return reduce
 
 
-def trace(trainer: Trainer, now: Now, session: Session) -> None:
-    variant = VariantOrder(now.case.id, now.case.split, 1)
+def trace(trainer: Trainer, now: Now, session: Session, number: int) -> None:
+    variant_id = capture_id(now.case, number)
+    variant = VariantOrder(variant_id, now.case.split, 1)
     inputs = iter([trainer.prepare(variant, step) for step in range(session.num_steps + 1)])
-    path = RunDir(Path(session.run_dir)).trace(now.case.id, now.rank)
-    profile = ProfileOrder(session.num_steps, shapes=True)
-    capture(lambda: trainer.step(next(inputs), NoClock()), profile, path, align=dist.barrier)
+    lengths = []
+
+    def run_one_step() -> None:
+        watch.take()
+        trainer.step(next(inputs), NoClock())
+        lengths.append(watch.take())
+
+    path = RunDir(Path(session.run_dir)).trace(variant_id, now.rank)
+    capture(run_one_step, ProfileOrder(session.num_steps, shapes=True), path, align=dist.barrier)
+    write_json(lengths_file(session.run_dir, variant_id, now.rank), lengths[1:])
 
 
 def launch_order(session: Session) -> LaunchOrder:
@@ -213,7 +254,9 @@ def launch_order(session: Session) -> LaunchOrder:
         precision="fp32",
         seed=session.seed,
         threads=1,
-        variants=tuple(VariantOrder(case.id, case.split, 1) for _, case in session.cases),
+        variants=tuple(
+            VariantOrder(capture_id(case, number), case.split, 1) for _, case, number in session.captures
+        ),
         baseline=None,
         warmup=0,
         rounds=0,

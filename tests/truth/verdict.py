@@ -9,10 +9,10 @@ from statistics import mean
 from launcher.compare.explain import Loss, main_cause
 from launcher.compare.figures import with_breakdown
 from launcher.compare.model import RankFigures, StepTime, VariantResult
-from launcher.compare.traced import read_traced
+from launcher.compare.traced import Traced, read_traced
 from launcher.rundir import RunDir, read_json
 from tests.truth.on_gpu import retell
-from tests.truth.plan import FAULTS, Case, Session, delays_file
+from tests.truth.plan import FAULTS, Case, Lengths, Session, capture_id, delays_file, lengths_file
 
 BOUND = 0.15
 """How far the reported size may be from the injected one."""
@@ -66,28 +66,55 @@ def verdicts(session: Session) -> list[Verdict]:
         reference, *cases = series.cases
         for case in cases:
             on_gpu = case.fault == "copies"
-            one, other = (result(run, each, on_gpu) for each in (case, reference))
+            quietest = quietest_capture(run, case, session.num_captures)
+            one = result(run, case, quietest, on_gpu)
+            other = result(run, reference, quietest_capture(run, reference, session.num_captures), on_gpu)
             loss = main_cause(one, other)
             if case.fault == "none":
                 loss = loss or main_cause(other, one)
-            found.append(Verdict(case, injected_ms(run, case), loss))
+            found.append(Verdict(case, injected_ms(run, case, quietest), loss))
     return found
 
 
-def injected_ms(run: RunDir, case: Case) -> float:
-    """The size of the fault in the steps that the report speaks of; a link's is what it measured itself."""
-    traced = read_traced(run, case.id)
-    if case.fault != "transfer" or traced is None or not traced.steps:
-        return case.ms
-    delays_ms = read_json(delays_file(str(run.path), case), list[float])
-    return mean(delays_ms[step - 1] for step in traced.steps)
+def quietest_capture(run: RunDir, case: Case, num_captures: int) -> str:
+    """The capture in which all ranks together were busy least: what else runs only ever adds to a step."""
+    return min(
+        (capture_id(case, number) for number in range(num_captures)), key=lambda id_: busy_ns(run, id_)
+    )
 
 
-def result(run: RunDir, case: Case, on_gpu: bool) -> VariantResult:
-    """The case as the comparison holds it, with figures from its traces alone."""
-    variant_id = on_gpu_id(run, case) if on_gpu else case.id
+def busy_ns(run: RunDir, variant_id: str) -> int:
+    """Of all ranks together, in a mean step."""
+    return sum(rank.busy_ns for rank in traced_of(run, variant_id).ranks.values())
+
+
+def traced_of(run: RunDir, variant_id: str) -> Traced:
+    """What the report says of its traces."""
     traced = read_traced(run, variant_id)
     assert traced is not None
+    assert traced.steps, traced.warnings
+    return traced
+
+
+def injected_ms(run: RunDir, case: Case, variant_id: str) -> float:
+    """The size of the fault in the steps that the report speaks of, timed by those who brought it about."""
+    steps = traced_of(run, variant_id).steps
+    if case.fault == "transfer":
+        delays_ms = read_json(delays_file(str(run.path), variant_id), list[float])
+        return mean(delays_ms[step - 1] for step in steps)
+    by_rank = []
+    for rank in range(len(case.split)):
+        lengths = read_json(lengths_file(str(run.path), variant_id, rank), list[Lengths])
+        by_rank.append([lengths[step - 1] for step in steps])
+    if case.fault in ADDED:
+        return mean(each.fault_ms for rank in case.ranks for each in by_rank[rank])
+    tasks_ms = [mean(each.work_ms + each.fault_ms for each in lengths) for lengths in by_rank]
+    return max(tasks_ms) - min(tasks_ms) if case.ranks else 0.0
+
+
+def result(run: RunDir, case: Case, variant_id: str, on_gpu: bool) -> VariantResult:
+    """A capture of the case as the comparison holds it, with figures from its traces alone."""
+    traced = traced_of(run, on_gpu_id(run, case, variant_id) if on_gpu else variant_id)
     assert len(traced.ranks) == len(case.split), traced.warnings
     ranks = tuple(
         with_breakdown(RankFigures(rank, f"cpu:{rank}", samples, None, {}, None, None), traced.ranks[rank])
@@ -121,13 +148,13 @@ def result(run: RunDir, case: Case, on_gpu: bool) -> VariantResult:
     )
 
 
-def on_gpu_id(run: RunDir, case: Case) -> str:
-    """The variant that holds the case's traces as those of a GPU."""
-    variant_id = f"{case.id}-gpu"
+def on_gpu_id(run: RunDir, case: Case, variant_id: str) -> str:
+    """The variant that holds the traces of `variant_id` as those of a GPU."""
+    gpu_id = f"{variant_id}-gpu"
     for rank in range(len(case.split)):
-        if not run.trace(variant_id, rank).exists():
-            retell(run.trace(case.id, rank), run.trace(variant_id, rank))
-    return variant_id
+        if not run.trace(gpu_id, rank).exists():
+            retell(run.trace(variant_id, rank), run.trace(gpu_id, rank))
+    return gpu_id
 
 
 def confusion(found: Iterable[Verdict]) -> list[Sequence[str]]:
