@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.timing import record, table
 from launcher.records import LaunchOrder
-from launcher.run.blame import Exit, root_cause
+from launcher.run.blame import root_cause
+from launcher.run.exits import Exit
 from launcher.run.guard import split_process
 from launcher.run.pool import TORCH, StartRequest, WorkerPool
 from launcher.run.proctree import descendants, is_alive

@@ -96,10 +96,13 @@ def job_command(
     if resume is None:
         check_writable(out or Path("runs"))
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from launcher.run.job import Output, invocation_of, run_job
+        from launcher.run.pools import early_servers
 
-        given, output = invocation_of(job, overrides), Output(quiet, only_rank)
-        finished = run_job(guard, given, out, resume, output, node_flags(**place))
+        with early_servers(guard) as pools:
+            from launcher.run.job import Output, invocation_of, run_job
+
+            given, output = invocation_of(job, overrides), Output(quiet, only_rank)
+            finished = run_job(guard, pools, given, out, resume, output, node_flags(**place))
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)

@@ -65,13 +65,16 @@ def run_command(
     check_writable(out or Path("runs"))
     script, args = (None, words) if module is not None else (words[0], words[1:])
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from launcher.run.job import Output, run_job
-        from launcher.run.open import program_invocation
+        from launcher.run.pools import early_servers
 
-        overrides = (*overrides, *([f"nodes={nodes}"] if nodes else []))
-        given = program_invocation(script, module, args, devices, overrides)
-        output, flags = Output(quiet, only_rank), node_flags(**about_nodes)
-        finished = run_job(guard, given, out, None, output, flags)
+        with early_servers(guard) as pools:
+            from launcher.run.job import Output, run_job
+            from launcher.run.open import program_invocation
+
+            overrides = (*overrides, *([f"nodes={nodes}"] if nodes else []))
+            given = program_invocation(script, module, args, devices, overrides)
+            output, flags = Output(quiet, only_rank), node_flags(**about_nodes)
+            finished = run_job(guard, pools, given, out, None, output, flags)
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)

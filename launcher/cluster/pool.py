@@ -25,7 +25,7 @@ from launcher.cluster.timeline import Timeline, rank_exits
 from launcher.cluster.transfer import Inbox
 from launcher.errors import NodesError
 from launcher.records import FailureRecord
-from launcher.run.blame import Exit
+from launcher.run.exits import Exit
 from launcher.run.look import answer, asked
 from launcher.run.observe import STACKS_S, Sight
 from launcher.run.ranks import Pools, Ranks

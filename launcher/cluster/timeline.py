@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher.cluster.messages import RankExit
-from launcher.run.blame import Exit
+from launcher.run.exits import Exit
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Literal
 
 from launcher.frames import is_users
 from launcher.records import FailureRecord
+from launcher.run.exits import Exit
 from launcher.run.limits import remedy
 from launcher.run.lines import NOISE
 from launcher.run.stacks import Fatal, fatal_error
@@ -27,27 +28,6 @@ none of them: NCCL's watchdog aborts a rank whose peer is gone.
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """What torch writes before every line of a traceback once there is a process group."""
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How one rank's process ended."""
-
-    rank: int
-    pid: int
-    returncode: int
-    """Exit code, or minus the signal's number."""
-    time_ns: int
-    """`time.time_ns()` when it was reaped; comparable on one host only."""
-    signals_sent: tuple[int, ...] = ()
-    """Signals that the command itself had sent it."""
-    oom_killed: bool = False
-    """The kernel ended it because memory ran out."""
-
-    @property
-    def stopped(self) -> bool:
-        """It ended by a signal of ours."""
-        return -self.returncode in self.signals_sent
 
 
 @dataclass(frozen=True)

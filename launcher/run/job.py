@@ -30,14 +30,14 @@ from launcher.run.open import (
     read_invocation,
     resume_run,
 )
-from launcher.run.pool import TRAINING, WorkerPool
+from launcher.run.pool import WorkerPool
 from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
 from launcher.run.ranks import Pools
 from launcher.run.relay import Relay
 from launcher.run.running import claimed
 from launcher.run.session import Session, outcome_error
-from launcher.run.signals import forwarded, interruptible
+from launcher.run.signals import forwarded
 from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec
 
@@ -45,9 +45,6 @@ LATEST = Path("latest")
 
 PACE_FROM_LAUNCHES = 0.3
 """Share of a launch from which on its start-up no longer distorts the pace."""
-
-WORKER = ("launcher.worker.main", "launcher.worker.script", "launcher.worker.store")
-"""Imported once in the server as well: every rank begins with one of them."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +109,7 @@ class Job:
 
 def run_job(
     guard: Guard,
+    pools: WorkerPools,
     invocation: Invocation | None,
     out: Path | None,
     resume: Path | None,
@@ -124,6 +122,7 @@ def run_job(
 
     Args:
         guard: the two processes that watch each other.
+        pools: start the ranks; their first server may still be importing.
         invocation: the job file and its overrides; `None` takes those of the run that is resumed.
         out: the run directory, where it isn't to be under `runs/`.
         resume: a run to go on with; `LATEST` is the newest of this job.
@@ -136,18 +135,17 @@ def run_job(
         NodesError: a node of the job is gone.
     """
     gc.enable()
-    with interruptible(guard.kill_workers), WorkerPools(guard, preload=(*TRAINING, *WORKER)) as pools:
-        given = invocation or read_invocation(resume or Path())
-        job = Job(given, load_invocation(given), out, resume, output)
-        if job.spec.nodes > 1:
-            from launcher.cluster.run import run_on_nodes
+    given = invocation or read_invocation(resume or Path())
+    job = Job(given, load_invocation(given), out, resume, output)
+    if job.spec.nodes > 1:
+        from launcher.cluster.run import run_on_nodes
 
-            return run_on_nodes(guard, pools, job, flags or NodeFlags())
-        if flags is not None and flags.given:
-            raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
-        ready = prepare(job, inspect_machine(), pools.get({}))
-        pools.keep_only(ready.envs)
-        return carry_out(ready, pools, output)
+        return run_on_nodes(guard, pools, job, flags or NodeFlags())
+    if flags is not None and flags.given:
+        raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
+    ready = prepare(job, inspect_machine(), pools.get({}))
+    pools.keep_only(ready.envs)
+    return carry_out(ready, pools, output)
 
 
 def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] = ()) -> Prepared:

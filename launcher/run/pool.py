@@ -9,13 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from launcher.errors import MachineError
-from launcher.run.blame import Exit
+from launcher.run.exits import Exit
 from launcher.run.guard import SUPERVISOR_KILLED, Guard, python_argv
 from launcher.run.limits import start_problem
-from launcher.run.observe import Sight, observe
 from launcher.run.oomkill import in_kernel_log, oom_kills
 from launcher.run.proctree import kill_descendants, send_signal
 from launcher.run.wire import (
@@ -31,6 +30,9 @@ from launcher.run.wire import (
     StartFailed,
     StartRequest,
 )
+
+if TYPE_CHECKING:
+    from launcher.run.observe import Sight
 
 __all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
 
@@ -112,8 +114,10 @@ class WorkerPool:
         """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
         self._forwarded.append(number)
 
-    def observe(self, folder: Path) -> tuple[Sight, ...]:
+    def observe(self, folder: Path) -> "tuple[Sight, ...]":
         """All running ranks whose control blocks are in `folder`; takes some tens of milliseconds."""
+        from launcher.run.observe import observe  # an HTTP client and more, before torch begins to load
+
         return observe(folder)
 
     def steps_elsewhere(self) -> tuple[int, ...]:

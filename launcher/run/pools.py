@@ -1,14 +1,18 @@
 """Servers by environment: what matters while torch is imported can't be set in a fork of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from launcher.run.guard import Guard
-from launcher.run.pool import WorkerPool
+from launcher.run.pool import TRAINING, WorkerPool
+from launcher.run.signals import interruptible
 
 MOST_SERVERS = 4
 """Each holds an imported torch (about 300 MB). Those that were not used for longest go first."""
+WORKER = ("launcher.worker.main", "launcher.worker.script", "launcher.worker.store")
+"""Imported once in the server as well: every rank begins with one of them."""
 
 
 class WorkerPools:
@@ -52,3 +56,14 @@ class WorkerPools:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def early_servers(guard: Guard) -> Iterator[WorkerPools]:
+    """Servers that import torch while the command still imports its own part and reads the job.
+
+    What this module imports stands between the command and that: it is kept small. From here on a signal is
+    an `Interrupted`.
+    """
+    with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, *WORKER)) as pools:
+        yield pools

@@ -9,7 +9,7 @@ from launcher.loopback import LOOPBACK
 from launcher.plan.model import Launch, Variant
 from launcher.plan.order import program_order
 from launcher.records import Event
-from launcher.run.blame import Exit
+from launcher.run.exits import Exit
 from launcher.run.wire import SERVICE_RANK, StartRequest
 from launcher.rundir import RunDir, append_lines, write_json
 from launcher.spec.model import JobSpec

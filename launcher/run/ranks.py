@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from launcher.run.blame import Exit
+from launcher.run.exits import Exit
 from launcher.run.observe import Sight
 from launcher.run.wire import StartRequest
 

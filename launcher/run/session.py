@@ -30,7 +30,8 @@ from launcher.run.attempts import (
     untried_alike,
     variant_rounds,
 )
-from launcher.run.blame import Exit, Failure, root_cause
+from launcher.run.blame import Failure, root_cause
+from launcher.run.exits import Exit
 from launcher.run.hang import Hang, diagnose
 from launcher.run.pace import Pace
 from launcher.run.pool import OPTIMIZING, StartRequest

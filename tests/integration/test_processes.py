@@ -11,7 +11,8 @@ import pytest
 
 from launcher.errors import MachineError
 from launcher.records import LaunchOrder
-from launcher.run.blame import Exit, Failure, explain, root_cause
+from launcher.run.blame import Failure, explain, root_cause
+from launcher.run.exits import Exit
 from launcher.run.guard import Guard, split_process
 from launcher.run.observe import observe
 from launcher.run.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool

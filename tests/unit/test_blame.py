@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from launcher.frames import OUR_FOLDERS
 from launcher.records import FailureRecord
-from launcher.run.blame import Exit, explain, root_cause, users_traceback, with_crash
+from launcher.run.blame import explain, root_cause, users_traceback, with_crash
+from launcher.run.exits import Exit
 
 S = 1_000_000_000
 
