@@ -1,0 +1,112 @@
+"""Looks for what a test may leave behind. Each look gives names: what is new after a test was left by it."""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from launcher.run.proctree import descendants
+
+SETTLE_S = 3.0
+"""How long a process that was told to end may take."""
+_SHARED_MEMORY = Path("/dev/shm")
+_LISTENS = "0A"
+_CLONE_NEWNS, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
+
+
+def look_everywhere() -> dict[str, set[str]]:
+    """What there is now, by kind."""
+    return {kind: look() for kind, look in LOOKS.items()}
+
+
+def left_since(before: Mapping[str, set[str]]) -> list[str]:
+    """What has come since and stays, when everything that is about to end has had `SETTLE_S` to do so."""
+    deadline = time.monotonic() + SETTLE_S
+    while (left := _new_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _new_since(before: Mapping[str, set[str]]) -> list[str]:
+    looks = {**LOOKS, "shared memory": _unmapped_segments}
+    return [f"{kind} {name}" for kind, look in looks.items() for name in sorted(look() - before[kind])]
+
+
+def have_own_shared_memory() -> bool:
+    """Mounts an empty `/dev/shm` that only this process and its children see; whether that is possible.
+
+    Where it is, no other program's segments can be taken for a leak, and several tests may run at a time.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not _SHARED_MEMORY.is_dir() or libc.unshare(_CLONE_NEWNS) != 0:
+        return False  # only root may
+    # What is mounted here must not be seen outside, what is mounted outside may be seen here.
+    if libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None) != 0:
+        return False
+    flags, options = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), b"mode=1777"
+    return bool(libc.mount(b"tmpfs", bytes(_SHARED_MEMORY), b"tmpfs", flags, options) == 0)
+
+
+def _processes() -> set[str]:
+    found = set()
+    for pid in descendants(os.getpid()):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ").strip()
+        except OSError:
+            continue
+        # A browser starts and ends helpers as it likes; they end with it, and it is looked for.
+        if "chromium --type=" not in command:
+            found.add(f"{pid} ({command})")
+    return found
+
+
+def _threads() -> set[str]:
+    return {f"{thread.ident} ({thread.name})" for thread in threading.enumerate()}
+
+
+def _segments() -> set[str]:
+    return {entry.name for entry in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+
+
+def _unmapped_segments() -> set[str]:
+    return {name for name in _segments() if _unmapped(name)}
+
+
+def _unmapped(name: str) -> bool:
+    """Whether nobody uses a segment: who uses one is a process that runs on, and is found."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if f"/dev/shm/{name}" in maps.read_text():
+                return False
+        except OSError:
+            continue
+    return (_SHARED_MEMORY / name).exists()
+
+
+def _ports() -> set[str]:
+    """Those that the process of the tests listens on; another's are found with the process."""
+    own = {_target(entry) for entry in Path("/proc/self/fd").iterdir()}
+    found = set()
+    for table in (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            _, address, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENS and f"socket:[{inode}]" in own:
+                found.add(str(int(address.rpartition(":")[2], 16)))
+    return found
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # the one that lists them is gone
+        return ""
+
+
+LOOKS: dict[str, Callable[[], set[str]]] = {
+    "process": _processes,
+    "thread": _threads,
+    "port": _ports,
+    "shared memory": _segments,
+}
