@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +14,6 @@ from launcher.run.proctree import descendants
 SETTLE_S = 3.0
 """How long a process that was told to end may take."""
 _SHARED_MEMORY = Path("/dev/shm")
-_LISTENS = "0A"
 _CLONE_NEWNS, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
 
 
@@ -30,8 +31,9 @@ def left_since(before: Mapping[str, set[str]]) -> list[str]:
 
 
 def _new_since(before: Mapping[str, set[str]]) -> list[str]:
-    looks = {**LOOKS, "shared memory": _unmapped_segments}
-    return [f"{kind} {name}" for kind, look in looks.items() for name in sorted(look() - before[kind])]
+    new = {kind: look() - before[kind] for kind, look in LOOKS.items()}
+    new["shared memory"] = {name for name in new["shared memory"] if _unmapped(name)}
+    return [f"{kind} {name}" for kind, names in new.items() for name in sorted(names)]
 
 
 def have_own_shared_memory() -> bool:
@@ -50,6 +52,10 @@ def have_own_shared_memory() -> bool:
 
 
 def _processes() -> set[str]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # then there are no orphans either: those become children
+        return set()
     found = set()
     for pid in descendants(os.getpid()):
         try:
@@ -70,10 +76,6 @@ def _segments() -> set[str]:
     return {entry.name for entry in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
 
 
-def _unmapped_segments() -> set[str]:
-    return {name for name in _segments() if _unmapped(name)}
-
-
 def _unmapped(name: str) -> bool:
     """Whether nobody uses a segment: who uses one is a process that runs on, and is found."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
@@ -87,21 +89,22 @@ def _unmapped(name: str) -> bool:
 
 def _ports() -> set[str]:
     """Those that the process of the tests listens on; another's are found with the process."""
-    own = {_target(entry) for entry in Path("/proc/self/fd").iterdir()}
-    found = set()
-    for table in (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")):
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():
-            _, address, _, state, *_, inode = line.split()[:10]
-            if state == _LISTENS and f"socket:[{inode}]" in own:
-                found.add(str(int(address.rpartition(":")[2], 16)))
-    return found
+    return {port for entry in os.listdir("/proc/self/fd") if (port := _listens_on(int(entry)))}
 
 
-def _target(link: Path) -> str:
+def _listens_on(fd: int) -> str:
+    """The port, or the address of another kind; nothing for what is no listening socket."""
     try:
-        return os.readlink(link)
-    except OSError:  # the one that lists them is gone
+        copy = os.dup(fd) if stat.S_ISSOCK(os.fstat(fd).st_mode) else -1
+    except OSError:  # the one that lists them is closed
         return ""
+    if copy < 0:
+        return ""
+    with socket.socket(fileno=copy) as opened:
+        if not opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return ""
+        address = opened.getsockname()
+    return str(address[1] if isinstance(address, tuple) else address)
 
 
 LOOKS: dict[str, Callable[[], set[str]]] = {
