@@ -39,7 +39,7 @@ demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under 
 
 # Two files at a time, the short tests last; then those that look at times, which have the machine to themselves.
 test: $(READY) $(TRAINER)/.ready ## Run all tests
-	@$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadgroup --no-loadscope-reorder; most=$$?; \
+	@$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most
 
 lint: $(READY) ## ruff, ruff format, mypy --strict

@@ -30,14 +30,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Has one process run tests that share fixtures: those of a file, and of the package with a browser."""
-    for item in items:
-        together = item.path.parent if (item.path.parent / "__init__.py").exists() else item.path
-        item.add_marker(pytest.mark.xdist_group(str(together)))
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails a test that leaves what `tests.leaks` looks for, temporary files or a changed environment."""
