@@ -37,9 +37,10 @@ $(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
-# Tests of processes have the machine to themselves: they start ranks on all cores, and some look at their times.
+# Two files at a time, the short tests last; then those that look at times, which have the machine to themselves.
 test: $(READY) $(TRAINER)/.ready ## Run all tests
-	@$(BIN)/python -m pytest tests/unit -n 2; unit=$$?; $(BIN)/python -m pytest --ignore tests/unit && exit $$unit
+	@$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder; most=$$?; \
+		$(BIN)/python -m pytest -m alone && exit $$most
 
 lint: $(READY) ## ruff, ruff format, mypy --strict
 	$(BIN)/ruff check .

@@ -71,10 +71,11 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
 
     from launcher.records import LaunchOrder, VariantOrder
     from launcher.worker.clock import clock_for
+    from launcher.worker.collection import no_garbage_collection
     from launcher.worker.journal import Journal
     from launcher.worker.live import Live
     from launcher.worker.load import load_workload
-    from launcher.worker.measure import Bench, no_garbage_collection
+    from launcher.worker.measure import Bench
     from launcher.worker.peers import Group
     from launcher.worker.trainer import Trainer
 

@@ -88,7 +88,13 @@ class WorkerPool:
             self._send(process)
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the server import modules for the ranks that are started after this; returns at once."""
+        """Has the server import modules for the ranks that are started after this; returns at once.
+
+        Raises:
+            MachineError: the server or the supervisor is gone.
+        """
+        if self._lines is None:
+            self._start_server()
         self._send(Preload(tuple(modules)))
 
     def pids(self) -> dict[int, int]:

@@ -140,6 +140,8 @@ class Session:
         entered(self.run, name)
         if self.relay is not None:
             self.relay.follow(self.own_logs(launch, name))
+        if name != launch.id:  # the ranks of all further attempts begin with it
+            self.pool.preload(OPTIMIZING)
         self.pool.start(self.requests(launch, name))
         if position == 0 and len(self.plan.launches) > 1:
             self.pool.preload(OPTIMIZING)

@@ -1,8 +1,6 @@
 """Times the variants of a launch: warm-up until steady, then rounds of interleaved blocks."""
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +10,7 @@ from launcher.stats.looks import decided_variants
 from launcher.stats.schedule import Block, round_blocks
 from launcher.stats.steady import ablation_steps, block_steps, is_steady
 from launcher.worker.clock import Clock, StepTiming
+from launcher.worker.collection import no_garbage_collection
 from launcher.worker.energy import NO_METER, EnergyMeter, difference
 from launcher.worker.journal import Journal
 from launcher.worker.live import Live
@@ -162,14 +161,3 @@ class Bench:
             (largest,) = self.peers.maximum([float(nbytes)])
             self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(PREFETCH_BYTES // largest)))
         return self.prefetch[variant.id]
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Keeps Python's collector out of timed steps: it would hit one rank and make the others wait."""
-    gc.collect(0)
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

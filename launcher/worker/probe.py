@@ -10,8 +10,8 @@ import torch
 
 from launcher.records import LaunchOrder, PointRecord
 from launcher.rundir import append_lines
+from launcher.worker.collection import no_garbage_collection
 from launcher.worker.journal import Journal
-from launcher.worker.measure import no_garbage_collection
 from launcher.worker.peers import Peers
 from launcher.worker.precision import PRECISIONS
 from launcher.worker.user_error import users_code

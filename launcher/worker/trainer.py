@@ -1,6 +1,7 @@
 """One model under one strategy, trained in steps of any split."""
 
 import copy
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.worker.batches import BatchSource, DatasetSource, Layout, LoadedStep, Source, StepInput
+from launcher.worker.collection import no_garbage_collection
 from launcher.worker.compiled import compile_in_place
 from launcher.worker.precision import PRECISIONS, Precision
 from launcher.worker.step import NoClock, PhaseClock, forward_backward
@@ -195,6 +197,8 @@ def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
     Raises:
         UserError: the workload's function raised, or gave something else.
     """
+    with no_garbage_collection():
+        importlib.import_module("torch._dynamo")  # which the first optimizer would import
     parameters = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=DEFAULT_LEARNING_RATE)

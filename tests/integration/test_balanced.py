@@ -108,17 +108,6 @@ FAILING = """
 """
 
 
-def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_path: Path) -> None:
-    misbehaving(tmp_path, "if x.shape[0] == 1: raise ValueError('not one')", FAILING)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 4, result.err
-    lost = result.variant("ddp-2-balanced")
-    assert lost["status"] == "failed"
-    assert "ValueError: not one" in lost["reason"]
-    assert "during balance of ddp-2-balanced" in result.err
-    assert result.variant("ddp-2-even")["status"] == "ok"
-
-
 def test_memory_that_runs_out_bounds_the_split(tmp_path: Path) -> None:
     body = """
         from workloads import device_index

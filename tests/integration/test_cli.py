@@ -211,6 +211,33 @@ def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) ->
     assert "start anew" in second
 
 
+def test_the_newest_run_is_found_by_name(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "job.yaml",
+        """
+        name: short
+        workload: mlp
+        params: {width: 8, inputs: 16}
+        devices: cpu:1
+        strategy: single
+        global_batch: 4
+        steps: {rounds: 1}
+        profile: {steps: 0}
+        """,
+    )
+    assert gpurun(tmp_path, "job.yaml").code == 0
+    latest = tmp_path / "runs" / "short" / "latest"
+    assert (tmp_path / "runs" / "short" / latest.read_text().strip() / "comparison.json").exists()
+    result = gpurun(tmp_path, "report", "runs/short/latest", "--format", "json")
+    assert result.json["variants"][0]["status"] == "ok"
+    kept = json.loads((latest.parent / latest.read_text().strip() / "comparison.json").read_text())
+    for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
+        again = gpurun(tmp_path, *named, "--json")
+        assert again.code == 0, again.err
+        assert again.json == kept
+
+
 @pytest.mark.parametrize(
     ("moment", "command"),
     [
@@ -245,32 +272,28 @@ def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command:
     assert "ignored" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(
-    tmp_path: Path, number: int, all_gone: Any
-) -> None:
-    write(tmp_path, "job.yaml", SLEEP_JOB)
-    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run", "--set", "steps.early_stop=false"]
+def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, all_gone: Any) -> None:
+    """By Ctrl-C; `test_operations` ends a run with SIGTERM."""
+    write(tmp_path, "job.yaml", SLEEP_JOB.replace("rounds: 8", "rounds: 4, early_stop: false"))
+    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run"]
     with subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
-        wait_for_round(tmp_path / "run", 4, run)
+        wait_for_round(tmp_path / "run", 3, run)
         family = descendants(run.pid)
-        run.send_signal(number)
+        run.send_signal(signal.SIGINT)
         said, _ = run.communicate(timeout=30)
     assert run.returncode == 130
     assert all_gone(family) == []
     assert "not complete" in said
     before = json.loads((tmp_path / "run" / "comparison.json").read_text())
     assert not before["complete"]
-    assert before["variants"][0]["rounds"] >= 3
-    if number == signal.SIGTERM:
-        return  # what is left to resume is the same
+    assert before["variants"][0]["rounds"] >= 2
     result = gpurun(tmp_path, "--resume", "run")
     assert result.code == 0, result.err
     assert result.comparison["complete"]
     # The round that was cut off counts for neither; the half of it that was complete is still there.
-    assert {variant["rounds"] for variant in result.comparison["variants"]} <= {8, 9}
+    assert {variant["rounds"] for variant in result.comparison["variants"]} <= {4, 5}
 
 
 def wait_for_round(run: Path, round_: int, process: subprocess.Popen[str]) -> None:

@@ -12,10 +12,7 @@ import pytest
 from tests.integration.command import MODEL
 from tests.integration.hosts import NAMES, Hosts, await_file, ended, lacks
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2"),
-]
+pytestmark = pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2")
 
 JOB = """
 name: two
@@ -133,7 +130,7 @@ def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) 
 def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     hosts.write("train.py", TRAIN)
     job = ("train.py", "--devices", "cpu:1", "--nodes", "2", "--out", "program")
-    wanted = ("--set", "restarts=1", "--set", "hang_timeout=5s", "--set", "on_hang=continue")
+    wanted = ("--set", "restarts=1", "--set", "hang_timeout=10s", "--set", "on_hang=continue")
     commands = hosts.start_both("run", *job, *wanted)
     launches = hosts.folders[0] / "program" / "launches"
     await_file(launches / "01-script-2~2" / "hang.json", "wait_for_ever")

@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from launcher.run.proctree import descendants
 from tests.integration.command import gpurun, misbehaving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +47,9 @@ def wait_for(happened, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_a_running_job_answers_from_another_terminal(tmp_path: Path) -> None:
+def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
+    tmp_path: Path, all_gone: Any
+) -> None:
     """One job for all questions: it takes seconds to start."""
     misbehaving(
         tmp_path,
@@ -78,9 +82,15 @@ def test_a_running_job_answers_from_another_terminal(tmp_path: Path) -> None:
 
         job.send_signal(signal.SIGUSR1)
         wait_for(lambda: all((tmp_path / f"notice{rank}").exists() for rank in (0, 1)), job)
+        family = descendants(job.pid)
         job.send_signal(signal.SIGTERM)
-        _, said = job.communicate()
+        told, said = job.communicate(timeout=30)
     assert job.returncode == 130
+    assert all_gone(family) == []
+    assert "not complete" in told
+    comparison = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert not comparison["complete"]
+    assert comparison["variants"][0]["rounds"] >= 1
     assert "[rank 0] hello from 0" in said
     assert not (tmp_path / "run" / "running.json").exists()
     assert not list((tmp_path / "run").glob("launches/*/control"))
@@ -138,4 +148,7 @@ def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
     assert binding["bind"] == "cores"
     assert f"[rank 1] {binding['cpus']['ddp-2']['1']}" in result.err
     assert "[rank 0]" not in result.err
-    assert "[rank" not in gpurun(tmp_path, "job.yaml", "--out", "run2", "--quiet", *brief).err
+    alone = ("--set", "devices=cpu:1", "--set", "strategy=single", "--set", "gradient_check=false")
+    quiet = gpurun(tmp_path, "job.yaml", "--out", "run2", "--quiet", *brief, *alone)
+    assert quiet.code == 0, quiet.err
+    assert "[rank" not in quiet.err

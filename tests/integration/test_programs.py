@@ -157,14 +157,15 @@ def test_a_program_whose_rank_was_killed_goes_on_from_its_checkpoint_to_the_same
 ) -> None:
     for name in ("checkpoint.py", "checkpoint.yaml"):
         shutil.copy(EXAMPLES / name, tmp_path)
+    both = "compare.args=[[--folder, killed, --steps, 12, --die-at, 7], [--folder, calm, --steps, 12]]"
+    brief = ("--set", "profile.steps=0", "--set", "steps.launches=1")
+    done = gpurun(tmp_path, "checkpoint.yaml", "--out", "run", *brief, "--set", "args=[]", "--set", both)
+    assert done.code == 0, done.err
     said = {}
-    for run, more in (("killed", ", --die-at, 7"), ("calm", "")):
-        args = f"args=[--folder, of-{run}, --steps, 12{more}]"
-        done = gpurun(tmp_path, "checkpoint.yaml", "--out", run, "--set", "profile.steps=0", "--set", args)
-        assert done.code == 0, done.err
-        attempts = sorted((tmp_path / run / "launches").iterdir())
-        said[run] = (attempts[-1] / "log" / "rank0.log").read_text().splitlines()[-1]
-    (restart,) = (tmp_path / "killed" / "restarts.jsonl").read_text().splitlines()
+    for number, name in enumerate(("killed", "calm"), 1):
+        attempts = sorted((tmp_path / "run" / "launches").glob(f"0{number}-*"))
+        said[name] = (attempts[-1] / "log" / "rank0.log").read_text().splitlines()[-1]
+    (restart,) = (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()
     assert "SIGKILL" in json.loads(restart)["reason"]
     assert said["killed"].startswith("began at step 5, weights ")
     assert said["calm"].startswith("began at step 0, weights ")
@@ -189,10 +190,10 @@ HANGS = """
 
 def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_path: Path) -> None:
     write(tmp_path, "train.py", HANGS)
-    write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:2\nhang_timeout: 3s\ngrace: 1s\n")
+    write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:2\nhang_timeout: 10s\ngrace: 1s\n")
     done = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert done.code == 4, done.err
     result = done.variant("script-2")
     assert result["status"] == "timeout"
-    assert "made no step for 3 s" in result["reason"]
+    assert "made no step for 10 s" in result["reason"]
     assert "train.py" in (tmp_path / "run/launches/01-script-2/hang.json").read_text()

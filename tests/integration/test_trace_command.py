@@ -8,15 +8,13 @@ import pytest
 
 from tests.integration.command import Result, gpurun, write
 
-pytestmark = pytest.mark.alone
-
 REAL = Path(__file__).resolve().parents[3] / "shared" / "traces"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces")
 
 JOB = """
     name: two
     workload: sleep
-    params: {alpha_ms: 2, beta_ms: 12}
+    params: {alpha_ms: 2, beta_ms: 30}
     devices: cpu:2
     global_batch: 8
     compare: {split: [even, [6, 2]]}
@@ -47,9 +45,9 @@ def test_a_gloo_run_shows_who_waits_for_whom(folder: Path) -> None:
     busy, waiting = result.json["ranks"]
     assert [rank["world_size"] for rank in (busy, waiting)] == [2, 2]
     assert [step["step"] for step in busy["steps"]] == [1, 2]
-    # Rank 0 sleeps for 6 samples of 12 ms, rank 1 for 2: that is what rank 1 waits, and rank 0 doesn't.
+    # Rank 0 sleeps for 6 samples of 30 ms, rank 1 for 2: that is what rank 1 waits, and rank 0 doesn't.
     for mine, other in zip(waiting["steps"], busy["steps"], strict=True):
-        assert mine["exposed_wait_us"] > 24_000
+        assert mine["exposed_wait_us"] > 60_000
         assert other["exposed_wait_us"] < mine["exposed_wait_us"] / 4
     assert result.json["stragglers"][0]["rank"] == 0
 
@@ -60,7 +58,7 @@ def test_the_tables_name_the_straggler_and_fit_a_pipe(folder: Path) -> None:
     assert "2 ranks on CPU, 1 step" in result.out
     assert "rank 0, which came last" in result.out
     assert max(map(len, result.out.splitlines())) <= 80
-    assert "rank    span  compute  exposed    wait    idle" in result.out
+    assert "rank span compute exposed wait idle" in " ".join(result.out.split())
 
 
 def test_all_ranks_in_one_trace(folder: Path) -> None:
@@ -95,7 +93,7 @@ def test_the_difference_of_two_variants(folder: Path) -> None:
     result = gpurun(folder, "diff", a, b, "--json")
     assert result.code == 0, result.err
     changes = {change["name"]: change["change_us"] for change in result.json["classes"]}
-    assert changes["exposed_wait"] > 10_000  # 48 ms on one of two ranks, less what `even` waits
+    assert changes["exposed_wait"] > 25_000  # 120 ms on one of two ranks, less what `even` waits
     assert "exposed wait" in gpurun(folder, "diff", a, b).out
 
 
