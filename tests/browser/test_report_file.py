@@ -56,8 +56,7 @@ def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path)
         expect(page.locator(".panel")).to_contain_text("the same collective on both ranks, ms")
         page.keyboard.press("/")
         page.keyboard.type("gelu")
-        expect(page.locator(".matches").first).to_contain_text("found")
-        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")  # before the search has been answered, or even asked for
         expect(page.locator(".matches").first).to_contain_text("1 of ")
 
 

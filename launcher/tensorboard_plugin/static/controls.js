@@ -56,6 +56,11 @@ export function picker(label, options, value, onpick) {
 /** A search field; `/` puts the cursor into it (the app listens), Esc leaves it. */
 export function searchField(label, value, { oninput, onenter, onleave }) {
   let timer = 0;
+  const tell = () => {
+    clearTimeout(timer);
+    timer = 0;
+    oninput(input.value);
+  };
   const input = el('input', {
     type: 'search',
     'aria-label': label,
@@ -65,12 +70,15 @@ export function searchField(label, value, { oninput, onenter, onleave }) {
     'data-search': true,
     spellcheck: 'false',
     autocomplete: 'off',
-    oninput: (event) => {
+    oninput: () => {
       clearTimeout(timer);
-      timer = setTimeout(() => oninput(event.target.value), 120);
+      timer = setTimeout(tell, 120);
     },
     onkeydown: (event) => {
-      if (event.key === 'Enter') onenter?.(event.shiftKey);
+      if (event.key === 'Enter') {
+        if (timer) tell(); // Enter means what the field holds, not what it held a moment ago
+        onenter?.(event.shiftKey);
+      }
       if (event.key !== 'Escape') return;
       event.stopPropagation();
       event.target.blur();

@@ -10,6 +10,7 @@ export class Search {
     this.said = said;
     this.latest = new Latest();
     this.hits = null;
+    this.finding = null;
   }
 
   stop() {
@@ -27,7 +28,7 @@ export class Search {
     if (!q) return this.latest.cancel();
     const lower = q.toLowerCase();
     this.timeline.matches = (name) => name.toLowerCase().includes(lower);
-    return this.latest
+    this.finding = this.latest
       .run(async (signal) => {
         const answer = await this.timeline.get(
           'timeline/search',
@@ -42,10 +43,12 @@ export class Search {
           : 'nothing found';
       })
       .catch((error) => this.timeline.failed(error));
+    return this.finding;
   }
 
-  /** Selects the next match, or with −1 the one before. */
+  /** Selects the next match, or with −1 the one before, once they are known. */
   async next(sign) {
+    await this.finding;
     if (!this.hits?.events.length) return;
     const { hits } = this;
     hits.at += sign;
