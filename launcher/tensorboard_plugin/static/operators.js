@@ -2,11 +2,11 @@
 
 import { headline, picker, searchField, segmented } from './controls.js';
 import { el, replace } from './dom.js';
-import { number, plural, three } from './format.js';
+import { number, plural } from './format.js';
 import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
+import { sentence, subSentence } from './operators_words.js';
 import { legend } from './phases.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
-import { shortName } from './tl_draw.js';
 import { rowKeys, virtualRows } from './virtual.js';
 
 const KINDS = [
@@ -52,7 +52,7 @@ class Operators {
     this.table = el('div');
     replace(
       host,
-      headline(this.sentence(), this.subSentence()),
+      headline(sentence(this), subSentence(this.answer)),
       problemNotes(this.answer.problems),
       this.controls(),
       this.table,
@@ -75,36 +75,6 @@ class Operators {
     return NOUNS[this.answer.kind];
   }
 
-  sentence() {
-    const { answer, label } = this;
-    const named = answer.rows.filter((row) => row.name != null);
-    if (!named.length) return `${label}: the trace names no ${this.noun}s.`;
-    if (this.hasAgainst) return this.differenceSentence(named);
-    const top = named.reduce((a, b) => (b.self_ms > a.self_ms ? b : a));
-    return `${label}: ${shortName(top.name)} takes ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the step.`;
-  }
-
-  differenceSentence(named) {
-    const { answer, label, against } = this;
-    const longer = answer.step_ms - answer.against_step_ms;
-    const sign = longer >= 0 ? 1 : -1;
-    const main = named.reduce((a, b) =>
-      sign * (b.difference_ms ?? 0) > sign * (a.difference_ms ?? 0) ? b : a,
-    );
-    const share =
-      sign * main.difference_ms > 0 ? `; ${shortName(main.name)} alone ${three(Math.abs(main.difference_ms))} ms` : '';
-    return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label}${share}.`;
-  }
-
-  subSentence() {
-    const { answer } = this;
-    const rank =
-      answer.ranks.length > 1
-        ? `Self time counts on the slowest rank, rank ${answer.slowest_rank}`
-        : 'Self time';
-    return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.`;
-  }
-
   controls() {
     const { run, state } = this.app;
     const others = run.traced.filter((one) => one !== this.variant).map((one) => [one.id, one.label]);
@@ -124,7 +94,7 @@ class Operators {
               )
             : null,
         ];
-    const count = this.answer.rows.filter((row) => row.name != null).length;
+    const count = this.answer.rows.filter((row) => row.named).length;
     return el(
       'div',
       { class: 'controls' },
@@ -314,14 +284,15 @@ class Operators {
   }
 
   row(row, index) {
-    const open = () => row.name != null && this.app.state.go({ tab: 'timeline', q: row.name });
+    const isFound = row.name != null && row.named;
+    const open = () => isFound && this.app.state.go({ tab: 'timeline', q: row.name });
     return el(
       'tr',
       {
         tabindex: index ? -1 : 0,
         onclick: open,
         onkeydown: (event) => rowKeys(event, open),
-        title: row.name == null ? null : `${row.name}: find it in the timeline`,
+        title: isFound ? `${row.name}: find it in the timeline` : null,
       },
       this.columns.map((column) => el('td', { class: cellClass(column) }, column.cell(row))),
     );
@@ -329,7 +300,7 @@ class Operators {
 
   restRow() {
     const { answer } = this;
-    return this.mutedRow('copy, input, idle', answer.rest_ms, answer.rest_by_rank_ms, answer.against_rest_ms);
+    return this.mutedRow('input, idle', answer.rest_ms, answer.rest_by_rank_ms, answer.against_rest_ms);
   }
 
   /** What the rows count twice because it ran side by side; without it they would be longer than the step. */

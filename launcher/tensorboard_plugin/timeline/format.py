@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from launcher.trace.model import RankTrace
 
-FORMAT = 2
+FORMAT = 3
 """To be raised with every change here or in what the entries mean; older indexes are made anew then."""
 INDEX_FILE = "index.json"
 
