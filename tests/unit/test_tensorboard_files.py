@@ -122,6 +122,16 @@ def test_hparams_table_has_the_split_as_text(run: RunDir) -> None:
     assert hparams(failed, "_hparams_/session_end_info").session_end_info.status == 2, "STATUS_FAILURE"
 
 
+def test_variants_of_different_runs_are_rows_of_their_own(tmp_path: Path) -> None:
+    groups = set()
+    for name in ("job/2026-11-21_10-00-00", "job/2026-11-21_11-00-00", "other/2026-11-21_10-00-00"):
+        run = RunDir(tmp_path / name)
+        write_tensorboard(replace(COMPARISON, variants=COMPARISON.variants[:1]), run)
+        found = read(run.variant(COMPARISON.variants[0].id))
+        groups.add(hparams(found, "_hparams_/session_start_info").session_start_info.group_name)
+    assert len(groups) == 3, "of one group's sessions the table shows the mean"
+
+
 def test_varied_keys_are_hyperparameters() -> None:
     varied = {"params": {"width": 256, "kind": "gpt"}, "seed": 3, "args": ["--a", "1"]}
     values = hyperparameters(replace(COMPARISON.variants[0], varied=varied))
