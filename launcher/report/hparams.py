@@ -49,7 +49,7 @@ def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary
 
     Args:
         variant: of the row.
-        run_name: tells the run from others in the same table, which shows the mean of what has one group's name.
+        run_name: tells the run from others in the table, which shows the mean of what has one group's name.
         time_s: when the variant began, in unix time.
     """
     info = SessionStartInfo(group_name=f"{run_name}/{variant.id}", start_time_secs=time_s)

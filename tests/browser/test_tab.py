@@ -76,7 +76,7 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
     assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32")
     rows = tab.find(".operators tbody").first.locator("tr")
-    expect(rows).to_have_count(5)
+    expect(rows).to_have_count(7)  # five operators, compute and copies that none of them launched
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("gelu")
     expect(rows).to_have_count(1)
@@ -84,6 +84,11 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab.page.keyboard.press("Escape")
     tab.find("[data-key='kind:kernels']").click()
     expect(tab.find(".operators")).to_contain_text("flash_fwd_kernel")
+    tab.find("[data-key='kind:modules']").click()
+    expect(tab.find(".operators")).to_contain_text("compute outside of modules")
+    expect(tab.find(".operators .name-cell")).to_have_count(
+        5
+    )  # copies, collectives, input and idle, overlap too
 
 
 def test_one_variant_is_not_ranked(open_tab: OpenTab) -> None:
@@ -125,6 +130,12 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab.drawn("timeline")
     tab.settled()
     tab.watched.shoot("ranks-timeline")
+    tab.go("operators")
+    head = tab.find(".operators thead")
+    expect(head).to_contain_text(re.compile("rank 36.*rank 37.*rank 38.*rank 39"))  # around the slowest
+    tab.find("[aria-label='ranks in columns']").select_option(label="ranks 60 to 63 of 64")
+    expect(head).to_contain_text("rank 63")
+    tab.watched.shoot("ranks-operators")
 
 
 def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:

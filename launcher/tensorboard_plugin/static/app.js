@@ -174,6 +174,7 @@ export class App {
             run: event.target.value,
             variant: null,
             against: null,
+            oprank: null,
             sel: null,
             from: null,
             to: null,

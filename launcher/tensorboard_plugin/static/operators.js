@@ -4,6 +4,7 @@ import { headline, picker, searchField, segmented } from './controls.js';
 import { el, replace } from './dom.js';
 import { number, plural } from './format.js';
 import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
+import { rankGroups, shownRanks } from './operators_ranks.js';
 import { sentence, subSentence } from './operators_words.js';
 import { legend } from './phases.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
@@ -16,8 +17,6 @@ const KINDS = [
 ];
 const NOUNS = { ops: 'operator', kernels: 'kernel', modules: 'module' };
 const ROW_PX = 30;
-/** Columns for single ranks; more don't fit. */
-const RANKS_SHOWN = 4;
 
 /** Draws the view into `host`. */
 export async function showOperators(host, app) {
@@ -105,6 +104,7 @@ class Operators {
           state.go({ tab: 'operators', kind: kind === 'ops' ? null : kind }),
         ),
         pickers,
+        this.rankPicker(),
       ),
       searchField(`filter ${plural(count, this.noun)}`, state.get('q', ''), {
         oninput: (q) => state.go({ q: q || null }),
@@ -114,8 +114,18 @@ class Operators {
     );
   }
 
+  /** Which ranks have columns, where not all fit. */
+  rankPicker() {
+    const { answer, app } = this;
+    if (answer.ranks.length <= this.ranks.length) return null;
+    return picker('ranks in columns', rankGroups(answer), String(this.ranks[0]), (rank) =>
+      app.state.go({ oprank: rank }),
+    );
+  }
+
   makeColumns() {
     const { answer } = this;
+    this.ranks = shownRanks(answer, this.app.state.get('oprank'));
     const widest = Math.max(1e-9, ...answer.rows.map((row) => row.self_ms ?? 0));
     const most = Math.max(1e-9, ...answer.rows.map((row) => Math.abs(row.difference_ms ?? 0)));
     this.decimals = answer.step_ms >= 1000 ? 0 : answer.step_ms >= 100 ? 1 : answer.step_ms >= 1 ? 2 : 3;
@@ -156,8 +166,9 @@ class Operators {
         cell: (row) => shareCell(row, widest),
       },
     ];
-    const ranks = answer.ranks.length > 1 ? answer.ranks.slice(0, RANKS_SHOWN) : [];
-    ranks.forEach((rank, index) =>
+    const { ranks } = this;
+    ranks.forEach((rank, place) => {
+      const index = answer.ranks.indexOf(rank);
       columns.push({
         key: `rank${rank}`,
         head: [
@@ -166,12 +177,12 @@ class Operators {
         ],
         right: true,
         width: ranks.length > 2 ? '76px' : '88px',
-        className: index > 1 ? 'c-samples' : '',
+        className: place > 1 ? 'c-samples' : '',
         sort: (row) => row.by_rank_ms[index],
         cell: (row) => rankCell(row, index, ms),
         total: ms(answer.step_by_rank_ms[index]),
-      }),
-    );
+      });
+    });
     if (this.hasAgainst) columns.push(...this.againstColumns(ms, most));
     return columns;
   }
@@ -226,6 +237,7 @@ class Operators {
     const rows = this.rows();
     const body = el('tbody');
     const isAll = !this.app.state.get('q');
+    if (isAll && !rows.some((row) => row.name != null)) return replace(this.table);
     replace(
       this.table,
       el(
@@ -303,14 +315,14 @@ class Operators {
     return this.mutedRow('input, idle', answer.rest_ms, answer.rest_by_rank_ms, answer.against_rest_ms);
   }
 
-  /** What the rows count twice because it ran side by side; without it they would be longer than the step. */
+  /** What the rows count twice because it ran side by side, or in no step: without it they'd be longer than the step. */
   overlapRow() {
     const { answer, decimals } = this;
     const of = (value) => (value == null ? null : 0 - value);
     const all = [answer.overlap_ms, ...answer.overlap_by_rank_ms, answer.against_overlap_ms ?? 0];
     if (all.every((value) => Number(value.toFixed(decimals)) === 0)) return null;
     return this.mutedRow(
-      'side by side, counted twice above',
+      'above, but side by side or outside of steps',
       of(answer.overlap_ms),
       answer.overlap_by_rank_ms.map(of),
       of(answer.against_overlap_ms),
