@@ -55,8 +55,10 @@ def _brief(listed: Listed) -> dict[str, Any]:
 def run_version(listed: Listed) -> str:
     """Another one whenever `run` would answer otherwise."""
     run = listed.run
-    folders = sorted((run.path / "variants").glob("*")) if listed.kind == "gpurun" else []
-    return version(status(listed), listed.trace_names, files=(run.comparison, run.plan, run.host, *folders))
+    if listed.kind == "traces":
+        return version(listed.trace_names, files=[each.path for each in listed.traces_of(TRACES)])
+    folders = sorted((run.path / "variants").glob("*"))
+    return version(status(listed), files=(run.comparison, run.plan, run.host, *folders))
 
 
 def run_answer(run: RunDir | Listed) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from launcher.rundir import RunDir, read_json
 from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
 from tests.browser.sample_runs import (
     write_broken,
+    write_changing,
     write_gpt_splits,
     write_hostile,
     write_live,
@@ -32,6 +33,7 @@ SAMPLES = {
     "ranks": write_ranks,
     "hostile": write_hostile,
     "broken": write_broken,
+    "changing": write_changing,
     "one": write_one,
     "live": write_live,
     "traced": write_traced,

@@ -280,3 +280,8 @@ def advance(run: RunDir, round_: int) -> None:
 def write_traced(path: Path) -> None:
     """A folder with anybody's traces: no plan, no comparison."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
+
+
+def write_changing(path: Path, num_steps: int = 2) -> None:
+    """A trace that a test writes again, with more steps."""
+    write_traces(path, [4.0], num_steps=num_steps, kernels_per_step=8)

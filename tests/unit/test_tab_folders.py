@@ -148,6 +148,15 @@ def test_links_that_stay_inside_are(logdir: Path) -> None:
     assert run_answer(only(logdir))["host"] == {"hostname": "here"}
 
 
+def test_a_trace_that_is_written_again_is_another_version(tmp_path: Path) -> None:
+    trace = tmp_path / "a.pt.trace.json"
+    versions = set()
+    for content in ("{}", "{ }"):
+        trace.write_text(content)
+        versions.add(run_answer(only(tmp_path))["version"])
+    assert len(versions) == 2
+
+
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     root = tmp_path.resolve()
     os.mkfifo(root / "pipe")

@@ -119,6 +119,7 @@ export class App {
   }
 
   changed(changes) {
+    if ('variant' in changes && !('sel' in changes)) this.state.note({ sel: null, range: null });
     if ('run' in changes && changes.run !== this.run?.name)
       return this.open(changes.run).catch((error) =>
         failedState(this.main, error.message, () => this.open(changes.run)),
@@ -176,6 +177,7 @@ export class App {
             against: null,
             oprank: null,
             sel: null,
+            range: null,
             from: null,
             to: null,
             rank: null,
@@ -263,6 +265,13 @@ export class App {
 
   breakdown(variant, progress) {
     return this.traced('breakdown', { variant }, progress);
+  }
+
+  /** Draws the view again if the variant's traces are no longer those that it shows. */
+  async renew({ variant, version }) {
+    const asked = { run: this.run.name, variant: variant.id };
+    const meta = await this.source.get('timeline/meta', asked, this.signal).catch(() => null);
+    if (meta && meta.version !== version) await this.draw();
   }
 
   /** What a broken trace's message offers. */

@@ -46,7 +46,7 @@ function chooseAgainst(run, variant, wanted) {
 
 class Operators {
   constructor(host, app, found) {
-    Object.assign(this, { app, ...found, keeps: true });
+    Object.assign(this, { app, ...found, keeps: true, version: found.answer.version });
     this.columns = this.makeColumns();
     this.table = el('div');
     replace(
@@ -64,6 +64,11 @@ class Operators {
     if (!Object.keys(changes).every((key) => key === 'opsort' || key === 'q')) return false;
     this.draw();
     return true;
+  }
+
+  /** The run has changed: perhaps its traces have. */
+  update() {
+    return this.app.renew(this);
   }
 
   get hasAgainst() {
