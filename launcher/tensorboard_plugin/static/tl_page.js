@@ -81,7 +81,7 @@ function choice({ app, variant }) {
   if (run.isTraces || !run.traced.length) return null;
   const options = run.traced.map((one) => [one.id, one.label]);
   return picker('variant', options, variant.id, (id) =>
-    state.go({ tab: 'timeline', variant: id, sel: null, from: null, to: null, rank: null }),
+    state.go({ tab: 'timeline', variant: id, sel: null, range: null, from: null, to: null, rank: null }),
   );
 }
 
