@@ -182,6 +182,12 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     expect(tab.find("h1")).to_contain_text("2 ranks traced on")
     expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")
     tab.watched.shoot("traced-devices")
+    apart = open_tab("apart", tab="timeline")
+    assert apart.title() == "apart: 2 traces, recorded one after the other."
+    expect(apart.find("main")).to_contain_text("each rank from its own start")
+    linked = open_tab("linked")
+    assert linked.title() == "No trace of linked is opened."
+    expect(linked.find("main")).to_contain_text("It is a link that leads out of the log directory")
 
 
 def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:

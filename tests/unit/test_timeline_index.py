@@ -64,6 +64,7 @@ def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
     ranks = [[span("cpu_op", "aten::mm", start_us, 20)] for start_us in (5, day_us)]
     meta = meta_answer(index_of(tmp_path, ranks))
     assert meta["end_ns"] == 20_000
+    assert meta["apart"]
     assert "one after the other" in meta["warnings"][-1]
 
 

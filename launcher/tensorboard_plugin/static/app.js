@@ -8,7 +8,7 @@ import { showOperators } from './operators.js';
 import { Latest } from './source.js';
 import { showSplits } from './splits.js';
 import { State } from './state.js';
-import { emptyState, failedState } from './states.js';
+import { emptyState, failedState, unopenedState } from './states.js';
 import { followTheme } from './theme.js';
 import { showTimeline } from './timeline.js';
 import { hideTip } from './tip.js';
@@ -216,7 +216,7 @@ export class App {
     this.main.dataset.view = this.tab;
     this.main.dataset.ready = 'false';
     try {
-      const view = await this.views[this.tab].show(this.main, this);
+      const view = await this.show();
       if (signal.aborted) return view?.stop?.();
       this.view = view ?? null;
       this.main.dataset.ready = 'true';
@@ -225,6 +225,12 @@ export class App {
       failedState(this.main, error.message, () => this.draw());
     }
     return undefined;
+  }
+
+  show() {
+    const problems = this.run.isTraces && !this.run.traced.length ? this.run.variants[0].planned.problems : [];
+    if (problems.length) return unopenedState(this.main, this.run.answer.title, problems);
+    return this.views[this.tab].show(this.main, this);
   }
 
   // What views ask for.

@@ -42,7 +42,7 @@ class Timeline {
   constructor(host, app, variant, meta) {
     Object.assign(this, { app, variant, meta, keeps: true, classes: meta.classes, version: meta.version });
     this.endNs = Math.max(1, meta.end_ns);
-    this.steps = mergedSteps(meta.steps);
+    this.steps = meta.apart ? [] : mergedSteps(meta.steps); // else steps of one number are one step
     this.expanded = new Set();
     this.scrollTop = 0;
     this.feed = new Feed(this);

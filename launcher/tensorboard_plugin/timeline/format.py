@@ -132,6 +132,8 @@ class Header:
     ranks: tuple[RankTrace, ...]
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
+    apart: bool = False
+    """Whether the ranks' traces have nothing in common; each rank's times count from its own start then."""
 
     def length(self, column: str) -> int:
         """Entries of a column."""
