@@ -116,11 +116,20 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     tab.watched.shoot("many-brushed")
 
 
+SHADE_BOUNDS = """async (waits) => {
+    const heat = await import(new URL('plugin/gpurun/static/heat.js', location.href));
+    return heat.shadeBounds(waits).map((bound) => Number(bound.toFixed(6)));
+}"""
+
+
 def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab = open_tab("ranks", tab="where", height=900)
     expect(tab.find("h1")).to_contain_text("63 ranks wait for rank 37 (cuda:5)")
     tab.settled()
     tab.watched.shoot("ranks-1280-light")
+    alike = [0.0, *(0.31 + 0.07 * rank / 62 for rank in range(63))]
+    assert tab.page.evaluate(SHADE_BOUNDS, alike) == [0.32, 0.34, 0.36, 0.38]
+    assert tab.page.evaluate(SHADE_BOUNDS, [0.0, 0.1, 1.0, 2.0, 4.0]) == [0.5, 1.0, 2.0, 3.0]
     tab.find(".heat canvas").first.click(position={"x": 300, "y": 20})
     tab.drawn("timeline")
     tab.await_state("rank", None)
