@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
+import markdown
 import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -165,7 +166,8 @@ def test_text_page_holds_the_summary_and_every_variant(run: RunDir) -> None:
 
 
 def test_markdown_is_not_broken_by_what_users_write() -> None:
-    assert escape("a | b\n*c* <script>") == r"a \| b \*c\* \<script\>"
+    assert escape("a | b\n*c* <b>") == r"a \| b \*c\* &lt;b&gt;"
+    assert "&lt;b&gt;boom&lt;/b&gt; &amp;lt;" in markdown.markdown(escape("<b>boom</b> &lt;"))
 
 
 def event_files(folder: Path) -> set[Path]:
