@@ -179,6 +179,14 @@ def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) ->
         watched.shoot("empty")
 
 
+STRIP_ENDS = """async () => {
+    const { stripScale } = await import(new URL('plugin/gpurun/static/strip.js', location.href));
+    const holds = (...steps) => stripScale([{ step_ms: steps }]).scale.high >= Math.max(...steps);
+    return [holds(166, 174.5, 175, 179.7, 182, 187.9), holds(166, 174.5, 175, 179.7, 182, 900)];
+}"""
+"""Whether the axis holds a step that is a bit longer than the others, and one that is far longer."""
+
+
 def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab = open_tab("traced")
     expect(tab.find("[role=tab]")).to_have_text(["Where time goes", "Timeline", "Operators", "Devices"])
@@ -191,6 +199,7 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     expect(tab.find("h1")).to_contain_text("2 ranks traced on")
     expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")
     tab.watched.shoot("traced-devices")
+    assert tab.page.evaluate(STRIP_ENDS) == [True, False]
     apart = open_tab("apart", tab="timeline")
     assert apart.title() == "apart: 2 traces, recorded one after the other."
     expect(apart.find("main")).to_contain_text("each rank from its own start")
