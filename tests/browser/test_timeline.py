@@ -157,6 +157,15 @@ def test_a_trace_that_changes_is_drawn_anew(open_tab: OpenTab, samples: Path) ->
     expect(tab.find("h1")).to_have_text("changing: 4 traced steps on 1 rank.")
 
 
+EVERY = """async () => {
+    const { labelEvery } = await import(new URL('plugin/gpurun/static/scale.js', location.href));
+    const every = (px, count) =>
+        labelEvery(Array.from({ length: count }, (_, index) => index * px), Array(count).fill(20));
+    return [every(25, 60), every(15, 60), every(1.1, 1000)];
+}"""
+"""Every how many steps one has a name that is 20 px wide."""
+
+
 def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     tab.page.keyboard.press("/")
@@ -169,6 +178,12 @@ def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
     expect(tab.find(".panel h2")).to_contain_text(re.compile("gelu", re.IGNORECASE))
     tab.watched.shoot("timeline-search")
     tab.await_state("q", "gelu")
+    tab.find("[data-search]").press("Escape")
+    tab.page.wait_for_function(
+        "() => !location.hash.includes('q%3Dgelu') && !location.hash.includes('q=gelu')"
+    )
+    expect(tab.find("[data-search]")).to_have_value("")  # and the other blocks have their colours again
+    assert tab.page.evaluate(EVERY) == [1, 2, 20]
 
 
 def test_two_fingers_zoom(open_tab: OpenTab) -> None:

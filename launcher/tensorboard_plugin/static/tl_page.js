@@ -91,7 +91,10 @@ function search(view) {
   return searchField('kernel, operator or stream', view.app.state.get('q', ''), {
     oninput: (q) => view.search.find(q),
     onenter: (back) => view.search.next(back ? -1 : 1),
-    onleave: () => view.lanesCanvas.focus(),
+    onleave: () => {
+      view.search.find('');
+      view.lanesCanvas.focus();
+    },
   });
 }
 
