@@ -44,9 +44,15 @@ def experiment_value(comparison: Comparison) -> Summary.Value:
     return _value(metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
 
 
-def start_value(variant: VariantResult, time_s: float) -> Summary.Value:
-    """The variant's row; stands in the variant's own run, so that its metrics are found there."""
-    info = SessionStartInfo(group_name=variant.id, start_time_secs=time_s)
+def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary.Value:
+    """The variant's row; stands in the variant's own run, so that its metrics are found there.
+
+    Args:
+        variant: of the row.
+        run_name: tells the run from others in the table, which shows the mean of what has one group's name.
+        time_s: when the variant began, in unix time.
+    """
+    info = SessionStartInfo(group_name=f"{run_name}/{variant.id}", start_time_secs=time_s)
     for name, value in hyperparameters(variant).items():
         if isinstance(value, str):
             info.hparams[name].string_value = value

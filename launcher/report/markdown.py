@@ -11,6 +11,8 @@ from launcher.report.footer import gradient_lines, noise_lines, warning_lines
 from launcher.report.order import by_rank
 from launcher.units import format_ms
 
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+"""TensorBoard's Markdown knows no escape of these."""
 HEADER = ("variant", "step ms", "vs baseline", "samples/s", "efficiency", "status")
 
 
@@ -34,7 +36,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
 def escape(text: str) -> str:
     """Text that Markdown shows as it is, on one line, also inside a table."""
     flat = " ".join(text.split())
-    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|" else char for char in flat)
+    return "".join(_ENTITIES.get(char, f"\\{char}" if char in "\\`*_{}[]#|" else char) for char in flat)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -63,7 +63,7 @@ def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
     starts_s = _round_starts_s(run, {record.launch for records in ranks.values() for record in records})
     times_s = list(starts_s.values()) or [time.time()]
     metrics = hparams.metrics(variant)
-    values = [hparams.start_value(variant, min(times_s)), *_scalars(metrics)]
+    values = [hparams.start_value(variant, _run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),
         *map(_point_event, round_points(ranks, starts_s)),
@@ -71,6 +71,11 @@ def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
         *map(_point_event, curve_points(variant.probe, min(times_s))),
         _event(0, max(times_s), [hparams.end_value(variant, max(times_s))]),
     ]
+
+
+def _run_name(run: RunDir) -> str:
+    """`NAME/TIMESTAMP`, as the folders are called."""
+    return "/".join(run.path.resolve().parts[-2:])
 
 
 def _round_starts_s(run: RunDir, launches: Iterable[str]) -> RoundStarts:

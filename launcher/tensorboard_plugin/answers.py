@@ -22,8 +22,13 @@ from launcher.tensorboard_plugin.documents import (
 from launcher.tensorboard_plugin.listing import TRACES, Listed, Listing
 from launcher.tensorboard_plugin.sentences import explanation, headline, system_line, unsaid
 from launcher.tensorboard_plugin.steps import variant_steps
+from launcher.tensorboard_plugin.timeline.format import Problem
 
 RELOAD_S = 5
+OUTSIDE = (
+    "is a link that leads out of the log directory or to nothing, so it isn't opened; "
+    "copy the trace into it, or start TensorBoard on a folder that holds both"
+)
 MAX_RUNS = 500
 """Of a longer list the newest are named."""
 
@@ -55,8 +60,10 @@ def _brief(listed: Listed) -> dict[str, Any]:
 def run_version(listed: Listed) -> str:
     """Another one whenever `run` would answer otherwise."""
     run = listed.run
-    folders = sorted((run.path / "variants").glob("*")) if listed.kind == "gpurun" else []
-    return version(status(listed), listed.trace_names, files=(run.comparison, run.plan, run.host, *folders))
+    if listed.kind == "traces":
+        return version(listed.trace_names, files=[each.path for each in listed.traces_of(TRACES)])
+    folders = sorted((run.path / "variants").glob("*"))
+    return version(status(listed), files=(run.comparison, run.plan, run.host, *folders))
 
 
 def run_answer(run: RunDir | Listed) -> dict[str, Any]:
@@ -137,7 +144,6 @@ def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a folder with anybody's traces."""
     unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "precision", "reason", "explanation"))
-    traces = _traces(listed, TRACES)
     return {
         "id": TRACES,
         "label": listed.path.name,
@@ -145,8 +151,14 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         "devices": [],
         "split": [],
         "status": "ok",
-        "traces": traces,
+        "traces": _traces(listed, TRACES),
+        "problems": unopened(listed, TRACES),
     }
+
+
+def unopened(listed: Listed, variant: str) -> list[Problem]:
+    """Traces of the variant that aren't opened, and why."""
+    return [Problem(path.name, None, OUTSIDE) for path in listed.outside(variant)]
 
 
 def _traces(listed: Listed, variant: str) -> list[dict[str, Any]]:

@@ -62,13 +62,20 @@ class Listed:
 
     def traces_of(self, variant: str) -> tuple[TraceFile, ...]:
         """The variant's traces that may be read, by rank; `variant` is an id out of our own listing."""
-        if self.kind == "traces":
-            paths = [self.path / name for name in self.trace_names]
-        else:
-            paths = sorted(self.run.variant(variant).glob("rank*.pt.trace.json.gz"))
-        readable = [path for path in paths if inside(self.root, path) and not _is_merged(path)]
+        readable = [path for path in self._paths(variant) if inside(self.root, path) and not _is_merged(path)]
         found = [TraceFile(path, rank_in_name(path.name)) for path in readable]
         return tuple(sorted(found, key=lambda each: (each.rank is None, each.rank or 0, each.path.name)))
+
+    def outside(self, variant: str) -> tuple[Path, ...]:
+        """What looks like a trace of the variant, but isn't opened: links that lead out, or to nothing."""
+        return tuple(
+            path for path in self._paths(variant) if path.is_symlink() and not inside(self.root, path)
+        )
+
+    def _paths(self, variant: str) -> list[Path]:
+        if self.kind == "traces":
+            return [self.path / name for name in self.trace_names]
+        return sorted(self.run.variant(variant).glob("rank*.pt.trace.json.gz"))
 
     def indexed(self, variant: str) -> Traces | None:
         """The variant's traces as an index takes them; `None` if there are none."""

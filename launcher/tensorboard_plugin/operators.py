@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +14,19 @@ Kind = Literal["ops", "kernels", "modules"]
 KINDS: tuple[Kind, ...] = ("ops", "kernels", "modules")
 MAX_ROWS = 1000
 _CLASSES = {"compute": "compute", "comm": "transfer", "memcpy": "copy"}
+_OUTSIDE: dict[Kind, dict[str, str]] = {
+    "ops": {
+        "compute": "compute that no operator launched",
+        "transfer": "collectives that no operator launched",
+        "copy": "copies that no operator launched",
+    },
+    "modules": {
+        "compute": "compute outside of modules",
+        "transfer": "collectives outside of modules",
+        "copy": "copies outside of modules",
+    },
+    "kernels": {},
+}
 
 
 @dataclass(frozen=True)
@@ -21,12 +34,19 @@ class NameTime:
     """Time under one name on one rank, per step."""
 
     kind: str
-    """As in `timeline.blocks.KIND_NAMES`."""
+    """As in `timeline.blocks.KIND_NAMES`; what has most of the time, where there are several."""
     calls: float
+    """0 where nothing tells."""
     self_ms: float
     host_ms: float
+    comm_ms: float = 0.0
+    """The part of `self_ms` that is communication."""
+    copy_ms: float = 0.0
+    """The part of `self_ms` that is copies and memsets."""
     wait_ms: float = 0.0
-    """The part of `self_ms` that is waiting for other ranks."""
+    """The part of `comm_ms` that is waiting for other ranks."""
+    is_named: bool = True
+    """Whether the trace has the name; else it is ours, for what has none."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +122,9 @@ def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
     on_gpu = rank.total.num_kernels > 0
     totals = {"ops": rank.ops, "kernels": rank.kernels, "modules": rank.modules}[kind]
     names = {each.name: _name_time(each, kind, on_gpu, per_step, num_steps) for each in totals}
-    if not on_gpu and kind == "ops":
-        names |= _cpu_collectives(rank, per_step, num_steps)
+    if not on_gpu and kind != "kernels":
+        names |= _cpu_collectives(rank, per_step)
+    names |= _outside(names, rank, kind, per_step)
     return RankTimes(
         rank=rank.rank,
         step_ms=sum(spans_us) * per_step,
@@ -116,38 +137,90 @@ def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
 
 def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, per_step: float, num_steps: int) -> NameTime:
     """Time on the device; where the CPU is the device, on the CPU."""
-    what = _CLASSES.get(total.kind, "compute")
-    if kind == "ops" and host_kind("cpu_op", total.name) is HostKind.COMM_CALL:
-        what = "transfer"
     own_us = total.device_us if on_gpu or kind == "kernels" else total.host_us
-    return NameTime(what, total.count / num_steps, own_us * per_step, total.host_us * per_step)
+    comm_us, copy_us = (total.comm_us, total.memcpy_us) if on_gpu else (0.0, 0.0)
+    what = _main_class(own_us, comm_us, copy_us)
+    if kind == "kernels":
+        what = _CLASSES.get(total.kind, "compute")
+        comm_us, copy_us = (own_us if what == each else 0.0 for each in ("transfer", "copy"))
+    elif kind == "ops" and host_kind("cpu_op", total.name) is HostKind.COMM_CALL:
+        what = "transfer"
+    return NameTime(
+        kind=what,
+        calls=total.count / num_steps,
+        self_ms=own_us * per_step,
+        host_ms=total.host_us * per_step,
+        comm_ms=comm_us * per_step,
+        copy_ms=copy_us * per_step,
+    )
 
 
-def _cpu_collectives(rank: RankTrace, per_step: float, num_steps: int) -> dict[str, NameTime]:
-    """On the CPU collectives run on threads of their own, where no operator shows them."""
+def _main_class(own_us: float, comm_us: float, copy_us: float) -> str:
+    most_us = max(own_us - comm_us - copy_us, comm_us, copy_us)
+    return "transfer" if comm_us == most_us > 0 else "copy" if copy_us == most_us > 0 else "compute"
+
+
+def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, NameTime]:
+    """On the CPU collectives run on threads of their own, where no operator or module shows them."""
     several = len(rank.groups) > 1
     return {
         f"collectives of group {each.group}" if several else "collectives": NameTime(
-            "transfer", each.count / num_steps, each.comm_us * per_step, 0.0
+            kind="transfer",
+            calls=0.0,
+            self_ms=each.comm_us * per_step,
+            host_ms=0.0,
+            comm_ms=each.comm_us * per_step,
+            is_named=False,
         )
         for each in rank.groups
     }
 
 
-def _exposed(names: dict[str, NameTime], rank: RankTrace, per_step: float) -> dict[str, NameTime]:
+def _outside(
+    names: Mapping[str, NameTime], rank: RankTrace, kind: Kind, per_step: float
+) -> dict[str, NameTime]:
+    """What the device did that no name has: launched by hand, by a CUDA graph, or while no module ran."""
+    found = {}
+    for what, title in _OUTSIDE[kind].items():
+        # Exact to the nanosecond: only rounding is cut off.
+        left_ms = round(_of_device(rank, what) * per_step - _of_names(names, what), 6)
+        if left_ms > 0:
+            comm_ms, copy_ms = (left_ms if what == each else 0.0 for each in ("transfer", "copy"))
+            found[title] = NameTime(what, 0.0, left_ms, 0.0, comm_ms, copy_ms, is_named=False)
+    return found
+
+
+def _of_device(rank: RankTrace, what: str) -> float:
+    """All the rank's time of this class, in µs."""
+    if rank.total.num_kernels > 0:
+        return sum(each.device_us for each in rank.kernels if _CLASSES.get(each.kind) == what)
+    if what == "transfer":
+        return sum(each.comm_us for each in rank.groups)
+    return sum(each.host_us for each in rank.ops) if what == "compute" else 0.0
+
+
+def _of_names(names: Mapping[str, NameTime], what: str) -> float:
+    """The names' time of this class, in ms."""
+    if what == "compute":
+        return sum(each.self_ms - each.comm_ms - each.copy_ms for each in names.values())
+    return sum(each.comm_ms if what == "transfer" else each.copy_ms for each in names.values())
+
+
+def _exposed(names: Mapping[str, NameTime], rank: RankTrace, per_step: float) -> dict[str, NameTime]:
     """Communication cut to its exposed part; that is known for the rank, and shared out by time."""
-    comm_ms = sum(each.self_ms for each in names.values() if each.kind == "transfer")
+    comm_ms = sum(each.comm_ms for each in names.values())
     exposed_ms = sum(step.exposed_comm_us for step in rank.steps) * per_step
     wait_ms = sum(step.exposed_wait_us for step in rank.steps) * per_step
     if comm_ms == 0:
-        return names
+        return dict(names)
     return {
         name: replace(
             each,
-            self_ms=each.self_ms * exposed_ms / comm_ms,
-            wait_ms=each.self_ms * wait_ms / comm_ms,
+            self_ms=each.self_ms - each.comm_ms * (1 - exposed_ms / comm_ms),
+            comm_ms=each.comm_ms * exposed_ms / comm_ms,
+            wait_ms=each.comm_ms * wait_ms / comm_ms,
         )
-        if each.kind == "transfer"
+        if each.comm_ms
         else each
         for name, each in names.items()
     }
@@ -169,14 +242,14 @@ def _row(
     own = [slowest.names[name] for name in names if name in slowest.names]
     self_ms = sum(each.self_ms for each in own)
     against_ms = sum(_self_ms(other, name) for name in names) if other else None
-    kinds = [
-        rank.names[names[0]].kind for rank in (*ranks, *((other,) if other else ())) if names[0] in rank.names
-    ]
+    shown = next(each.names[names[0]] for each in (slowest, *ranks, other) if each and names[0] in each.names)
     return {
         "name": title,
-        "class": kinds[0] if title is not None else "compute",
-        "calls": sum(each.calls for each in own) or None,  # of collectives no operator tells
+        "named": shown.is_named,
+        "class": shown.kind if title is not None else "compute",
+        "calls": sum(each.calls for each in own) or None,
         "self_ms": self_ms,
+        "wait_ms": sum(each.wait_ms for each in own),
         "host_ms": sum(each.host_ms for each in own),
         "share_percent": 100 * self_ms / slowest.step_ms if slowest.step_ms else None,
         "by_rank_ms": [sum(_self_ms(rank, name) for name in names) for rank in ranks],

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.tensorboard_plugin.answers import run_answer, runs_answer, steps_answer, variant_ids
+from launcher.tensorboard_plugin.answers import (
+    run_answer,
+    runs_answer,
+    steps_answer,
+    unopened,
+    variant_ids,
+)
 from launcher.tensorboard_plugin.breakdown import breakdown_answer
 from launcher.tensorboard_plugin.listing import Listed, Listing
 from launcher.tensorboard_plugin.machine import LiveDevices
@@ -141,8 +147,8 @@ def with_index(server: Server, query: Query, answer: Callable[[Index], Answer]) 
     state = server.index(query)
     if not isinstance(state, Index):
         return state_answer(state)
-    header = {"state": "ready", "problems": state.header.problems, "version": state.version}
-    return {**header, **answer(state)}
+    problems = [*state.header.problems, *unopened(server.run(query), query.name("variant"))]
+    return {"state": "ready", "problems": problems, "version": state.version, **answer(state)}
 
 
 def state_answer(state: State | None) -> Answer:

@@ -97,6 +97,10 @@ class NameTotal:
     """On the GPU: the work itself, or what was launched from here and from nothing further inside."""
     host_us: float
     """On the CPU, without what is further inside."""
+    comm_us: float = 0.0
+    """Communication, of the `device_us` of an operator or module."""
+    memcpy_us: float = 0.0
+    """Copies and memsets, of the `device_us` of an operator or module."""
 
 
 @dataclass(frozen=True)

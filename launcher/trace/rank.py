@@ -150,7 +150,16 @@ def _group(name: str, parts: Parts) -> GroupTotal:
 
 def _names(rows: Iterable[NameTime]) -> tuple[NameTotal, ...]:
     return tuple(
-        NameTotal(row.name, row.kind, row.count, row.device_ns / 1000, row.host_ns / 1000) for row in rows
+        NameTotal(
+            name=row.name,
+            kind=row.kind,
+            count=row.count,
+            device_us=row.device_ns / 1000,
+            host_us=row.host_ns / 1000,
+            comm_us=row.comm_ns / 1000,
+            memcpy_us=row.memcpy_ns / 1000,
+        )
+        for row in rows
     )
 
 

@@ -32,6 +32,10 @@ class NameTime:
     """Of GPU work with this name, or launched from within it but from nothing further inside."""
     host_ns: int
     """On the CPU, without operators further inside."""
+    comm_ns: int = 0
+    """Communication, of `device_ns`."""
+    memcpy_ns: int = 0
+    """Copies and memsets, of `device_ns`."""
 
 
 def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
@@ -84,16 +88,19 @@ class _Calls:
     threads: NDArray[np.int32]
     times: Int64
     durations: Int64
+    kinds: NDArray[np.int8]
+    """`GpuKind` of the work."""
 
     def of(self, stretch: Stretch) -> _Calls:
         mine = stretch.holds(self.times)
-        return _Calls(self.threads[mine], self.times[mine], self.durations[mine])
+        return _Calls(self.threads[mine], self.times[mine], self.durations[mine], self.kinds[mine])
 
 
 def _calls(trace: Trace, work: Launched, chosen: Mask) -> _Calls:
     known = chosen & (work.launch >= 0)
     launch = work.launch[known]
-    return _Calls(trace.launches.thread[launch], work.start[known], trace.gpu.duration[known])
+    gpu = trace.gpu
+    return _Calls(trace.launches.thread[launch], work.start[known], gpu.duration[known], gpu.kind[known])
 
 
 @dataclass(eq=False)
@@ -105,9 +112,11 @@ class _Totals:
     counts: Int64 = field(init=False)
     host_ns: Int64 = field(init=False)
     device_ns: Int64 = field(init=False)
+    """By `GpuKind`, then name."""
 
     def __post_init__(self) -> None:
-        self.counts, self.host_ns, self.device_ns = np.zeros((3, len(self.names)), dtype=np.int64)
+        self.counts, self.host_ns = np.zeros((2, len(self.names)), dtype=np.int64)
+        self.device_ns = np.zeros((len(GpuKind), len(self.names)), dtype=np.int64)
 
     def add_host(self, names: NDArray[np.int32], ns: Int64) -> None:
         """Adds ranges with these names and times on the CPU."""
@@ -120,12 +129,21 @@ class _Totals:
         if nesting is not None:
             span = nesting.innermost(calls.threads, calls.times)
             held = span >= 0
-            self.device_ns += _sums(spans.name[span[held]], calls.durations[held], len(self.names))[1]
+            sorts = calls.kinds[held].astype(np.int64) * len(self.names) + spans.name[span[held]]
+            sums = _sums(sorts, calls.durations[held], self.device_ns.size)[1]
+            self.device_ns += sums.reshape(self.device_ns.shape)
 
     def rows(self) -> list[NameTime]:
         """All that was added, longest first."""
-        columns = (self.counts.tolist(), self.device_ns.tolist(), self.host_ns.tolist())
-        named = zip(self.names, *columns, strict=True)
+        device_ns, copies = self.device_ns, [GpuKind.MEMCPY, GpuKind.MEMSET]
+        columns = (
+            self.counts,
+            device_ns.sum(axis=0),
+            self.host_ns,
+            device_ns[GpuKind.COMM],
+            device_ns[copies].sum(axis=0),
+        )
+        named = zip(self.names, *(column.tolist() for column in columns), strict=True)
         return _longest(NameTime(name, self.kind, *sums) for name, *sums in named if any(sums[:2]))
 
 
@@ -142,7 +160,7 @@ def _add_modules(modules: _Totals, spans: Spans, calls: _Calls, host: tuple[Span
     modules.add_device(spans, nesting, calls)
 
 
-def _sums(names: NDArray[np.int32], ns: Int64, num_names: int) -> tuple[Int64, Int64]:
+def _sums(names: NDArray[np.int32] | Int64, ns: Int64, num_names: int) -> tuple[Int64, Int64]:
     """Number and total time by name. Sums of doubles are exact here: a trace is shorter than 2^53 ns."""
     counts = np.bincount(names, minlength=num_names)
     return counts, np.bincount(names, weights=ns, minlength=num_names).astype(np.int64)
@@ -164,6 +182,8 @@ def _add(one: NameTime, other: NameTime) -> NameTime:
         one.count + other.count,
         one.device_ns + other.device_ns,
         one.host_ns + other.host_ns,
+        one.comm_ns + other.comm_ns,
+        one.memcpy_ns + other.memcpy_ns,
     )
 
 

@@ -14,9 +14,12 @@ from launcher.run.view import open_view
 from launcher.rundir import RunDir, read_json
 from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
 from tests.browser.sample_runs import (
+    write_apart,
     write_broken,
+    write_changing,
     write_gpt_splits,
     write_hostile,
+    write_linked,
     write_live,
     write_many,
     write_one,
@@ -32,9 +35,12 @@ SAMPLES = {
     "ranks": write_ranks,
     "hostile": write_hostile,
     "broken": write_broken,
+    "changing": write_changing,
     "one": write_one,
     "live": write_live,
     "traced": write_traced,
+    "linked": write_linked,
+    "apart": write_apart,
 }
 
 

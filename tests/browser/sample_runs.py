@@ -280,3 +280,25 @@ def advance(run: RunDir, round_: int) -> None:
 def write_traced(path: Path) -> None:
     """A folder with anybody's traces: no plan, no comparison."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
+
+
+def write_changing(path: Path, num_steps: int = 2) -> None:
+    """A trace that a test writes again, with more steps."""
+    write_traces(path, [4.0], num_steps=num_steps, kernels_per_step=8)
+
+
+def write_linked(path: Path) -> None:
+    """A folder whose only trace is a link that leads out."""
+    path.mkdir(parents=True)
+    (path / "rank0.pt.trace.json").symlink_to(__file__)
+
+
+def write_apart(path: Path) -> None:
+    """Two traces that have nothing to do with each other: the second begins a minute later."""
+    write_traces(path, [4.0], num_steps=2, kernels_per_step=8)
+    first = path / "rank0.pt.trace.json.gz"
+    content = json.loads(gzip.decompress(first.read_bytes()))
+    own = [event for event in content["traceEvents"] if "allreduce" not in event["name"].lower()]
+    content["traceEvents"] = [event | {"ts": event["ts"] + 60e6} for event in own]
+    content["distributedInfo"]["rank"] = 1
+    (path / "rank1.pt.trace.json").write_text(json.dumps(content))

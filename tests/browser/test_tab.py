@@ -76,7 +76,7 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
     assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32")
     rows = tab.find(".operators tbody").first.locator("tr")
-    expect(rows).to_have_count(5)
+    expect(rows).to_have_count(7)  # five operators, compute and copies that none of them launched
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("gelu")
     expect(rows).to_have_count(1)
@@ -84,6 +84,11 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab.page.keyboard.press("Escape")
     tab.find("[data-key='kind:kernels']").click()
     expect(tab.find(".operators")).to_contain_text("flash_fwd_kernel")
+    tab.find("[data-key='kind:modules']").click()
+    expect(tab.find(".operators")).to_contain_text("compute outside of modules")
+    expect(tab.find(".operators .name-cell")).to_have_count(
+        5
+    )  # copies, collectives, input and idle, overlap too
 
 
 def test_one_variant_is_not_ranked(open_tab: OpenTab) -> None:
@@ -98,6 +103,11 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     assert tab.find("tr").count() < 120
     expect(tab.find("[role=status]").first).to_have_text(re.compile(r"rows 1 to \d+ of 484 selected"))
     tab.watched.shoot("many-1280-light")
+    tab.find("tbody tr[tabindex='0']").first.focus()
+    for _ in range(80):
+        tab.page.keyboard.press("ArrowDown")
+    assert tab.page.evaluate("document.activeElement.dataset.variant"), "still a row, though drawn anew"
+    tab.find(".splits").evaluate("() => scrollTo(0, 0)")
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("seed=393")
     expect(tab.find(".splits tr[data-variant]")).to_have_count(1)
@@ -111,11 +121,20 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     tab.watched.shoot("many-brushed")
 
 
+SHADE_BOUNDS = """async (waits) => {
+    const heat = await import(new URL('plugin/gpurun/static/heat.js', location.href));
+    return heat.shadeBounds(waits).map((bound) => Number(bound.toFixed(6)));
+}"""
+
+
 def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab = open_tab("ranks", tab="where", height=900)
     expect(tab.find("h1")).to_contain_text("63 ranks wait for rank 37 (cuda:5)")
     tab.settled()
     tab.watched.shoot("ranks-1280-light")
+    alike = [0.0, *(0.31 + 0.07 * rank / 62 for rank in range(63))]
+    assert tab.page.evaluate(SHADE_BOUNDS, alike) == [0.32, 0.34, 0.36, 0.38]
+    assert tab.page.evaluate(SHADE_BOUNDS, [0.0, 0.1, 1.0, 2.0, 4.0]) == [0.5, 1.0, 2.0, 3.0]
     tab.find(".heat canvas").first.click(position={"x": 300, "y": 20})
     tab.drawn("timeline")
     tab.await_state("rank", None)
@@ -125,6 +144,12 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab.drawn("timeline")
     tab.settled()
     tab.watched.shoot("ranks-timeline")
+    tab.go("operators")
+    head = tab.find(".operators thead")
+    expect(head).to_contain_text(re.compile("rank 36.*rank 37.*rank 38.*rank 39"))  # around the slowest
+    tab.find("[aria-label='ranks in columns']").select_option(label="ranks 60 to 63 of 64")
+    expect(head).to_contain_text("rank 63")
+    tab.watched.shoot("ranks-operators")
 
 
 def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
@@ -159,6 +184,14 @@ def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) ->
         watched.shoot("empty")
 
 
+STRIP_ENDS = """async () => {
+    const { stripScale } = await import(new URL('plugin/gpurun/static/strip.js', location.href));
+    const holds = (...steps) => stripScale([{ step_ms: steps }]).scale.high >= Math.max(...steps);
+    return [holds(166, 174.5, 175, 179.7, 182, 187.9), holds(166, 174.5, 175, 179.7, 182, 900)];
+}"""
+"""Whether the axis holds a step that is a bit longer than the others, and one that is far longer."""
+
+
 def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab = open_tab("traced")
     expect(tab.find("[role=tab]")).to_have_text(["Where time goes", "Timeline", "Operators", "Devices"])
@@ -171,6 +204,13 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     expect(tab.find("h1")).to_contain_text("2 ranks traced on")
     expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")
     tab.watched.shoot("traced-devices")
+    assert tab.page.evaluate(STRIP_ENDS) == [True, False]
+    apart = open_tab("apart", tab="timeline")
+    assert apart.title() == "apart: 2 traces, recorded one after the other."
+    expect(apart.find("main")).to_contain_text("each rank from its own start")
+    linked = open_tab("linked")
+    assert linked.title() == "No trace of linked is opened."
+    expect(linked.find("main")).to_contain_text("It is a link that leads out of the log directory")
 
 
 def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:

@@ -1,11 +1,13 @@
 """The timeline: moving, selecting, summing up, searching, and handing a trace to Perfetto."""
 
 import re
+from pathlib import Path
 
 from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import Tab
+from tests.browser.sample_runs import write_changing
 
 LABEL_X, PLOT_X = 70, 500
 
@@ -133,7 +135,35 @@ def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
     for line in panel.locator(".small", has_text="rank ").all_inner_texts():
         parts = [float(part) for part in re.findall(r"[a-z]+ ([\d.]+)", line.split(":", 1)[1])]
         assert abs(sum(parts) - chosen) < 0.01 * chosen
+    names = panel.locator("dt").all_inner_texts()
+    assert {text.split(", ")[0] for text in names if "AllReduce" in text} == {"waiting", "transfer"}
     tab.watched.shoot("timeline-sums")
+    tab.await_state("range", None)
+    tab.page.reload()
+    tab.drawn("timeline")
+    expect(panel.locator("h2")).to_have_text(re.compile(rf"{chosen:g}\d* ms chosen"))
+    tab.page.keyboard.press("Escape")
+    tab.page.wait_for_function("() => !location.hash.includes('range=')")
+
+
+def test_a_trace_that_changes_is_drawn_anew(open_tab: OpenTab, samples: Path) -> None:
+    tab = open_tab("changing", tab="timeline")
+    assert tab.title() == "changing: 2 traced steps on 1 rank."
+    write_changing(samples / "changing", num_steps=3)
+    expect(tab.find("h1")).to_have_text("changing: 3 traced steps on 1 rank.")  # by looking now and then
+    write_changing(samples / "changing", num_steps=4)
+    tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
+    tab.page.keyboard.press("f")  # by asking for another window
+    expect(tab.find("h1")).to_have_text("changing: 4 traced steps on 1 rank.")
+
+
+EVERY = """async () => {
+    const { labelEvery } = await import(new URL('plugin/gpurun/static/scale.js', location.href));
+    const every = (px, count) =>
+        labelEvery(Array.from({ length: count }, (_, index) => index * px), Array(count).fill(20));
+    return [every(25, 60), every(15, 60), every(1.1, 1000)];
+}"""
+"""Every how many steps one has a name that is 20 px wide."""
 
 
 def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
@@ -148,6 +178,12 @@ def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
     expect(tab.find(".panel h2")).to_contain_text(re.compile("gelu", re.IGNORECASE))
     tab.watched.shoot("timeline-search")
     tab.await_state("q", "gelu")
+    tab.find("[data-search]").press("Escape")
+    tab.page.wait_for_function(
+        "() => !location.hash.includes('q%3Dgelu') && !location.hash.includes('q=gelu')"
+    )
+    expect(tab.find("[data-search]")).to_have_value("")  # and the other blocks have their colours again
+    assert tab.page.evaluate(EVERY) == [1, 2, 20]
 
 
 def test_two_fingers_zoom(open_tab: OpenTab) -> None:

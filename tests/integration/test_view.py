@@ -93,7 +93,10 @@ def test_hparams_tab_has_the_split_beside_the_metrics(url: str) -> None:
         "startIndex": 0,
         "sliceSize": 99,
     }
-    groups = {group["name"]: group for group in get(f"{url}{HPARAMS}/session_groups", body)["sessionGroups"]}
+    groups = {
+        group["name"].rpartition("/")[2]: group
+        for group in get(f"{url}{HPARAMS}/session_groups", body)["sessionGroups"]
+    }
     assert set(groups) == {variant.id for variant in COMPARISON.variants}
     row = groups["ddp-2-40-24"]
     metrics = {metric["name"]["tag"]: metric["value"] for metric in row["metricValues"]}

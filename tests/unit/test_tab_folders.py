@@ -148,6 +148,29 @@ def test_links_that_stay_inside_are(logdir: Path) -> None:
     assert run_answer(only(logdir))["host"] == {"hostname": "here"}
 
 
+def test_traces_that_links_lead_out_to_are_named_not_opened(logdir: Path) -> None:
+    shutil.rmtree(logdir / "job")
+    (logdir.parent / "outside" / "real.json").write_text('{"traceEvents": []}')
+    (logdir / "rank0.pt.trace.json").symlink_to("../outside/real.json")
+    (variant,) = run_answer(only(logdir))["variants"]
+    assert variant["traces"] == []
+    assert [each.file for each in variant["problems"]] == ["rank0.pt.trace.json"]
+    (logdir / "real.json").write_text("{}")
+    (logdir / "rank1.pt.trace.json").symlink_to("real.json")
+    (variant,) = run_answer(only(logdir))["variants"]
+    assert [each["rank"] for each in variant["traces"]] == [1]
+    assert [each.file for each in variant["problems"]] == ["rank0.pt.trace.json"]
+
+
+def test_a_trace_that_is_written_again_is_another_version(tmp_path: Path) -> None:
+    trace = tmp_path / "a.pt.trace.json"
+    versions = set()
+    for content in ("{}", "{ }"):
+        trace.write_text(content)
+        versions.add(run_answer(only(tmp_path))["version"])
+    assert len(versions) == 2
+
+
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     root = tmp_path.resolve()
     os.mkfifo(root / "pipe")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
+import markdown
 import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -122,6 +123,16 @@ def test_hparams_table_has_the_split_as_text(run: RunDir) -> None:
     assert hparams(failed, "_hparams_/session_end_info").session_end_info.status == 2, "STATUS_FAILURE"
 
 
+def test_variants_of_different_runs_are_rows_of_their_own(tmp_path: Path) -> None:
+    groups = set()
+    for name in ("job/2026-11-21_10-00-00", "job/2026-11-21_11-00-00", "other/2026-11-21_10-00-00"):
+        run = RunDir(tmp_path / name)
+        write_tensorboard(replace(COMPARISON, variants=COMPARISON.variants[:1]), run)
+        found = read(run.variant(COMPARISON.variants[0].id))
+        groups.add(hparams(found, "_hparams_/session_start_info").session_start_info.group_name)
+    assert len(groups) == 3, "of one group's sessions the table shows the mean"
+
+
 def test_varied_keys_are_hyperparameters() -> None:
     varied = {"params": {"width": 256, "kind": "gpt"}, "seed": 3, "args": ["--a", "1"]}
     values = hyperparameters(replace(COMPARISON.variants[0], varied=varied))
@@ -155,7 +166,8 @@ def test_text_page_holds_the_summary_and_every_variant(run: RunDir) -> None:
 
 
 def test_markdown_is_not_broken_by_what_users_write() -> None:
-    assert escape("a | b\n*c* <script>") == r"a \| b \*c\* \<script\>"
+    assert escape("a | b\n*c* <b>") == r"a \| b \*c\* &lt;b&gt;"
+    assert "&lt;b&gt;boom&lt;/b&gt; &amp;lt;" in markdown.markdown(escape("<b>boom</b> &lt;"))
 
 
 def event_files(folder: Path) -> set[Path]:

@@ -59,11 +59,20 @@ def two_ranks() -> list[list[Event]]:
     return ranks
 
 
+def test_no_two_threads_are_called_the_same(tmp_path: Path) -> None:
+    events = [step(1, 0, 50), span("cpu_op", "aten::mm", 1, 5)]
+    events += [span("cpu_op", "gloo:all_reduce", 10, 5, tid=tid) for tid in (7, 8)]
+    lanes = index_of(tmp_path, [events]).header.lanes
+    labels = [lane.label for lane in lanes if lane.kind == "thread"]
+    assert labels == ["CPU main", "CPU collectives 1", "CPU collectives 2"]
+
+
 def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
     day_us = 86_400e6
     ranks = [[span("cpu_op", "aten::mm", start_us, 20)] for start_us in (5, day_us)]
     meta = meta_answer(index_of(tmp_path, ranks))
     assert meta["end_ns"] == 20_000
+    assert meta["apart"]
     assert "one after the other" in meta["warnings"][-1]
 
 

@@ -8,7 +8,7 @@ import { showOperators } from './operators.js';
 import { Latest } from './source.js';
 import { showSplits } from './splits.js';
 import { State } from './state.js';
-import { emptyState, failedState } from './states.js';
+import { emptyState, failedState, unopenedState } from './states.js';
 import { followTheme } from './theme.js';
 import { showTimeline } from './timeline.js';
 import { hideTip } from './tip.js';
@@ -119,6 +119,7 @@ export class App {
   }
 
   changed(changes) {
+    if ('variant' in changes && !('sel' in changes)) this.state.note({ sel: null, range: null });
     if ('run' in changes && changes.run !== this.run?.name)
       return this.open(changes.run).catch((error) =>
         failedState(this.main, error.message, () => this.open(changes.run)),
@@ -174,7 +175,9 @@ export class App {
             run: event.target.value,
             variant: null,
             against: null,
+            oprank: null,
             sel: null,
+            range: null,
             from: null,
             to: null,
             rank: null,
@@ -213,7 +216,7 @@ export class App {
     this.main.dataset.view = this.tab;
     this.main.dataset.ready = 'false';
     try {
-      const view = await this.views[this.tab].show(this.main, this);
+      const view = await this.show();
       if (signal.aborted) return view?.stop?.();
       this.view = view ?? null;
       this.main.dataset.ready = 'true';
@@ -222,6 +225,12 @@ export class App {
       failedState(this.main, error.message, () => this.draw());
     }
     return undefined;
+  }
+
+  show() {
+    const problems = this.run.isTraces && !this.run.traced.length ? this.run.variants[0].planned.problems : [];
+    if (problems.length) return unopenedState(this.main, this.run.answer.title, problems);
+    return this.views[this.tab].show(this.main, this);
   }
 
   // What views ask for.
@@ -262,6 +271,13 @@ export class App {
 
   breakdown(variant, progress) {
     return this.traced('breakdown', { variant }, progress);
+  }
+
+  /** Draws the view again if the variant's traces are no longer those that it shows. */
+  async renew({ variant, version }) {
+    const asked = { run: this.run.name, variant: variant.id };
+    const meta = await this.source.get('timeline/meta', asked, this.signal).catch(() => null);
+    if (meta && meta.version !== version) await this.draw();
   }
 
   /** What a broken trace's message offers. */

@@ -53,7 +53,7 @@ export function picker(label, options, value, onpick) {
   return el('span', { class: 'picker' }, select);
 }
 
-/** A search field; `/` puts the cursor into it (the app listens), Esc leaves it. */
+/** A search field; `/` puts the cursor into it (the app listens), Esc empties and leaves it. */
 export function searchField(label, value, { oninput, onenter, onleave }) {
   let timer = 0;
   const tell = () => {
@@ -81,6 +81,8 @@ export function searchField(label, value, { oninput, onenter, onleave }) {
       }
       if (event.key !== 'Escape') return;
       event.stopPropagation();
+      clearTimeout(timer);
+      event.target.value = '';
       event.target.blur();
       onleave?.();
     },

@@ -2,7 +2,7 @@
 // wait for is outlined and named.
 
 import { el, onWidth, replace } from './dom.js';
-import { number, plural, three } from './format.js';
+import { number, plural, three, tickDecimals } from './format.js';
 import { fromZero, roundStep } from './scale.js';
 import { palette } from './theme.js';
 import { hideTip, showTip } from './tip.js';
@@ -11,13 +11,19 @@ const SHADES = 5;
 const ROW_PX = 7;
 const GAP_PX = 0.8;
 const PER_SHADE = [1, 2, 4, 6];
+/** Waits that begin above this share of the longest ones are told apart from there on. */
+const NARROW = 0.4;
 
-/** Bounds between the five shades, in ms: round, and the last one near the longest waits. */
+/** Bounds between the five shades, in ms: round, from nothing on, or within the waits where all are alike. */
 export function shadeBounds(waits) {
   const sorted = [...waits].sort((a, b) => a - b);
-  const high = sorted[Math.floor((sorted.length - 1) * 0.95)] || 1;
-  const unit = roundStep(high / 8);
-  return PER_SHADE.map((factor) => factor * unit);
+  const at = (share) => sorted[Math.floor((sorted.length - 1) * share)];
+  const high = at(0.95) || 1;
+  const low = at(0.15); // beyond the one or two that the others wait for
+  if (!(low > NARROW * high && high > low)) return PER_SHADE.map((factor) => factor * roundStep(high / 8));
+  const unit = roundStep((high - low) / SHADES);
+  const first = Math.ceil(low / unit);
+  return PER_SHADE.map((_, index) => (first + index) * unit);
 }
 
 /** Ranks sorted by mean wait, most first, each with its waits by step. */
@@ -123,7 +129,7 @@ function shadeLegend(bounds) {
 }
 
 function digits(bounds) {
-  return bounds[0] >= 1 ? 0 : bounds[0] >= 0.1 ? 1 : 2;
+  return Math.min(4, tickDecimals(bounds[1] - bounds[0]));
 }
 
 function nameMarks(rows) {

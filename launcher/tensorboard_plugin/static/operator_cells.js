@@ -19,16 +19,15 @@ export function nameCell(row, count) {
   );
 }
 
-/** A bar as long as the share, and the share. */
+/** A bar as long as the share, its waiting hatched, and the share. */
 export function shareCell(row, widest) {
+  const bar = (name, ms) =>
+    ms > 0 ? el('span', { class: name, style: { width: `${(100 * ms) / widest}%` } }) : null;
+  const wait = Math.min(row.wait_ms, row.self_ms);
   return el(
     'span',
     { class: 'share-cell' },
-    el(
-      'span',
-      { class: 'track' },
-      el('span', { class: row.class, style: { width: `${(100 * Math.max(0, row.self_ms)) / widest}%` } }),
-    ),
+    el('span', { class: 'track' }, bar(row.class, row.self_ms - wait), bar('wait', wait)),
     el('span', { class: 'value' }, number(row.share_percent, 1)),
   );
 }

@@ -2,11 +2,12 @@
 
 import { headline, picker, searchField, segmented } from './controls.js';
 import { el, replace } from './dom.js';
-import { number, plural, three } from './format.js';
+import { number, plural } from './format.js';
 import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
+import { rankGroups, shownRanks } from './operators_ranks.js';
+import { sentence, subSentence } from './operators_words.js';
 import { legend } from './phases.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
-import { shortName } from './tl_draw.js';
 import { rowKeys, virtualRows } from './virtual.js';
 
 const KINDS = [
@@ -16,8 +17,6 @@ const KINDS = [
 ];
 const NOUNS = { ops: 'operator', kernels: 'kernel', modules: 'module' };
 const ROW_PX = 30;
-/** Columns for single ranks; more don't fit. */
-const RANKS_SHOWN = 4;
 
 /** Draws the view into `host`. */
 export async function showOperators(host, app) {
@@ -47,12 +46,12 @@ function chooseAgainst(run, variant, wanted) {
 
 class Operators {
   constructor(host, app, found) {
-    Object.assign(this, { app, ...found, keeps: true });
+    Object.assign(this, { app, ...found, keeps: true, version: found.answer.version });
     this.columns = this.makeColumns();
     this.table = el('div');
     replace(
       host,
-      headline(this.sentence(), this.subSentence()),
+      headline(sentence(this), subSentence(this.answer)),
       problemNotes(this.answer.problems),
       this.controls(),
       this.table,
@@ -67,42 +66,17 @@ class Operators {
     return true;
   }
 
+  /** The run has changed: perhaps its traces have. */
+  update() {
+    return this.app.renew(this);
+  }
+
   get hasAgainst() {
     return this.against != null && this.answer.against_step_ms != null;
   }
 
   get noun() {
     return NOUNS[this.answer.kind];
-  }
-
-  sentence() {
-    const { answer, label } = this;
-    const named = answer.rows.filter((row) => row.name != null);
-    if (!named.length) return `${label}: the trace names no ${this.noun}s.`;
-    if (this.hasAgainst) return this.differenceSentence(named);
-    const top = named.reduce((a, b) => (b.self_ms > a.self_ms ? b : a));
-    return `${label}: ${shortName(top.name)} takes ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the step.`;
-  }
-
-  differenceSentence(named) {
-    const { answer, label, against } = this;
-    const longer = answer.step_ms - answer.against_step_ms;
-    const sign = longer >= 0 ? 1 : -1;
-    const main = named.reduce((a, b) =>
-      sign * (b.difference_ms ?? 0) > sign * (a.difference_ms ?? 0) ? b : a,
-    );
-    const share =
-      sign * main.difference_ms > 0 ? `; ${shortName(main.name)} alone ${three(Math.abs(main.difference_ms))} ms` : '';
-    return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label}${share}.`;
-  }
-
-  subSentence() {
-    const { answer } = this;
-    const rank =
-      answer.ranks.length > 1
-        ? `Self time counts on the slowest rank, rank ${answer.slowest_rank}`
-        : 'Self time';
-    return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.`;
   }
 
   controls() {
@@ -124,7 +98,7 @@ class Operators {
               )
             : null,
         ];
-    const count = this.answer.rows.filter((row) => row.name != null).length;
+    const count = this.answer.rows.filter((row) => row.named).length;
     return el(
       'div',
       { class: 'controls' },
@@ -135,6 +109,7 @@ class Operators {
           state.go({ tab: 'operators', kind: kind === 'ops' ? null : kind }),
         ),
         pickers,
+        this.rankPicker(),
       ),
       searchField(`filter ${plural(count, this.noun)}`, state.get('q', ''), {
         oninput: (q) => state.go({ q: q || null }),
@@ -144,8 +119,18 @@ class Operators {
     );
   }
 
+  /** Which ranks have columns, where not all fit. */
+  rankPicker() {
+    const { answer, app } = this;
+    if (answer.ranks.length <= this.ranks.length) return null;
+    return picker('ranks in columns', rankGroups(answer), String(this.ranks[0]), (rank) =>
+      app.state.go({ oprank: rank }),
+    );
+  }
+
   makeColumns() {
     const { answer } = this;
+    this.ranks = shownRanks(answer, this.app.state.get('oprank'));
     const widest = Math.max(1e-9, ...answer.rows.map((row) => row.self_ms ?? 0));
     const most = Math.max(1e-9, ...answer.rows.map((row) => Math.abs(row.difference_ms ?? 0)));
     this.decimals = answer.step_ms >= 1000 ? 0 : answer.step_ms >= 100 ? 1 : answer.step_ms >= 1 ? 2 : 3;
@@ -186,8 +171,9 @@ class Operators {
         cell: (row) => shareCell(row, widest),
       },
     ];
-    const ranks = answer.ranks.length > 1 ? answer.ranks.slice(0, RANKS_SHOWN) : [];
-    ranks.forEach((rank, index) =>
+    const { ranks } = this;
+    ranks.forEach((rank, place) => {
+      const index = answer.ranks.indexOf(rank);
       columns.push({
         key: `rank${rank}`,
         head: [
@@ -196,12 +182,12 @@ class Operators {
         ],
         right: true,
         width: ranks.length > 2 ? '76px' : '88px',
-        className: index > 1 ? 'c-samples' : '',
+        className: place > 1 ? 'c-samples' : '',
         sort: (row) => row.by_rank_ms[index],
         cell: (row) => rankCell(row, index, ms),
         total: ms(answer.step_by_rank_ms[index]),
-      }),
-    );
+      });
+    });
     if (this.hasAgainst) columns.push(...this.againstColumns(ms, most));
     return columns;
   }
@@ -256,6 +242,7 @@ class Operators {
     const rows = this.rows();
     const body = el('tbody');
     const isAll = !this.app.state.get('q');
+    if (isAll && !rows.some((row) => row.name != null)) return replace(this.table);
     replace(
       this.table,
       el(
@@ -314,14 +301,15 @@ class Operators {
   }
 
   row(row, index) {
-    const open = () => row.name != null && this.app.state.go({ tab: 'timeline', q: row.name });
+    const isFound = row.name != null && row.named;
+    const open = () => isFound && this.app.state.go({ tab: 'timeline', q: row.name });
     return el(
       'tr',
       {
         tabindex: index ? -1 : 0,
         onclick: open,
         onkeydown: (event) => rowKeys(event, open),
-        title: row.name == null ? null : `${row.name}: find it in the timeline`,
+        title: isFound ? `${row.name}: find it in the timeline` : null,
       },
       this.columns.map((column) => el('td', { class: cellClass(column) }, column.cell(row))),
     );
@@ -329,17 +317,17 @@ class Operators {
 
   restRow() {
     const { answer } = this;
-    return this.mutedRow('copy, input, idle', answer.rest_ms, answer.rest_by_rank_ms, answer.against_rest_ms);
+    return this.mutedRow('input, idle', answer.rest_ms, answer.rest_by_rank_ms, answer.against_rest_ms);
   }
 
-  /** What the rows count twice because it ran side by side; without it they would be longer than the step. */
+  /** What the rows count twice because it ran side by side, or in no step: without it they'd be longer than the step. */
   overlapRow() {
     const { answer, decimals } = this;
     const of = (value) => (value == null ? null : 0 - value);
     const all = [answer.overlap_ms, ...answer.overlap_by_rank_ms, answer.against_overlap_ms ?? 0];
     if (all.every((value) => Number(value.toFixed(decimals)) === 0)) return null;
     return this.mutedRow(
-      'side by side, counted twice above',
+      'above, but side by side or outside of steps',
       of(answer.overlap_ms),
       answer.overlap_by_rank_ms.map(of),
       of(answer.against_overlap_ms),

@@ -226,6 +226,7 @@ function addClass(sum, kind, ns) {
 }
 
 function addName(names, name, kind, ns) {
-  const known = names.get(name) ?? { name, class: kind, count: 0, total_ns: 0 };
-  names.set(name, { ...known, count: known.count + 1, total_ns: known.total_ns + ns });
+  const key = `${kind} ${name}`; // a collective's waiting and its transfer are two sums
+  const known = names.get(key) ?? { name, class: kind, count: 0, total_ns: 0 };
+  names.set(key, { ...known, count: known.count + 1, total_ns: known.total_ns + ns });
 }

@@ -7,6 +7,18 @@ export function roundStep(least) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least * (1 - 1e-9));
 }
 
+/** Every how many ticks at `places` there is room for names of these widths, all along: 1, 2, 5, 10 and so on. */
+export function labelEvery(places, widths) {
+  const fits = (every) =>
+    places.every((at, index) => {
+      const next = places[index + every];
+      return index % every || next == null || next - at >= widths[index];
+    });
+  let every = 1;
+  while (every < places.length && !fits(every)) every = roundStep(every * 1.5);
+  return every;
+}
+
 /** Multiples of `step` within [low, high]. */
 export function ticks(low, high, step) {
   const first = Math.ceil(low / step - 1e-9);

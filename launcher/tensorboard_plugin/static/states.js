@@ -124,6 +124,19 @@ export function untracedState(host, label) {
   );
 }
 
+/** Somebody's traces of which none may be opened. */
+export function unopenedState(host, label, problems) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'unopened' },
+      headline(`No trace of ${label} is opened.`, whatIsWrong({ message: `${problems.length > 1 ? 'Each' : 'It'} ${problems[0].message}` })),
+      problems.map((problem) => el('p', {}, el('code', {}, problem.file))),
+    ),
+  );
+}
+
 /** Something failed that should not have. */
 export function failedState(host, message, again) {
   replace(

@@ -8,6 +8,8 @@ import { hideTip, showTip } from './tip.js';
 
 /** Beyond this share of a variant's steps the scale doesn't follow: they stand at the edge. */
 const FOLLOWED = 0.985;
+/** But for those that are no farther beyond it than this share of its length. */
+const CLOSE = 0.25;
 /** The axis covers at least this share of the longest step: a hair's breadth doesn't look like a spread. */
 const LEAST_RANGE = 0.02;
 const NEAR_PX = 7;
@@ -18,8 +20,19 @@ export function stripScale(all) {
     const sorted = [...steps].sort((a, b) => a - b);
     return sorted.length ? [sorted[0], sorted[Math.floor((sorted.length - 1) * FOLLOWED)]] : [];
   });
+  const first = padded(ends);
+  const most = longest(all);
+  const isClose = most <= first.scale.high + CLOSE * (first.scale.high - first.scale.low);
+  return isClose && most > first.scale.high ? padded([...ends, most]) : first;
+}
+
+function padded(ends) {
   const { scale, step } = around(ends, 5, LEAST_RANGE * Math.max(...ends, 1e-3));
   return { scale: new Scale(scale.low, scale.high + 0.1 * (scale.high - scale.low)), step };
+}
+
+function longest(all) {
+  return all.reduce((most, { step_ms: steps }) => steps.reduce((a, b) => Math.max(a, b), most), 0);
 }
 
 export function stripAxis(scale, step) {

@@ -40,9 +40,9 @@ export async function showTimeline(host, app) {
 
 class Timeline {
   constructor(host, app, variant, meta) {
-    Object.assign(this, { app, variant, meta, keeps: true, classes: meta.classes });
+    Object.assign(this, { app, variant, meta, keeps: true, classes: meta.classes, version: meta.version });
     this.endNs = Math.max(1, meta.end_ns);
-    this.steps = mergedSteps(meta.steps);
+    this.steps = meta.apart ? [] : mergedSteps(meta.steps); // else steps of one number are one step
     this.expanded = new Set();
     this.scrollTop = 0;
     this.feed = new Feed(this);
@@ -146,6 +146,7 @@ class Timeline {
   restore() {
     const { state } = this.app;
     if (state.get('sel')) this.select({ id: state.get('sel') }, false);
+    else if (state.get('range')) this.selection.restoreRange(state.list('range'));
     if (state.get('q')) this.search.find(state.get('q'));
   }
 
@@ -214,12 +215,19 @@ class Timeline {
     this.resized();
   }
 
-  get(route, parameters, signal) {
-    return this.app.source.get(
-      route,
-      { run: this.app.run.name, variant: this.variant.id, ...parameters },
-      signal,
-    );
+  /** The run has changed: perhaps its traces have. */
+  update() {
+    return this.app.renew(this);
+  }
+
+  /** An answer from the traces that are shown; where they have changed, all is drawn again. */
+  async get(route, parameters, signal) {
+    const asked = { run: this.app.run.name, variant: this.variant.id, ...parameters };
+    const answer = await this.app.source.get(route, asked, signal);
+    if (answer.version === this.version) return answer;
+    this.app.state.note({ sel: null, range: null });
+    this.app.draw();
+    throw new DOMException('the trace has changed', 'AbortError');
   }
 
   failed(error) {

@@ -1,7 +1,7 @@
 // Draws the timeline on canvases: overview, steps with ruler, lanes. Nothing here asks or listens.
 
 import { duration, number, three, tickDecimals } from './format.js';
-import { roundStep, ticks } from './scale.js';
+import { labelEvery, roundStep, ticks } from './scale.js';
 import { LABEL_PX, rowBox } from './tl_layout.js';
 
 export const FONT = (size, weight = 400) =>
@@ -100,7 +100,8 @@ function drawTicks(context, window, x, width, height, colours) {
     context.strokeStyle = colours.axis;
     line(context, at, 21, at, height);
     context.fillStyle = colours.muted;
-    context.fillText(number(tick / 1e6, Math.min(6, decimals)), at + 4, 31);
+    const text = number(tick / 1e6, Math.min(6, decimals));
+    if (at + 4 + context.measureText(text).width <= width) context.fillText(text, at + 4, 31);
   }
 }
 
@@ -357,16 +358,15 @@ function drawOverviewNames(context, view, rows, rowPx, x, width, colours) {
   else context.fillText(`${number(rows.length)} ranks`, 0, (rows.length * rowPx) / 2);
   const y = rows.length * rowPx + 10;
   context.fillText('step', 0, y);
-  let free = 0;
-  for (const step of view.steps) {
-    const at = Math.round(x(step.start_ns)) + 0.5;
+  const places = view.steps.map((step) => Math.round(x(step.start_ns)) + 0.5);
+  const names = view.steps.map((step) => number(step.step));
+  const widths = names.map((text) => 12 + context.measureText(text).width);
+  const every = labelEvery(places, widths);
+  places.forEach((at, index) => {
     context.strokeStyle = colours.axis;
     line(context, at, rows.length * rowPx, at, y + 6);
-    const text = number(step.step);
-    if (at < free || at + 6 > width) continue;
-    context.fillText(text, at + 4, y);
-    free = at + 12 + context.measureText(text).width;
-  }
+    if (index % every === 0 && at + widths[index] < width + 8) context.fillText(names[index], at + 4, y);
+  });
 }
 
 function drawHandles(context, from, to, bottom, colours) {

@@ -32,7 +32,7 @@ export function buildPage(host, view) {
     controls(view),
     el('div', { class: 'timeline' }, view.overviewCanvas, view.ruler, view.body),
     view.panel,
-    stepTable(view.steps),
+    stepTable(view.meta.apart ? view.meta.steps : view.steps),
   );
   hintPanel(view.panel);
 }
@@ -54,6 +54,7 @@ function sentence({ app, variant, steps, meta }) {
   const said = variant.planned.explanation;
   const label = app.run.isTraces ? app.run.answer.title : variant.label;
   if (said) return `${label}: ${lowerFirst(said)}`.replace(/([^.])$/, '$1.');
+  if (meta.apart) return `${label}: ${plural(meta.ranks.length, 'trace')}, recorded one after the other.`;
   return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
 }
 
@@ -61,7 +62,8 @@ function subSentence({ app, meta, endNs }) {
   const took = app.run.isTraces
     ? ''
     : ' Recorded after the measurement, with the profiler on: steps are a little slower here.';
-  return `${number(meta.num_events)} events in ${duration(endNs)}; ranks on one clock.${took}`;
+  const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? '; ranks on one clock' : '';
+  return `${number(meta.num_events)} events in ${duration(endNs)}${clock}.${took}`;
 }
 
 function controls(view) {
@@ -81,7 +83,7 @@ function choice({ app, variant }) {
   if (run.isTraces || !run.traced.length) return null;
   const options = run.traced.map((one) => [one.id, one.label]);
   return picker('variant', options, variant.id, (id) =>
-    state.go({ tab: 'timeline', variant: id, sel: null, from: null, to: null, rank: null }),
+    state.go({ tab: 'timeline', variant: id, sel: null, range: null, from: null, to: null, rank: null }),
   );
 }
 
@@ -89,7 +91,10 @@ function search(view) {
   return searchField('kernel, operator or stream', view.app.state.get('q', ''), {
     oninput: (q) => view.search.find(q),
     onenter: (back) => view.search.next(back ? -1 : 1),
-    onleave: () => view.lanesCanvas.focus(),
+    onleave: () => {
+      view.search.find('');
+      view.lanesCanvas.focus();
+    },
   });
 }
 

@@ -7,6 +7,8 @@ import { tipped } from './tip.js';
 import { shortName } from './tl_draw.js';
 
 const NAMES_SHOWN = 8;
+/** A collective has two sums of one name. */
+const PART_OF = { wait: 'waiting, ', transfer: 'transfer, ' };
 
 /** Nothing selected: what can be done here. */
 export function hintPanel(panel) {
@@ -249,7 +251,7 @@ export function sumsPanel(panel, sums, classOf) {
               'dt',
               { class: 'name-cell' },
               el('span', { class: `swatch ${classOf(one.class)}` }),
-              el('span', { title: one.name }, shortName(one.name)),
+              el('span', { title: one.name }, `${PART_OF[one.class] ?? ''}${shortName(one.name)}`),
             ),
             el('dd', {}, `${three(one.total_ns / 1e6)} \u00b7 ${number(one.count)}`),
           ]),

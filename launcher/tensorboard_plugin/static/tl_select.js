@@ -23,7 +23,7 @@ export class Selection {
     this.event = null;
     this.range = null;
     this.latest.cancel();
-    this.timeline.app.state.note({ sel: null });
+    this.timeline.app.state.note({ sel: null, range: null });
     hintPanel(this.timeline.panel);
     this.timeline.redraw();
   }
@@ -37,7 +37,7 @@ export class Selection {
         if (event.state !== 'ready') return;
         this.event = event;
         this.range = null;
-        timeline.app.state.note({ sel: String(event.id) });
+        timeline.app.state.note({ sel: String(event.id), range: null });
         eventPanel(timeline.panel, event, (other) => this.select(other));
         if (bring) this.bring(event);
         timeline.redraw();
@@ -92,7 +92,15 @@ export class Selection {
     timeline.redraw();
     if (!isDone || !this.range) return;
     this.event = null;
-    timeline.app.state.note({ sel: null });
+    timeline.app.state.note({ sel: null, range: `${from}~${to}` });
+    this.sumUp(from, to);
+  }
+
+  /** Chooses the stretch that the address has, as far as the trace has it. */
+  restoreRange(ends) {
+    const [from, to] = ends.map(Number).map((ns) => Math.min(Math.max(Math.round(ns), 0), this.timeline.endNs));
+    if (!(to > from)) return;
+    this.range = { from, to };
     this.sumUp(from, to);
   }
 

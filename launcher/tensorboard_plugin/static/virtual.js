@@ -21,6 +21,7 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
     return;
   }
   let drawn = '';
+  let drawnFirst = 0;
   const draw = () => {
     if (!body.isConnected && drawn) return stop();
     const top = body.isConnected ? body.getBoundingClientRect().top : 0;
@@ -28,13 +29,18 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
     const inView = visibleRows(top - 74, innerHeight - 74, rowHeight, count, 0);
     seen(...inView);
     if (drawn === `${first}-${end}`) return undefined;
+    const focused = drawnFirst + [...body.children].indexOf(document.activeElement) - 1; // after the spacer
+    const hadFocus = body.contains(document.activeElement);
     drawn = `${first}-${end}`;
+    drawnFirst = first;
     const rows = Array.from({ length: end - first }, (_, index) => rowOf(first + index));
     body.replaceChildren(
       spacer(first * rowHeight, columns),
       ...rows,
       spacer((count - end) * rowHeight, columns),
     );
+    // Arrow keys go on from the row that they had come to, which is another element now.
+    if (hadFocus) rows[focused - first]?.focus({ preventScroll: true });
     return undefined;
   };
   const stop = () => {

@@ -356,7 +356,7 @@ async function showTraces(host, app) {
       'The mean of the typical traced steps of each rank. Transfer, wait and copy count only where no compute hides them.',
     ),
     problemNotes(answer.problems, answer.warnings),
-    el('div', { class: 'controls' }, legend()),
+    ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend()),
     grid,
   );
   if (!block.ranks.length) return undefined;

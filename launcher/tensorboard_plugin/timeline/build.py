@@ -142,6 +142,7 @@ def _write(
         ranks=analysis.report.ranks,
         warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
+        apart=is_apart,
     )
 
 
@@ -178,7 +179,10 @@ def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str,
     for path in paths:
         texts = [text.replace(str(path.parent) + os.sep, "") for text in texts]
     if is_apart:
-        texts.append("the traces were recorded one after the other; each is shown from its own start")
+        texts.append(
+            "the traces were recorded one after the other; each is shown from its own start "
+            "(traces of different jobs belong in folders of their own)"
+        )
     if num_hidden:
         texts.append(f"{num_hidden:,} ranges lie too deep inside others to be shown")
     return tuple(texts)

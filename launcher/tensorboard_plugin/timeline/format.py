@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from launcher.trace.model import RankTrace
 
-FORMAT = 2
+FORMAT = 3
 """To be raised with every change here or in what the entries mean; older indexes are made anew then."""
 INDEX_FILE = "index.json"
 
@@ -132,6 +132,8 @@ class Header:
     ranks: tuple[RankTrace, ...]
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
+    apart: bool = False
+    """Whether the ranks' traces have nothing in common; each rank's times count from its own start then."""
 
     def length(self, column: str) -> int:
         """Entries of a column."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,17 +21,20 @@ def thread_labels(trace: Trace) -> dict[int, str]:
     counts.update(each.thread for each in trace.ranges if each.kind in (HostKind.DATA, HostKind.COMM))
     collective = {each.thread for each in trace.of_kind(HostKind.COMM)}
     main, autograd = _main_thread(trace, counts), _autograd_threads(trace)
-    found = {}
+    roles: dict[str, list[int]] = {"main": [], "autograd": [], "collectives": [], "thread": []}
     for thread, _ in counts.most_common():
-        what = "main" if thread == main else None
-        if what is None and thread in autograd:
-            what = "autograd"
-        if what is None and thread in collective:
-            what = "collectives"
-        found[thread] = f"CPU {what or f'thread {trace.threads[thread][1]}'}"
-    places = ["CPU main", "CPU autograd", "CPU collectives"]
-    order = sorted(found, key=lambda thread: places.index(found[thread]) if found[thread] in places else 3)
-    return {thread: found[thread] for thread in order}
+        is_any = (thread == main, thread in autograd, thread in collective, True)
+        roles[next(role for role, is_it in zip(roles, is_any, strict=True) if is_it)].append(thread)
+    others = roles.pop("thread")
+    found = {thread: label for role, threads in roles.items() for thread, label in _numbered(role, threads)}
+    return found | {thread: f"CPU thread {trace.threads[thread][1]}" for thread in others}
+
+
+def _numbered(role: str, threads: Sequence[int]) -> list[tuple[int, str]]:
+    """Label of each thread: two lanes must not be called the same."""
+    if len(threads) == 1:
+        return [(threads[0], f"CPU {role}")]
+    return [(thread, f"CPU {role} {number}") for number, thread in enumerate(sorted(threads), 1)]
 
 
 def stream_labels(trace: Trace) -> dict[int, str]:
