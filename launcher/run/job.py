@@ -30,13 +30,14 @@ from launcher.run.open import (
     read_invocation,
     resume_run,
 )
+from launcher.run.outcome import outcome_error
 from launcher.run.pool import TRAINING, WorkerPool
 from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
 from launcher.run.ranks import Pools
 from launcher.run.relay import Relay
 from launcher.run.running import claimed
-from launcher.run.session import Session, outcome_error
+from launcher.run.session import Session
 from launcher.run.signals import forwarded, interruptible
 from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec

@@ -12,7 +12,7 @@ from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
 from launcher.control import leave
-from launcher.errors import GpurunError, MachineError, VariantError
+from launcher.errors import MachineError
 from launcher.host import Machine
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
@@ -351,13 +351,3 @@ def allowed_s(limit_s: float, doing: Event | None) -> float:
     """Seconds that a launch may spend on what it does now, where a variant may take `limit_s`."""
     is_on_variant = doing is not None and doing.variant is not None
     return limit_s if is_on_variant else max(limit_s, START_S)
-
-
-def outcome_error(comparison: Comparison) -> GpurunError | None:
-    """What the command ends with, though the results stand: a variant failed or timed out."""
-    lost = [v.id for v in comparison.variants if v.status in ("failed", "timeout")]
-    return (
-        VariantError(f"{len(lost)} of {len(comparison.variants)} variants failed: {', '.join(lost)}")
-        if lost
-        else None
-    )
