@@ -124,6 +124,29 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
     assert done.stderr.strip() == "[]"
 
 
+def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """A command line of shell, with `gpurun` and `python` in it."""
+    script = words.replace("python", sys.executable).replace("gpurun", f"{sys.executable} -m launcher")
+    return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from launcher.streams import fill_gaps; fill_gaps(); print(1);"
+        "open('names', 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
+    )
+    assert in_shell(tmp_path, f'python -c "{code}" 0<&- >&- 2>&-').returncode == 0
+    assert (tmp_path / "names").read_text() == str(["/dev/null"] * 3)
+    assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
+
+
+def test_a_full_disk_behind_the_output_is_told_and_behind_the_messages_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
+    assert (done.returncode, done.stderr) == (3, "gpurun: can't write the output: No space left on device\n")
+    assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()
