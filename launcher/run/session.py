@@ -12,7 +12,7 @@ from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
 from launcher.control import leave
-from launcher.errors import MachineError
+from launcher.errors import Interrupted, MachineError
 from launcher.host import Machine
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
@@ -42,7 +42,7 @@ from launcher.run.running import entered
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, append_lines, write_json
 from launcher.spec.model import JobSpec
-from launcher.units import plural
+from launcher.units import format_duration, plural
 
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""
@@ -142,13 +142,7 @@ class Session:
         self.pool.start(self.requests(launch, name))
         if position == 0 and len(self.plan.launches) > 1:
             self.pool.preload(OPTIMIZING)
-        try:
-            exits, ended = self.watch(position, launch, tail, name)
-        finally:
-            stopped_ns = time.time_ns()
-            self.pool.stop(self.spec.grace_s)
-            leave(self.run.control(name))
-            entered(self.run, None)
+        exits, ended, stopped_ns = self.supervise(position, launch, tail, name)
         exits += self.pool.poll(0)
         if program is not None:
             end_launch(self.run, program, name, exits)
@@ -165,6 +159,31 @@ class Session:
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
+
+    def supervise(
+        self, position: int, launch: Launch, tail: EventTail, name: str
+    ) -> tuple[list[Exit], Ended | None, int]:
+        """Watches the ranks, and ends those that are left; as `watch` returns it, and when that was.
+
+        What ranks write when they are asked to end is shown (that a checkpoint was saved, say), but not after
+        a failure: they would only tell that their peer is gone.
+        """
+        is_failure = True
+        try:
+            exits, ended = self.watch(position, launch, tail, name)
+            is_failure = ended is None
+        except Interrupted as interruption:
+            is_failure = False
+            self.account.say(stopping_text(interruption, self.spec.grace_s))
+            raise
+        finally:
+            stopped_ns = time.time_ns()
+            self.pool.stop(self.spec.grace_s)
+            if self.relay is not None and not is_failure:
+                self.relay.finish()
+            leave(self.run.control(name))
+            entered(self.run, None)
+        return exits, ended, stopped_ns
 
     def host_of(self, launch: Launch, rank: int) -> str:
         """The machine that a rank runs on."""
@@ -345,6 +364,16 @@ class Session:
         log = self.run.log(name, rank or 0).relative_to(self.run.path)
         reason = f"{ended.late}{where}"
         return VariantStatus("timeout", reason, name, rank, str(log))
+
+
+def stopping_text(interruption: Interrupted, grace_s: float) -> str:
+    """What a person should know who waits for the ranks to end."""
+    if grace_s <= 0:
+        return f"{interruption.cause}: the ranks are killed"
+    return (
+        f"{interruption.cause}: the ranks are asked to end, and killed after {format_duration(grace_s)}; "
+        "another Ctrl-C kills them at once"
+    )
 
 
 def allowed_s(limit_s: float, doing: Event | None) -> float:

@@ -275,15 +275,16 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(
     write(tmp_path, "job.yaml", SLEEP_JOB)
     argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run", "--set", "steps.early_stop=false"]
     with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         wait_for_round(tmp_path / "run", 4, run)
         family = descendants(run.pid)
         run.send_signal(number)
-        said, _ = run.communicate(timeout=30)
+        said, told = run.communicate(timeout=30)
+    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in told
     assert run.returncode == 130
     assert all_gone(family) == []
-    assert "not complete" in said
+    assert "not complete: gpurun --resume run measures" in said
     before = json.loads((tmp_path / "run" / "comparison.json").read_text())
     assert not before["complete"]
     assert before["variants"][0]["rounds"] >= 3
