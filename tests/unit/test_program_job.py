@@ -10,6 +10,7 @@ import pytest
 from launcher.errors import MachineError, SpecError
 from launcher.plan.build import build_plan
 from launcher.plan.model import Plan
+from launcher.run.job import Output
 from launcher.spec.command import program_job
 from launcher.spec.load import load_job, load_text
 from launcher.topology import Topology
@@ -206,3 +207,11 @@ def test_mistakes_of_gpurun_run_stand_in_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_text(program_job("nope.py", None, [], "cpu:2"), "gpurun run", [], tmp_path)
     assert str(caught.value).startswith("gpurun run: there is no file nope.py")
+
+
+def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:2\n")
+    Output(only_rank=1).check(plan)
+    Output().check(plan)
+    with pytest.raises(SpecError, match="--only-rank 2: no variant has such a rank; they are 0 to 1"):
+        Output(only_rank=2).check(plan)
