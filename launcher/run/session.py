@@ -282,6 +282,8 @@ class Session:
         else:
             return None
         hang = diagnose(self.pool.observe(self.run.control(name)))
+        if hangs and hang.is_before_first_step:
+            late += " (the first was still to come)"
         variant = tail.last.variant if tail.last else None
         self.account.hang(hang, name, f"{variant or launch.id} {late}")
         return Ended(late=late, hang=hang) if stops else None
