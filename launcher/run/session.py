@@ -25,6 +25,7 @@ from launcher.run.attempts import (
     finished_variants,
     merged_facts,
     missing_variants,
+    num_restarts,
     rounds_done,
     status_of,
     untried_alike,
@@ -294,8 +295,7 @@ class Session:
             return False
         if ended.failure is not None and not can_pass(ended.failure):
             return False
-        before = [r for r in self.run.read_restarts() if r.launch.partition("~")[0] == launch.id]
-        number = len(before) + 1
+        number = num_restarts(self.run, launch) + 1
         if number > self.spec.restarts:
             return False
         reason = ended.failure.reason if ended.failure else str(ended.late)
