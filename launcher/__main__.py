@@ -7,6 +7,9 @@ quit_on_interrupt()  # before anything else is imported: that is most of a short
 
 def main() -> None:
     """The command line, with 130 and no traceback whenever Ctrl-C comes."""
+    from launcher.streams import prepare_streams
+
+    prepare_streams()
     from launcher.cli import main as run_command
 
     try:

@@ -119,7 +119,9 @@ def node_options(command: F) -> F:
         click.option(
             "--node-rank", type=click.IntRange(0), help="This node's number, from 0: for `nodes: N`."
         ),
-        click.option("--rendezvous", metavar="HOST:PORT", help="Where the nodes meet; HOST is node 0."),
+        click.option(
+            "--rendezvous", metavar="HOST[:PORT]", help="Where the nodes meet; HOST is node 0. Port: 29400."
+        ),
         click.option(
             "--interface", metavar="NAME", help="Network interface; default: the one that leads to HOST."
         ),

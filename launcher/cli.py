@@ -82,7 +82,8 @@ def job_command(
     Example: gpurun examples/quickstart.yaml --set steps.rounds=12
 
     Exit codes: 0 ok (also with variants that are oom, skipped or unsteady), 2 the job file or the command
-    line is wrong, 3 the machine lacks what the job asks, 4 a variant failed or timed out, 130 interrupted.
+    line is wrong, 3 the machine lacks what the job asks, 4 a variant failed or timed out, or all of them ran
+    out of memory, 130 interrupted.
     """
     from launcher.interrupt import quit_on_interrupt
 

@@ -53,7 +53,7 @@ def run_command(
     Example: gpurun run train.py --devices cpu:2 -- --epochs 1
 
     Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what is asked for, 4 the program
-    failed, 130 interrupted.
+    failed or ran out of memory, 130 interrupted.
     """
     from launcher.interrupt import quit_on_interrupt
 

@@ -23,7 +23,8 @@ def register_running(group: click.Group) -> None:
 def stacks(run: Path, as_json: bool) -> None:
     """Show what every rank of a running job is doing, and which rank the others wait for.
 
-    Works whatever the ranks do, also in C code that holds the GIL; they go on as if nothing had been.
+    Works whatever the ranks do, also in C code that holds the GIL, and they go on. They are asked by a
+    signal: a pause in C code that isn't begun again after one (EINTR) ends early.
 
     Example: gpurun stacks runs/gpt-splits/latest
     """

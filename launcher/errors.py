@@ -78,3 +78,7 @@ class Interrupted(GpurunError):
     """Ctrl-C or SIGTERM ended the run; what was measured before is kept."""
 
     exit_code = 130
+
+    def __init__(self, cause: str = "Ctrl-C") -> None:
+        self.cause = cause
+        super().__init__(f"interrupted by {cause}; what was measured before is kept")

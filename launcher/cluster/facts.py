@@ -79,7 +79,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     elif host.count(":") == 1:
         host, _, port = host.partition(":")
     if not host or not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise SpecError(f"the rendezvous {text!r} is no HOST:PORT, such as node0.example.org:29400")
+        raise SpecError(f"the rendezvous {text!r} is no HOST[:PORT], such as node0.example.org:29400")
     return host, int(port)
 
 

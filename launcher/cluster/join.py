@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,12 @@ from launcher.plan.nodes import Node
 from launcher.plan.spread import node_of
 from launcher.run.guard import Guard
 from launcher.spec.model import JobSpec
+from launcher.units import format_duration, plural
 
 MEET_S = 60.0
 """torch's rendezvous of nodes that are all known to be there: seconds, over a slow link."""
+ANSWER_S = 5.0
+"""What node 0's word that the time is up may take to the others."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,17 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine:
 
 @contextmanager
 def joined(
-    guard: Guard, spec: JobSpec, job_dir: Path, flags: NodeFlags, machine: Machine
+    guard: Guard,
+    spec: JobSpec,
+    job_dir: Path,
+    flags: NodeFlags,
+    machine: Machine,
+    say: Callable[[str], None],
 ) -> Iterator[Joined]:
     """All nodes together; however the block ends, all nodes are told, with one cause and one exit code.
+
+    Args:
+        say: is told what is waited for.
 
     Raises:
         SpecError: facts are missing, or the nodes ask for different things.
@@ -64,6 +75,7 @@ def joined(
     facts = find_facts(spec.nodes, flags, os.environ)
     place = find_place(facts.host, facts.port, flags.interface, os.environ)
     hello = introduce(spec, job_dir, facts, place, machine)
+    say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
     link = Link(guard, link_options(guard, facts, place, flags))
     try:
         yield _join(link, hello, spec.nodes, flags.join_timeout_s)
@@ -75,6 +87,15 @@ def joined(
         raise
     finally:
         link.close()
+
+
+def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
+    """What a person should know who sees nothing happen, perhaps for minutes."""
+    others = plural(num_nodes - 1, "other node") if facts.rank == 0 else "node 0"
+    place = f"{facts.host}:{facts.port}"
+    return (
+        f"node {facts.rank} of {num_nodes} waits for {others} at {place} (up to {format_duration(timeout_s)})"
+    )
 
 
 def link_options(guard: Guard, facts: Facts, place: Place, flags: NodeFlags) -> LinkOptions:
@@ -119,16 +140,32 @@ def _join(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
     else:
         nodes = ()
         link.send(0, hello)
-        # Node 0 knows best when the time is up, and says so to all.
-        welcome = link.take(Welcome, timeout_s + MEET_S)
-        if welcome is None:
-            raise MachineError(f"node 0 did not answer within {timeout_s + MEET_S:g} s")
-        hosts = welcome.hosts
+        hosts = await_welcome(link, timeout_s).hosts
     link.hosts = hosts
     link.meet(num_nodes)
     if not link.await_met(MEET_S):
         raise NodesError(f"the nodes did not come through torch's rendezvous within {MEET_S:g} s")
     return Joined(link, hello.rank, hosts, nodes)
+
+
+def await_welcome(link: Link, timeout_s: float) -> Welcome:
+    """Node 0's word that all are there.
+
+    Node 0 knows best when the time is up, and says so to all. Its time began before it could be reached.
+
+    Raises:
+        NodesError: it says nothing, though it was reached.
+        MachineError: it could not be reached.
+    """
+    while not link.await_connected(timeout_s):
+        continue  # it would have raised: its own limit is the same
+    welcome = link.take(Welcome, timeout_s + ANSWER_S)
+    if welcome is None:
+        raise NodesError(
+            f"node 0 was reached, but has not said within {timeout_s + ANSWER_S:g} s that all nodes came\n"
+            "    its gpurun was killed, the machine is down, or the network to it is cut"
+        )
+    return welcome
 
 
 def gather(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:

@@ -111,6 +111,14 @@ class Link:
         self._silence.resume(self._clock())
         return self._await(lambda: self._pick(kind), timeout_s)
 
+    def await_connected(self, timeout_s: float) -> bool:
+        """Whether the store has been reached in time; messages stay for `poll`.
+
+        Raises:
+            MachineError: the link has given up.
+        """
+        return self._await(lambda: self.connected or None, timeout_s) is not None
+
     def await_met(self, timeout_s: float) -> bool:
         """Whether all nodes have come through torch's rendezvous in time; messages stay for `poll`."""
         return self._await(lambda: self.num_met or None, timeout_s) is not None

@@ -19,7 +19,7 @@ from launcher.cluster.pool import ClusterPool
 from launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
 from launcher.host import Machine, inspect_machine
 from launcher.run.guard import Guard
-from launcher.run.job import Finished, Job, carry_out, prepare
+from launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
 from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress
 from launcher.run.signals import forwarded
@@ -38,7 +38,7 @@ def run_on_nodes(guard: Guard, pools: WorkerPools, job: Job, flags: NodeFlags) -
         GpurunError: the same one, with the same exit code, on every node.
     """
     machine = inspect_machine()
-    with joined(guard, job.spec, job.job_dir, flags, machine) as here:
+    with joined(guard, job.spec, job.job_dir, flags, machine, say_on_stderr) as here:
         if here.rank == 0:
             return lead(here, pools, job, machine)
         follow(here, pools, job)

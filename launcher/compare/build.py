@@ -24,7 +24,7 @@ from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.notes import notes
 from launcher.compare.probes import probe_result, probe_summary
 from launcher.compare.standings import Standings, standings
-from launcher.compare.summary import summary
+from launcher.compare.summary import summary, summary_without_steps
 from launcher.compare.throughput import gpu_names, throughput
 from launcher.compare.traced import read_traced
 from launcher.plan.model import Plan
@@ -139,6 +139,8 @@ def closing_sentence(
     """Which is fastest; or why that can't be said."""
     if not is_one_task(plan):
         return apart_summary(plan, results)
+    if ranking is None and (ran := [result for result in results if result.wall_s is not None]):
+        return summary_without_steps(ran)
     return unranked(results, disturbed) if disturbed else summary(ranking, plan.baseline)
 
 

@@ -30,6 +30,13 @@ def summary(standings: Standings | None, baseline: str) -> str:
     return f"{_lead(standings, baseline)}{_told(' ', remaining)}"
 
 
+def summary_without_steps(ran: Sequence[VariantResult]) -> str:
+    """The text under programs that ran to their end, and of which nothing else is known."""
+    if len(ran) > 1:
+        return f"{len(ran)} variants ran to their end; no steps were seen, so none is fastest."
+    return f"{variant_label(ran[0])} ran for {ran[0].wall_s:.1f} s; no steps were seen."
+
+
 def _lead(standings: Standings, baseline: str) -> str:
     """Who leads, and whether that is sure."""
     if not standings.rivals:

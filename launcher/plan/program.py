@@ -56,6 +56,7 @@ def program_processes(
             **variant.env,
             **_node_env(variant, place, machines[place.node]),
             **_shared_env(f"{spec.name}-{launch_id}", place, found[-1].node + 1, store_address(machines[0])),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.restarts),
         }
         for place in found
     }
@@ -108,8 +109,7 @@ def _shared_env(run_id: str, place: Place, num_nodes: int, address: str) -> Mapp
         "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": address,
         "TORCHELASTIC_RUN_ID": run_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",  # of the first attempt
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }

@@ -26,7 +26,7 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
     notes = [Text(note) for note in (*found, *facts, *comparison.notes)]
     warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
     if not comparison.complete:
-        text = "This run is not complete: the same command with --resume measures what is missing."
+        text = f"This run is not complete: gpurun --resume {page.run or 'RUN'} measures what is missing."
         warnings.append(Text.assemble(("! ", "yellow"), text))
     lines = [*notes, *warnings, Text(), Text(comparison.summary, "bold")]
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)

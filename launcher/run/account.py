@@ -10,6 +10,7 @@ from launcher.records import RootCause
 from launcher.run.blame import Failure, explain, last_lines, with_crash
 from launcher.run.hang import Hang
 from launcher.run.limits import remedy
+from launcher.run.lines import plain
 from launcher.rundir import RunDir, write_json
 
 LOG_TAIL_BYTES = 1 << 16
@@ -28,6 +29,7 @@ class Account:
     """The first attempt that failed with this exception, by its type, message and traceback."""
 
     def tell(self, text: str) -> None:
+        text = plain(text)  # a program's own words are in it
         self.told.append(text)
         self.say(text)
 

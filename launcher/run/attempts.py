@@ -23,6 +23,11 @@ def attempts(run: RunDir, launch: Launch) -> list[str]:
     return found
 
 
+def num_restarts(run: RunDir, launch: Launch) -> int:
+    """How often a launch has been started again after a failure."""
+    return sum(restart.launch.partition("~")[0] == launch.id for restart in run.read_restarts())
+
+
 def finished_variants(run: RunDir, launch: Launch) -> set[str]:
     """Variants that some attempt of this launch measured to its end."""
     finished: set[str] = set()

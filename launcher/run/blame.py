@@ -28,6 +28,8 @@ none of them: NCCL's watchdog aborts a rank whose peer is gone.
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """What torch writes before every line of a traceback once there is a process group."""
+_CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
+"""How torch begins what it passes on from a DataLoader's worker or a replica; the traceback there follows."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Failure:
     @property
     def headline(self) -> str:
         """One line: `rank 1 raised ValueError: …`."""
-        first = self.message.strip().splitlines()[:1]
-        return f"rank {self.rank} {self.status}" + (f": {first[0]}" if first else "")
+        words = first_words(self.message)
+        return f"rank {self.rank} {self.status}" + (f": {words}" if words else "")
 
     @property
     def reason(self) -> str:
@@ -106,6 +108,18 @@ def root_cause(exits: Sequence[Exit], records: Sequence[FailureRecord], stopped_
 
 def _code(exit_: Exit | None) -> int | None:
     return None if exit_ is None or exit_.stopped else exit_.returncode
+
+
+def first_words(message: str) -> str:
+    """A message's first line; where that only says in which process it happened, what happened there, too."""
+    lines = message.strip().splitlines()
+    caught = _CAUGHT.fullmatch(lines[0]) if lines else None
+    starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if caught is None or not starts:
+        return lines[0] if lines else ""
+    own = (line for line in lines[starts[-1] + 1 :] if line and not line.startswith(" "))
+    words = next(own, "").removeprefix(f"{caught['type']}: ")
+    return f"{lines[0].removesuffix('.')}: {words}" if words else lines[0]
 
 
 def with_crash(failure: Failure, log: str) -> Failure:

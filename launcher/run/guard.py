@@ -48,6 +48,9 @@ def split_process() -> "Guard":
     if pid == 0:
         _supervise(theirs)
     theirs.close()
+    # numpy's BLAS starts a thread per core when it is imported, of which the command has no use. Where no
+    # more processes are allowed, it interrupts us instead of saying so. Ranks get the supervisor's variables.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return Guard(pid, ours)
 
 

@@ -40,6 +40,11 @@ class Hang:
     """Ranks that have not called a collective in which others wait."""
     ranks: tuple[RankView, ...] = ()
 
+    @property
+    def is_before_first_step(self) -> bool:
+        """Whether no rank that was seen has made a step yet."""
+        return bool(self.ranks) and not any(view.steps for view in self.ranks)
+
 
 def diagnose(sights: Sequence[Sight]) -> Hang:
     """Who keeps whom waiting."""
@@ -85,7 +90,7 @@ def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
         (rank,) = activities
         return rank, _phrase(rank, activities[rank]), ()
     if busy and waiting:
-        also = f" ({len(busy) - 1} more are busy too)" if len(busy) > 1 else ""
+        also = f" ({ranks_text(busy[1:])} {'is' if len(busy) == 2 else 'are'} busy, too)" if busy[1:] else ""
         first = _phrase(busy[0], activities[busy[0]])
         return busy[0], f"{first}{also}; {_others(activities, waiting)}", tuple(busy)
     if busy:

@@ -30,13 +30,14 @@ from launcher.run.open import (
     read_invocation,
     resume_run,
 )
+from launcher.run.outcome import outcome_error
 from launcher.run.pool import WorkerPool
 from launcher.run.pools import WorkerPools
 from launcher.run.progress import Progress, Status
 from launcher.run.ranks import Pools
 from launcher.run.relay import Relay
 from launcher.run.running import claimed
-from launcher.run.session import Session, outcome_error
+from launcher.run.session import Session
 from launcher.run.signals import forwarded
 from launcher.rundir import RunDir, write_json
 from launcher.spec.model import JobSpec
@@ -78,6 +79,17 @@ class Output:
 
     quiet: bool = False
     only_rank: int | None = None
+
+    def check(self, plan: Plan) -> None:
+        """Refuses to show a rank that there won't be.
+
+        Raises:
+            SpecError: no variant has that many.
+        """
+        last = max(variant.world_size for variant in plan.variants) - 1
+        if self.only_rank is not None and self.only_rank > last:
+            there_are = f"they are 0 to {last}" if last else "there is only rank 0"
+            raise SpecError(f"--only-rank {self.only_rank}: no variant has such a rank; {there_are}")
 
     def relay(self, say: Callable[[str], None]) -> Relay | None:
         if self.quiet:
@@ -162,6 +174,7 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
         fit = fit or find_fit(spec, machine, pool, job.job_dir, say_on_stderr)
         spec = with_batch(spec, fit)
     plan = build_plan(spec, machine, nodes)
+    job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
     run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
     if fit is not None:

@@ -65,6 +65,11 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def plain(text: str) -> str:
+    """Whole lines of text without anything that a terminal would obey, colours neither."""
+    return _COLOUR.sub("", clean(text))
+
+
 def prefixed(rank: int, text: str, colour: bool) -> str:
     """`[rank 3] text`; without colours none of the text's own are left either."""
     if not colour:

@@ -233,7 +233,8 @@ class WorkerPool:
                 self._exits.append(self._exit(report))
         elif isinstance(report, StartFailed):
             self._drop_server()
-            raise MachineError(f"can't start rank {report.rank}: {start_problem(report.errno)}")
+            what = "the ranks' store" if report.rank == SERVICE_RANK else f"rank {report.rank}"
+            raise MachineError(f"can't start {what}: {start_problem(report.errno)}")
         elif isinstance(report, ImportFailed):
             self._drop_server()
             raise MachineError(

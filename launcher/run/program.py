@@ -9,6 +9,7 @@ from launcher.loopback import LOOPBACK
 from launcher.plan.model import Launch, Variant
 from launcher.plan.order import program_order
 from launcher.records import Event
+from launcher.run.attempts import num_restarts
 from launcher.run.exits import Exit
 from launcher.run.wire import SERVICE_RANK, StartRequest
 from launcher.rundir import RunDir, append_lines, write_json
@@ -48,11 +49,12 @@ def launch_requests(
         cwd=str(job_dir),
         entry=STORE,
     )
+    attempt_env = {"TORCHELASTIC_RESTART_COUNT": str(num_restarts(run, launch))}
     ranks = [
         StartRequest(
             rank=process.rank,
             args=(order, str(process.rank)),
-            env=rank_env(process.env, variant.env),
+            env=rank_env({**process.env, **attempt_env}, variant.env),
             log=str(run.log(name, process.rank).resolve()),
             cwd=str(job_dir),
             entry=ENTRY,

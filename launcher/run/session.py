@@ -12,7 +12,7 @@ from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
 from launcher.control import leave
-from launcher.errors import GpurunError, MachineError, VariantError
+from launcher.errors import Interrupted, MachineError
 from launcher.host import Machine
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
@@ -25,6 +25,7 @@ from launcher.run.attempts import (
     finished_variants,
     merged_facts,
     missing_variants,
+    num_restarts,
     rounds_done,
     status_of,
     untried_alike,
@@ -43,7 +44,7 @@ from launcher.run.running import entered
 from launcher.run.tail import EventTail
 from launcher.rundir import RunDir, append_lines, write_json
 from launcher.spec.model import JobSpec
-from launcher.units import plural
+from launcher.units import format_duration, plural
 
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""
@@ -145,13 +146,7 @@ class Session:
         self.pool.start(self.requests(launch, name))
         if position == 0 and len(self.plan.launches) > 1:
             self.pool.preload(OPTIMIZING)
-        try:
-            exits, ended = self.watch(position, launch, tail, name)
-        finally:
-            stopped_ns = time.time_ns()
-            self.pool.stop(self.spec.grace_s)
-            leave(self.run.control(name))
-            entered(self.run, None)
+        exits, ended, stopped_ns = self.supervise(position, launch, tail, name)
         exits += self.pool.poll(0)
         if program is not None:
             end_launch(self.run, program, name, exits)
@@ -168,6 +163,31 @@ class Session:
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
+
+    def supervise(
+        self, position: int, launch: Launch, tail: EventTail, name: str
+    ) -> tuple[list[Exit], Ended | None, int]:
+        """Watches the ranks, and ends those that are left; as `watch` returns it, and when that was.
+
+        What ranks write when they are asked to end is shown (that a checkpoint was saved, say), but not after
+        a failure: they would only tell that their peer is gone.
+        """
+        is_failure = True
+        try:
+            exits, ended = self.watch(position, launch, tail, name)
+            is_failure = ended is None
+        except Interrupted as interruption:
+            is_failure = False
+            self.account.say(stopping_text(interruption, self.spec.grace_s))
+            raise
+        finally:
+            stopped_ns = time.time_ns()
+            self.pool.stop(self.spec.grace_s)
+            if self.relay is not None and not is_failure:
+                self.relay.finish()
+            leave(self.run.control(name))
+            entered(self.run, None)
+        return exits, ended, stopped_ns
 
     def host_of(self, launch: Launch, rank: int) -> str:
         """The machine that a rank runs on."""
@@ -266,6 +286,8 @@ class Session:
         else:
             return None
         hang = diagnose(self.pool.observe(self.run.control(name)))
+        if hangs and hang.is_before_first_step:
+            late += " (the first was still to come)"
         variant = tail.last.variant if tail.last else None
         self.account.hang(hang, name, f"{variant or launch.id} {late}")
         return Ended(late=late, hang=hang) if stops else None
@@ -276,8 +298,7 @@ class Session:
             return False
         if ended.failure is not None and not can_pass(ended.failure):
             return False
-        before = [r for r in self.run.read_restarts() if r.launch.partition("~")[0] == launch.id]
-        number = len(before) + 1
+        number = num_restarts(self.run, launch) + 1
         if number > self.spec.restarts:
             return False
         reason = ended.failure.reason if ended.failure else str(ended.late)
@@ -350,17 +371,17 @@ class Session:
         return VariantStatus("timeout", reason, name, rank, str(log))
 
 
+def stopping_text(interruption: Interrupted, grace_s: float) -> str:
+    """What a person should know who waits for the ranks to end."""
+    if grace_s <= 0:
+        return f"{interruption.cause}: the ranks are killed"
+    return (
+        f"{interruption.cause}: the ranks are asked to end, and killed after {format_duration(grace_s)}; "
+        "another Ctrl-C kills them at once"
+    )
+
+
 def allowed_s(limit_s: float, doing: Event | None) -> float:
     """Seconds that a launch may spend on what it does now, where a variant may take `limit_s`."""
     is_on_variant = doing is not None and doing.variant is not None
     return limit_s if is_on_variant else max(limit_s, START_S)
-
-
-def outcome_error(comparison: Comparison) -> GpurunError | None:
-    """What the command ends with, though the results stand: a variant failed or timed out."""
-    lost = [v.id for v in comparison.variants if v.status in ("failed", "timeout")]
-    return (
-        VariantError(f"{len(lost)} of {len(comparison.variants)} variants failed: {', '.join(lost)}")
-        if lost
-        else None
-    )

@@ -48,10 +48,10 @@ def record_failure(
         variant=variant,
         stage=stage,
         kind=kind_of(error),
-        type=type(error.__cause__ if is_explained else error).__name__,
+        type=encodable(type(error.__cause__ if is_explained else error).__name__),
         message=message_of(error),
         # A user's mistake tells its place itself; our own frames would only hide it.
-        traceback="" if isinstance(error, GpurunError) else "".join(traceback.format_exception(error)),
+        traceback="" if isinstance(error, GpurunError) else traceback_of(error),
         secondary=is_secondary(error),
     )
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))
@@ -75,7 +75,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
+    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(words_of(error)))
 
 
 def is_secondary(error: BaseException) -> bool:
@@ -86,7 +86,7 @@ def is_secondary(error: BaseException) -> bool:
         return True
     if isinstance(error, ConnectionError):
         return in_torch(error)
-    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(words_of(error)))
 
 
 def in_torch(error: BaseException) -> bool:
@@ -99,5 +99,27 @@ def message_of(error: BaseException) -> str:
     """The exception's own words."""
     if isinstance(error, SystemExit):
         code = error.code if error.code is not None else 0
-        return f"exit code {code}" if isinstance(code, int) else str(code)
-    return str(error)
+        return f"exit code {code}" if isinstance(code, int) else words_of(code)
+    return words_of(error)
+
+
+def words_of(value: object) -> str:
+    """What `str` makes of somebody else's object, which may fail, as text that can be written down."""
+    try:
+        return encodable(str(value))
+    except Exception as error:
+        return f"({type(value).__name__}'s __str__ raised {encodable(type(error).__name__)})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """As Python would print it; as far as it can, where the exceptions in it have no words."""
+    try:
+        return encodable("".join(traceback.format_exception(error)))
+    except Exception:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return encodable(f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n")
+
+
+def encodable(text: str) -> str:
+    """Plain text: no subclass of `str`, as torch's DataLoader has them, and no half of a surrogate pair."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()

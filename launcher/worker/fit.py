@@ -14,6 +14,7 @@ from launcher.records import Attempt, FitOrder, LaunchOrder, VariantOrder
 from launcher.rundir import append_lines, read_json
 from launcher.worker.balance import check_memory, release
 from launcher.worker.child import finish, print_to_log
+from launcher.worker.failure import words_of
 from launcher.worker.load import load_workload
 from launcher.worker.step import NoClock
 from launcher.worker.strategies.single import Single
@@ -32,7 +33,9 @@ def main(argv: Sequence[str]) -> None:
     try:
         search(order)
     except Exception as error:
-        message = str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {error}"
+        message = (
+            str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {words_of(error)}"
+        )
         note(order, "failed", message=message)
         print_to_log(message)
         finish(1)

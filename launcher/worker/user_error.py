@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import VariantError
 from launcher.frames import is_users
-from launcher.worker.failure import is_out_of_memory
+from launcher.worker.failure import is_out_of_memory, words_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def from_exception(error: BaseException, what: str, expected: str, fallback: Pla
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else fallback
     if isinstance(error, SyntaxError) and error.filename:
         place = Place(error.filename, error.lineno or 0)
-    got = f"{type(error).__name__}: {error}"
+    got = f"{type(error).__name__}: {words_of(error)}"
     return UserError(
         what, expected=expected, got=got, place=place, frames="".join(traceback.format_list(frames))
     )

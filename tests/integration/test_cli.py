@@ -124,6 +124,29 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
     assert done.stderr.strip() == "[]"
 
 
+def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """A command line of shell, with `gpurun` and `python` in it."""
+    script = words.replace("python", sys.executable).replace("gpurun", f"{sys.executable} -m launcher")
+    return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from launcher.streams import fill_gaps; fill_gaps(); print(1);"
+        "open('names', 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
+    )
+    assert in_shell(tmp_path, f'python -c "{code}" 0<&- >&- 2>&-').returncode == 0
+    assert (tmp_path / "names").read_text() == str(["/dev/null"] * 3)
+    assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
+
+
+def test_a_full_disk_behind_the_output_is_told_and_behind_the_messages_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
+    assert (done.returncode, done.stderr) == (3, "gpurun: can't write the output: No space left on device\n")
+    assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()
@@ -277,15 +300,16 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, 
     write(tmp_path, "job.yaml", SLEEP_JOB.replace("rounds: 8", "rounds: 4, early_stop: false"))
     argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run"]
     with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         wait_for_round(tmp_path / "run", 3, run)
         family = descendants(run.pid)
         run.send_signal(signal.SIGINT)
-        said, _ = run.communicate(timeout=30)
+        said, told = run.communicate(timeout=30)
+    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in told
     assert run.returncode == 130
     assert all_gone(family) == []
-    assert "not complete" in said
+    assert "not complete: gpurun --resume run measures" in said
     before = json.loads((tmp_path / "run" / "comparison.json").read_text())
     assert not before["complete"]
     assert before["variants"][0]["rounds"] >= 2

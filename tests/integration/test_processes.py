@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,6 +247,18 @@ def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tm
     assert (sight.rank, sight.pid) == (0, pool.pids()[0])
     assert main.frames[0].function == "hold_the_gil"
     assert (tmp_path / "control").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
+    """Where no more processes are allowed, BLAS sends an interrupt to whoever imports it."""
+    code = (
+        "import os; from launcher.run.guard import split_process\n"
+        "with split_process(): import numpy; print(len(os.listdir('/proc/self/task')))"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 def test_a_missing_module_is_named(guard: Guard) -> None:

@@ -45,6 +45,27 @@ def test_memory_that_ran_out_is_told_apart(tmp_path: Path, error: BaseException)
     assert record_of(tmp_path, error) == ("oom", False)
 
 
+class Wordless(ValueError):
+    def __str__(self) -> str:
+        raise TypeError("not even a word")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError(torch._utils.KeyErrorMessage("Caught KeyError in worker")), "Caught KeyError in worker"),
+        (ValueError("\udcff bad"), "\\udcff bad"),
+        (Wordless(), "(Wordless's __str__ raised TypeError)"),
+        (SystemExit("\ud800"), "\\ud800"),
+        (SystemExit(Wordless()), "(Wordless's __str__ raised TypeError)"),
+    ],
+)
+def test_words_that_no_file_can_hold_cost_no_record(tmp_path: Path, error: BaseException, words: str) -> None:
+    record_of(tmp_path, error)
+    (read,) = RunDir(tmp_path).read_failures("01-ddp-2")
+    assert (read.message, read.type) == (words, type(error).__name__)
+
+
 def test_a_real_allocation_that_is_too_large(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)

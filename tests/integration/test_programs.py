@@ -174,9 +174,16 @@ def test_a_program_whose_rank_was_killed_goes_on_from_its_checkpoint_to_the_same
 
 HANGS = """
     import os
+    import signal
+    import sys
     import time
     import torch
 
+    def save(number, frame):
+        print("saved at the last moment")
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], 0.1)
     for step in range(1000):
@@ -197,3 +204,4 @@ def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_pa
     assert result["status"] == "timeout"
     assert "made no step for 10 s" in result["reason"]
     assert "train.py" in (tmp_path / "run/launches/01-script-2/hang.json").read_text()
+    assert "[rank 0] saved at the last moment" in done.err

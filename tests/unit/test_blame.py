@@ -131,6 +131,25 @@ def test_a_users_mistake_is_shown_whole_and_once() -> None:
     assert failure.reason == f"{failure.headline}; expected one number, got shape (4,)"
 
 
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        ("RuntimeError: bad record 7\nand more", "bad record 7"),
+        ("requests.HTTPError: 404", "requests.HTTPError: 404"),
+        (
+            "KeyError: 'x'\n\nDuring that:\n\nTraceback (most recent call last):\n  File\nOSError: y",
+            "OSError: y",
+        ),
+    ],
+)
+def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str) -> None:
+    caught = f"Caught {raised.partition(':')[0].rpartition('.')[2]} in DataLoader worker process 0."
+    trace = 'Original Traceback (most recent call last):\n  File "train.py", line 3, in item\n    fail()\n'
+    passed_on = replace(record(1, 4.9), message=f"{caught}\n{trace}{raised}\n")
+    failure = root_cause([ended(1, 1, 5.0)], [passed_on], None)
+    assert failure.headline == f"rank 1 raised ValueError: {caught.removesuffix('.')}: {words}"
+
+
 LIBRARY = sysconfig.get_path("purelib")
 TRACEBACK = f"""\
 Traceback (most recent call last):

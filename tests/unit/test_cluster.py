@@ -1,6 +1,9 @@
 """What the nodes of a job agree on, send each other, and conclude from silence: without a network."""
 
+import contextlib
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from launcher.cluster.agree import disagreement, missing_nodes, program_sha256
 from launcher.cluster.follow import Places
 from launcher.cluster.messages import Chunk, Hello, RankExit, decode, encode
 from launcher.cluster.network import find_place, resolve
+from launcher.cluster.options import LinkOptions
 from launcher.cluster.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
 from launcher.cluster.timeline import Timeline
 from launcher.cluster.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
@@ -24,6 +28,7 @@ from launcher.run.blame import root_cause
 from launcher.rundir import write_bytes
 from launcher.spec.load import load_text
 from launcher.spec.model import JobSpec
+from launcher.worker.link import await_listener
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
 FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
@@ -272,3 +277,23 @@ def test_nodes_of_different_kinds_are_refused() -> None:
         build_plan(spec_of(), CPU_NODES[0], mixed)
     with pytest.raises(MachineError, match=r"node 0 \(n0\)"):
         build_plan(spec_of(devices="cuda"), CPU_NODES[0], mixed)
+
+
+def test_node_0_is_found_as_soon_as_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    options = LinkOptions(1, 1, "a", "127.0.0.1", port, "", "b", "127.0.0.1", "id", 60.0)
+    pauses: list[float] = []
+    with contextlib.ExitStack() as servers:
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 50:
+                servers.enter_context(socket.create_server(("127.0.0.1", port)))
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        await_listener(options)
+    assert len(pauses) == 50
+    assert max(pauses) <= 0.1
+    with pytest.raises(TimeoutError):
+        await_listener(msgspec.structs.replace(options, join_timeout_s=0.0))

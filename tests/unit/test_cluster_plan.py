@@ -2,13 +2,14 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from launcher.cluster.join import gather
+from launcher.cluster.facts import Facts
+from launcher.cluster.join import await_welcome, gather, waiting_text
 from launcher.cluster.messages import Hello
-from launcher.errors import MachineError, SpecError
+from launcher.errors import MachineError, NodesError, SpecError
 from launcher.plan.build import build_plan
 from launcher.plan.nodes import Node, NodeGpu
 from launcher.run.capture import refuse_on_nodes
@@ -96,3 +97,24 @@ def test_nodes_that_do_not_come_are_named() -> None:
     hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None)
     with pytest.raises(MachineError, match=r"1 of 2 nodes came within 0 s: 0 \(a\); missing: node 1"):
         gather(Silent(), hello, 2, 0.0)  # type: ignore[arg-type]
+
+
+def test_who_waits_says_for_whom_where_and_how_long() -> None:
+    first, second = (waiting_text(Facts(rank, "a", 29400, "id"), 3, 600.0) for rank in (0, 1))
+    assert first == "node 0 of 3 waits for 2 other nodes at a:29400 (up to 10 min)"
+    assert second == "node 1 of 3 waits for node 0 at a:29400 (up to 10 min)"
+
+
+def test_a_node_waits_for_no_longer_than_it_was_told_and_a_moment() -> None:
+    class Silent:
+        waits: ClassVar[list[float]] = []
+
+        def await_connected(self, timeout_s: float) -> bool:
+            return True
+
+        def take(self, kind: object, timeout_s: float) -> None:
+            self.waits.append(timeout_s)
+
+    with pytest.raises(NodesError, match="has not said within 65 s"):
+        await_welcome(Silent(), 60.0)  # type: ignore[arg-type]
+    assert Silent.waits == [65.0]

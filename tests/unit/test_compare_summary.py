@@ -1,9 +1,11 @@
 """The one sentence, word for word, for every way in which a run can end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.compare.build import closing_sentence
 from launcher.compare.difference import opposite
 from launcher.compare.label import variant_label
 from launcher.compare.model import Difference, ExposedComm, StepTime, VariantResult
@@ -175,3 +177,14 @@ def test_the_opposite_finding():
     difference = opposite(Difference(25.0, (0.0, 100.0), "slower"))
     assert (difference.percent, difference.ci, difference.verdict) == (-20.0, (-50.0, 0.0), "faster")
     assert opposite(NOTHING) == NOTHING
+
+
+def test_programs_without_steps_have_run_all_the_same():
+    plan = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
+    failed = result("script-1", None, None, "script", status="failed")
+    one = replace(failed, id="script-2", status="ok", wall_s=3.14)
+    assert closing_sentence(plan, [failed, one], None, ()) == "script 2 ran for 3.1 s; no steps were seen."
+    assert closing_sentence(plan, [one, one], None, ()) == (
+        "2 variants ran to their end; no steps were seen, so none is fastest."
+    )
+    assert closing_sentence(plan, [failed], None, ()) == "No variant has been measured, so none is fastest."

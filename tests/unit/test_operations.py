@@ -45,6 +45,19 @@ def test_the_same_exception_is_explained_once(tmp_path: Path) -> None:
     assert said[1].startswith("02-dp-2: rank 0 raised X: no luck: the same as in 01-ddp-2\nlog: ")
 
 
+def test_no_terminal_obeys_the_words_of_an_exception(tmp_path: Path) -> None:
+    said: list[str] = []
+    words = "\x1b]0;title\x07\x1b[2J\x1b[31mred\nline 2"
+    log = RunDir(tmp_path).log("01-ddp-2", 1)
+    log.parent.mkdir(parents=True)
+    log.write_text("\x1b[1;1Hsaid before\n")
+    Account(RunDir(tmp_path), said.append).failure(replace(FAILED, message=words), "01-ddp-2", "host")
+    assert "\x1b" not in said[0]
+    assert "rank 1 raised X: red\n" in said[0]
+    assert "line 2" in said[0]
+    assert "said before" in said[0]
+
+
 def test_a_start_has_a_minute_whatever_a_variant_may_take() -> None:
     building, measuring = Event(0, "build"), Event(0, "round", "ddp-2-even", 1)
     assert [allowed_s(5.0, doing) for doing in (None, building, measuring)] == [START_S, START_S, 5.0]

@@ -10,6 +10,10 @@ import pytest
 from launcher.errors import MachineError, SpecError
 from launcher.plan.build import build_plan
 from launcher.plan.model import Plan
+from launcher.records import Restart
+from launcher.run.job import Output
+from launcher.run.program import launch_requests
+from launcher.rundir import RunDir, append_lines
 from launcher.spec.command import program_job
 from launcher.spec.load import load_job, load_text
 from launcher.topology import Topology
@@ -140,7 +144,7 @@ def test_a_program_alone_is_launched_once(tmp_path: Path) -> None:
 
 
 def test_ranks_get_the_environment_of_torchrun_and_a_fair_share_of_the_cores(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:3\nenv: {COLOUR: red}\n")
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:3\nrestarts: 2\nenv: {COLOUR: red}\n")
     env = plan.launches[0].processes[2].env
     wanted = {
         "RANK": "2",
@@ -153,11 +157,21 @@ def test_ranks_get_the_environment_of_torchrun_and_a_fair_share_of_the_cores(tmp
         "MASTER_ADDR": "127.0.0.1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "2",
         "OMP_NUM_THREADS": "2",
         "COLOUR": "red",
     }
     assert wanted.items() <= env.items()
     assert env["TORCHELASTIC_RUN_ID"]
+
+
+def test_ranks_know_how_often_they_have_been_started_again(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:1\nrestarts: 2\n")
+    run, (launch,) = RunDir(tmp_path / "run"), plan.launches
+    failed = [Restart(0, attempt, 1, "why") for attempt in ("01-script-1", "01-script-1~2", "02-other")]
+    append_lines(run.restarts, failed)
+    _, rank = launch_requests(run, plan.variants[0], launch, "01-script-1~3", tmp_path)
+    assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
 
 
 def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
@@ -206,3 +220,11 @@ def test_mistakes_of_gpurun_run_stand_in_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_text(program_job("nope.py", None, [], "cpu:2"), "gpurun run", [], tmp_path)
     assert str(caught.value).startswith("gpurun run: there is no file nope.py")
+
+
+def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:2\n")
+    Output(only_rank=1).check(plan)
+    Output().check(plan)
+    with pytest.raises(SpecError, match="--only-rank 2: no variant has such a rank; they are 0 to 1"):
+        Output(only_rank=2).check(plan)

@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from launcher.frames import WORKLOADS, is_users, is_workload
-from launcher.run.hang import find_hang
+from launcher.run.hang import Hang, RankView, find_hang
 from launcher.run.stacks import BACKWARD, COLLECTIVE, GPU, activity, fatal_error, parse_threads
 
 STDLIB = sysconfig.get_path("stdlib")
@@ -95,6 +95,15 @@ def test_the_rank_that_does_not_wait_is_named_with_its_line() -> None:
     assert found.rank == 1
     assert found.headline == f"rank 1 is in `lookup` ({PurePath(USER).name}:25); ranks 0, 2 wait"
     assert found.details[0] == f"rank 0 {COLLECTIVE}"
+    assert "(rank 2 is busy, too); rank 0 waits" in hang(IN_BARRIER, IN_FORWARD, IN_FORWARD).headline
+    assert "(ranks 1, 2 are busy, too); rank 3 waits" in hang(*[IN_FORWARD] * 3, IN_BARRIER).headline
+
+
+def test_before_the_first_step_is_told_apart() -> None:
+    start, later = (RankView(rank, 7, steps, "", (), ()) for rank, steps in ((0, 0), (1, 3)))
+    assert Hang(None, "", (), ranks=(start, start)).is_before_first_step
+    assert not Hang(None, "", (), ranks=(start, later)).is_before_first_step
+    assert not Hang(None, "", ()).is_before_first_step
 
 
 def test_of_the_backward_pass_no_waiting_is_claimed() -> None:

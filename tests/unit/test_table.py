@@ -190,7 +190,7 @@ def test_what_is_unknown_is_left_out_not_zero() -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
-    assert "--resume" in shown(replace(COMPARISON, complete=False))
+    assert f"gpurun --resume {RUN} measures" in shown(replace(COMPARISON, complete=False))
     assert "--resume" not in shown(COMPARISON)
 
 

@@ -1,0 +1,23 @@
+"""What the command ends with once all variants have had their turn: pure."""
+
+from launcher.compare.model import Comparison
+from launcher.errors import GpurunError, VariantError
+from launcher.units import plural
+
+_MEASURED = ("ok", "unsteady")
+
+
+def outcome_error(comparison: Comparison) -> GpurunError | None:
+    """Why the command doesn't end with 0, though the results stand; `None`: it does.
+
+    A variant that runs out of memory is a result where another one was measured: it does not fit. Where none
+    was, nothing has been done that a script or a batch system could go on from.
+    """
+    variants = comparison.variants
+    lost = [v.id for v in variants if v.status in ("failed", "timeout")]
+    if lost:
+        return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
+    too_large = [v.id for v in variants if v.status == "oom"]
+    if too_large and not any(v.status in _MEASURED for v in variants):
+        return VariantError(f"nothing could be measured; out of memory: {', '.join(too_large)}")
+    return None

@@ -1,0 +1,38 @@
+"""The command's exit code: what counts as a result, and what as a failure."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.compare.model import Comparison
+from launcher.run.outcome import outcome_error
+
+COMPARISON = msgspec.json.decode(
+    (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
+)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        (("ok", "oom"), None),
+        (("unsteady", "oom", "oom"), None),
+        (("oom",), "nothing could be measured; out of memory: v0"),
+        (("oom", "oom"), "out of memory: v0, v1"),
+        (("oom", "failed", "ok"), "1 of 3 variants failed: v1"),
+        (("timeout",), "1 of 1 variant failed: v0"),
+        (("ok", "ok"), None),
+    ],
+)
+def test_running_out_of_memory_is_a_result_only_beside_another_one(statuses, words) -> None:
+    variants = tuple(
+        replace(COMPARISON.variants[0], id=f"v{number}", status=status)
+        for number, status in enumerate(statuses)
+    )
+    error = outcome_error(replace(COMPARISON, variants=variants))
+    assert (error is None) == (words is None)
+    if error is not None:
+        assert error.exit_code == 4
+        assert words in str(error)
