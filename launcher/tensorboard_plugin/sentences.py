@@ -50,7 +50,10 @@ def unsaid(comparison: Comparison | None) -> str | None:
 def _clauses(comparison: Comparison) -> tuple[str, str | None]:
     """The summary's first clause as a sentence, and the rest, both without what the fastest loses."""
     best, alone = _fastest(comparison)
-    loss = remaining_loss(best, alone) if best is not None else None
+    if best is None:  # why none is the fastest is one sentence, whatever it lists; advice follows
+        reason, _, advice = comparison.summary.partition(". ")
+        return f"{reason.rstrip('.')}.", advice or None
+    loss = remaining_loss(best, alone)
     first, _, rest = comparison.summary.removesuffix(loss or "").rstrip().partition(";")
     return f"{first.rstrip('.')}.", rest.strip() or None
 
@@ -67,11 +70,7 @@ def _answer(comparison: Comparison) -> str:
     best = by_id.get(comparison.fastest or "")
     base = by_id.get(comparison.baseline)
     if best is None or best.step_ms is None:
-        return (
-            "No variant has been measured yet."
-            if not comparison.complete
-            else "No variant could be measured."
-        )
+        return _none_is_fastest(comparison)
     if len(by_id) == 1 or base is None:
         return f"{variant_label(best)} takes {format_ms(best.step_ms.median)} ms a step."
     difference = best.vs_baseline
@@ -80,6 +79,13 @@ def _answer(comparison: Comparison) -> str:
         by = format_percent(-difference.percent, ci)
         return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
     return _ahead_of_the_next(best, comparison) or _clauses(comparison)[0]
+
+
+def _none_is_fastest(comparison: Comparison) -> str:
+    """Why: nothing is measured, or what is can't be ranked."""
+    if any(each.step_ms is not None or each.probe is not None for each in comparison.variants):
+        return _clauses(comparison)[0]
+    return "No variant could be measured." if comparison.complete else "No variant has been measured yet."
 
 
 def _ahead_of_the_next(best: VariantResult, comparison: Comparison) -> str | None:

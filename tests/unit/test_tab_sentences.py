@@ -46,8 +46,18 @@ def test_the_headline_is_about_the_fastest() -> None:
     found = replace(COMPARISON, variants=(base, best), fastest=best.id, baseline=base.id)
     assert headline(found) == "ddp 48/16 is 4.9 % faster than ddp 32/32."
     assert headline(replace(found, variants=(base,), fastest=base.id)) == "ddp 32/32 takes 42.1 ms a step."
-    assert headline(replace(found, fastest=None, complete=False)) == "No variant has been measured yet."
+    unmeasured = replace(found, variants=(replace(base, step_ms=None),), fastest=None, complete=False)
+    assert headline(unmeasured) == "No variant has been measured yet."
     assert headline(None) is None
+
+
+def test_measured_variants_that_cannot_be_ranked_are_not_called_unmeasured() -> None:
+    reason = "These splits can't be ranked: rank 1 of ddp 32/32 waited for a free core; 2 more like those."
+    advice = "Stop what else runs here, or use fewer devices, then run it again."
+    found = replace(COMPARISON, fastest=None, summary=f"{reason} {advice}")
+    assert (headline(found), unsaid(found)) == (reason, advice)
+    failed = tuple(replace(each, step_ms=None) for each in COMPARISON.variants)
+    assert headline(replace(found, variants=failed, complete=True)) == "No variant could be measured."
 
 
 def test_the_headline_says_what_even_the_fastest_loses() -> None:
