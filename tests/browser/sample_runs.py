@@ -278,5 +278,5 @@ def advance(run: RunDir, round_: int) -> None:
 
 
 def write_traced(path: Path) -> None:
-    """A folder with anybody's traces: no plan, no comparison."""
-    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
+    """A folder with anybody's traces, no plan, no comparison: the second step is longer than the first."""
+    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12, growth=1.5)

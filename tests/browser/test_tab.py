@@ -163,10 +163,20 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab = open_tab("traced")
     expect(tab.find("[role=tab]")).to_have_text(["Where time goes", "Timeline", "Operators", "Devices"])
     expect(tab.find(".where .bar.tall")).to_have_count(2)
+    # Steps of 43.4 and 63.4 ms; both count, as they do for `gpurun trace`.
+    assert tab.title() == (
+        "A step takes 53.4 ms, the mean of all ranks; 85 % of it is compute. "
+        "The others wait most for rank 0: it came last 10 of 10 times and cost them 26.2 ms."
+    )
+    assert tab.find(".where .total").all_inner_texts() == ["53.4", "53.4"]
+    expect(tab.find(".strip canvas")).to_have_attribute(
+        "aria-label", "traced: 2 steps, median 53.4 ms, slowest 63.4 ms"
+    )
     tab.go("timeline")
     tab.settled()
     tab.go("operators")
     expect(tab.find(".operators tbody").first).to_contain_text("aten::gelu")
+    expect(tab.find("main")).to_contain_text("rank 0, for which the others wait most")
     tab.go("devices")
     expect(tab.find("h1")).to_contain_text("2 ranks traced on")
     expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")

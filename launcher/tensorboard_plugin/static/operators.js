@@ -100,7 +100,7 @@ class Operators {
     const { answer } = this;
     const rank =
       answer.ranks.length > 1
-        ? `Self time counts on the slowest rank, rank ${answer.slowest_rank}`
+        ? `Self time counts on ${answer.is_straggler ? '' : 'the slowest rank, '}rank ${answer.slowest_rank}${answer.is_straggler ? ', for which the others wait most' : ''}`
         : 'Self time';
     return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.`;
   }
@@ -169,7 +169,10 @@ class Operators {
       },
       {
         key: 'self',
-        head: answer.ranks.length > 1 ? ['self, slowest', el('br'), 'rank, ms'] : 'self, ms',
+        head: 
+          answer.ranks.length > 1
+            ? [answer.is_straggler ? 'self,' : 'self, slowest', el('br'), answer.is_straggler ? `rank ${answer.slowest_rank}, ms` : 'rank, ms']
+            : 'self, ms',
         right: true,
         width: '100px',
         sort: (row) => row.self_ms,

@@ -352,8 +352,8 @@ async function showTraces(host, app) {
   replace(
     host,
     headline(
-      tracesSentence(block),
-      'The mean of the typical traced steps of each rank. Transfer, wait and copy count only where no compute hides them.',
+      tracesSentence(answer),
+      'Each bar is the mean of all traced steps of a rank. Transfer, wait and copy count only where no compute hides them.',
     ),
     problemNotes(answer.problems, answer.warnings),
     el('div', { class: 'controls' }, legend()),
@@ -370,14 +370,15 @@ async function showTraces(host, app) {
   return undefined;
 }
 
-function tracesSentence(block) {
-  if (!block.ranks.length) return 'These traces have no steps to divide.';
-  const slowest = block.ranks.reduce((a, b) => (sumOf(b) - b.parts[2].ms > sumOf(a) - a.parts[2].ms ? b : a));
-  const total = sumOf(slowest);
-  const share = number((100 * slowest.parts[0].ms) / total);
-  return block.ranks.length > 1
-    ? `The slowest, rank ${slowest.rank}, takes ${three(total)} ms a step and computes for ${share} % of it.`
-    : `A step takes ${three(total)} ms; ${share} % of it is compute.`;
+/** What a step takes, as `gpurun trace` says it, and whom the ranks wait for. */
+function tracesSentence({ mean, ranks, straggler }) {
+  if (!mean?.span_ms) return 'These traces have no steps to divide.';
+  const share = number((100 * mean.compute_ms) / mean.span_ms);
+  const over = ranks.length > 1 ? ', the mean of all ranks' : '';
+  const step = `A step takes ${three(mean.span_ms)} ms${over}; ${share} % of it is compute.`;
+  if (!straggler) return step;
+  const { rank, last_arrivals: late, collectives, caused_ms: caused } = straggler;
+  return `${step} The others wait most for rank ${rank}: it came last ${number(late)} of ${plural(collectives, 'time')} and cost them ${three(caused)} ms.`;
 }
 
 function tracedSteps(ranks) {
