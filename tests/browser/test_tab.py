@@ -68,13 +68,15 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     parts = block.locator(".bar").nth(1).locator("[data-value]")
     values = parts.evaluate_all("all => all.map((one) => Number(one.dataset.value))")
     assert sum(values) == pytest.approx(64.3, abs=0.3)
-    assert float(block.locator(".total").inner_text()) == 64.3
+    assert block.locator(".total").all_inner_texts() == ["64.3", "64.3"]
+    expect(block.locator(".said")).to_contain_text("64.3 ms a step as timed. Rank 1 waits 20.8 of 64.3 ms")
     expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, median 64.3 ms"))
 
 
 def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
-    assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32")
+    assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32 in traced steps")
+    expect(tab.find("main")).to_contain_text("As timed, a step takes 64.3 ms against 50.7 ms.")
     rows = tab.find(".operators tbody").first.locator("tr")
     expect(rows).to_have_count(5)
     tab.page.keyboard.press("/")
@@ -145,6 +147,12 @@ def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     for view in VIEWS:
         tab.go(view)
         assert tab.find("img").count() == 0
+        if view == "where":
+            expect(tab.find(".problems")).to_contain_text("far from the timed ones")
+            expect(tab.find("h1")).to_contain_text("of 50.0 ms (in traced steps; timed ones take 60.0 ms)")
+        if view == "timeline":
+            expect(tab.find(".problems")).to_contain_text("far from the timed ones")
+            expect(tab.find("main")).to_contain_text("here, the timed ones 60.0 ms")
     tab.go("operators")
     expect(tab.find(".operators")).to_contain_text("<img src=x onerror=")
     tab.watched.shoot("hostile")

@@ -93,7 +93,7 @@ class Operators {
     );
     const share =
       sign * main.difference_ms > 0 ? `; ${shortName(main.name)} alone ${three(Math.abs(main.difference_ms))} ms` : '';
-    return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label}${share}.`;
+    return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label} in traced steps${share}.`;
   }
 
   subSentence() {
@@ -102,7 +102,15 @@ class Operators {
       answer.ranks.length > 1
         ? `Self time counts on ${answer.is_straggler ? '' : 'the slowest rank, '}rank ${answer.slowest_rank}${answer.is_straggler ? ', for which the others wait most' : ''}`
         : 'Self time';
-    return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.`;
+    return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.${this.asTimed()}`;
+  }
+
+  /** The ranking's step times beside those of the trace. */
+  asTimed() {
+    const { variant, against } = this;
+    if (variant.stepMs == null) return '';
+    const other = this.hasAgainst && against.stepMs != null ? ` against ${three(against.stepMs)} ms` : '';
+    return ` As timed, a step takes ${three(variant.stepMs)} ms${other}.`;
   }
 
   controls() {
