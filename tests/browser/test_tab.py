@@ -161,7 +161,9 @@ def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
 
 def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) -> None:
     with watched_page(browser, empty_board.rstrip("/")) as watched:
-        tab = Tab(watched, empty_board).open()
+        tab = Tab(watched, empty_board, framed=True)
+        tab.page.goto(empty_board)  # nothing else is active there: TensorBoard comes to it by itself
+        tab.drawn()
         assert tab.title() == "No runs here yet."
         expect(tab.find("pre")).to_contain_text("gpurun examples/quickstart.yaml")
         watched.shoot("empty")
