@@ -194,7 +194,14 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
 
 
 def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:
-    tab = open_tab("live", tab="devices")
+    tab = open_tab("live", tab="splits")
+    assert tab.title() == "Nothing can be ranked yet."
+    expect(tab.find(".running")).to_contain_text("running: ddp 48/16, round 6 of 10")
+    expect(tab.find("tr[data-variant=ddp-2-48-16]")).to_contain_text("ddp 48/16")
+    tab.watched.shoot("splits-live")
+    tab.go("timeline")
+    assert tab.title() == "This run is not traced yet."
+    tab.go("devices")
     expect(tab.find(".running")).to_contain_text("running: ddp 48/16, round 6 of 10")
     expect(tab.find(".line-chart .solid").first).to_be_visible()
     drawn = tab.find(".line-chart path.solid").first.get_attribute("d")
@@ -208,6 +215,8 @@ def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> No
     assert killed is not None
     write_json(run.running, replace(killed, start_ticks=1))
     expect(tab.find(".problems")).to_contain_text("This run stopped before it was done")
+    tab.go("splits")
+    expect(tab.find("h1")).to_have_text("Nothing was measured to the end.")
 
 
 def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:

@@ -23,9 +23,9 @@ const RANKS_SHOWN = 4;
 export async function showOperators(host, app) {
   const { run, state } = app;
   const asked = run.byId.get(state.get('variant'));
-  if (asked && !asked.hasTraces) return untracedState(host, asked.label);
+  if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
   const variant = run.choose(state.get('variant'), run.traced);
-  if (!variant) return untracedState(host, null);
+  if (!variant) return untracedState(host, null, run.isRunning);
   const against = chooseAgainst(run, variant, state.get('against'));
   const label = run.isTraces ? run.answer.title : variant.label;
   const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind', 'ops') };

@@ -7,6 +7,7 @@ import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from 
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
+import { showWaiting } from './splits_waiting.js';
 import { subSentence, whyUnranked } from './splits_words.js';
 import { oneVariant } from './states.js';
 import { tipped } from './tip.js';
@@ -47,6 +48,7 @@ const COLUMNS = [
 /** Draws the view into `host`. */
 export function showSplits(host, app) {
   const { run, state } = app;
+  if (!run.results.size) return showWaiting(host, app);
   if (run.variants.length === 1) return oneVariant(host, app);
   const view = new View(app);
   replace(

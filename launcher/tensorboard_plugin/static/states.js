@@ -108,8 +108,9 @@ function whatIsWrong({ message, byte }) {
   return byte == null || /\bbyte\b/.test(message) ? sentence : `${sentence} Byte ${number(byte)}.`;
 }
 
-/** A variant without traces. */
-export function untracedState(host, label) {
+/** A variant without traces: of a run that goes on, they are still to come. */
+export function untracedState(host, label, isRunning = false) {
+  if (isRunning) return stillToTrace(host, label);
   replace(
     host,
     el(
@@ -120,6 +121,21 @@ export function untracedState(host, label) {
         'A few steps after the measurement are traced, unless the job says otherwise.',
       ),
       el('pre', {}, 'profile: {steps: 3}'),
+    ),
+  );
+  return undefined;
+}
+
+function stillToTrace(host, label) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'none' },
+      headline(
+        `${label ?? 'This run'} is not traced yet.`,
+        'Unless the job says otherwise, a few steps are traced when the rounds are done.',
+      ),
     ),
   );
 }
