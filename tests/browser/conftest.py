@@ -15,6 +15,7 @@ from launcher.rundir import RunDir, read_json
 from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
 from tests.browser.sample_runs import (
     write_broken,
+    write_damaged,
     write_gpt_splits,
     write_hostile,
     write_live,
@@ -35,6 +36,7 @@ SAMPLES = {
     "one": write_one,
     "live": write_live,
     "traced": write_traced,
+    "damaged": write_damaged,
 }
 
 

@@ -281,3 +281,10 @@ def advance(run: RunDir, round_: int) -> None:
 def write_traced(path: Path) -> None:
     """A folder with anybody's traces, no plan, no comparison: the second step is longer than the first."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12, growth=1.5)
+
+
+def write_damaged(path: Path) -> None:
+    """Anybody's traces: rank 0's is cut off, and beside it a whole one."""
+    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
+    trace = path / "rank0.pt.trace.json.gz"
+    trace.write_bytes(trace.read_bytes()[:1000])

@@ -141,6 +141,17 @@ def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
     expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
 
 
+def test_anybodys_broken_traces_speak_of_no_run(open_tab: OpenTab, samples: Path) -> None:
+    tab = open_tab("damaged")
+    line = tab.find(".problems div").first.inner_text()
+    assert len(re.findall(r"\bbyte\b", line)) == 1, line
+    (samples / "damaged" / "rank1.pt.trace.json.gz").write_bytes(b"")
+    tab = open_tab("damaged", tab="timeline")
+    assert tab.title() == "The traces of damaged can’t be read."
+    assert "Splits" not in tab.find("main").inner_text()
+    tab.watched.shoot("damaged")
+
+
 def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     tab = open_tab("hostile")
     title = tab.page.title()
