@@ -201,7 +201,7 @@ def view(run: Path, port: int) -> None:
     from launcher.run.view import open_view
 
     with open_view(run, port=port) as server:
-        click.echo(f"TensorBoard: {server.url}  (Ctrl-C ends it)")
+        click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
         server.wait()
 
 

@@ -66,7 +66,7 @@ def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
 
 def told(loss: Loss, variant: VariantResult) -> str:
     """The loss, and that the traced steps are longer than the timed ones where they are."""
-    return f"{loss}{_longer_when_traced(loss, variant)}"
+    return f"{loss}{traced_and_timed(loss.span_ms, variant)}"
 
 
 def on_cpu(ranks: Sequence[RankFigures]) -> bool:
@@ -74,9 +74,9 @@ def on_cpu(ranks: Sequence[RankFigures]) -> bool:
     return all(rank.device.startswith("cpu") for rank in ranks)
 
 
-def _longer_when_traced(loss: Loss, variant: VariantResult) -> str:
+def traced_and_timed(span_ms: float, variant: VariantResult) -> str:
     """That the steps of the trace aren't as long as the timed ones, where a reader would stumble over it."""
-    if variant.step_ms is None or abs(loss.span_ms / variant.step_ms.median - 1) <= TRACED_AS_TIMED:
+    if variant.step_ms is None or abs(span_ms / variant.step_ms.median - 1) <= TRACED_AS_TIMED:
         return ""
     return f" (in traced steps; timed ones take {format_ms(variant.step_ms.median)} ms)"
 

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from launcher.environment import child_environment
-from launcher.errors import MachineError, SpecError
+from launcher.errors import MachineError
 from launcher.run.open import find_run
 
 START_LIMIT_S = 60.0
 """TensorBoard needs 2 s on an idle machine; a cold disk or a busy one takes longer."""
 GRACE_S = 5.0
 POLL_S = 0.05
-SHOWN = ("plan.json", "*.pt.trace.json", "*.pt.trace.json.gz", "events.out.tfevents*")
-"""Files of which a folder must hold one for TensorBoard to have anything to show: our tab, or its own."""
 CHILD = """\
 import ctypes, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -53,6 +51,11 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
 
+    @property
+    def tab(self) -> str:
+        """Address of our tab: TensorBoard by itself opens another one."""
+        return f"{self.url}#gpurun"
+
     def wait(self) -> None:
         """Returns when it ends, which by itself it doesn't."""
         self.process.wait()
@@ -63,17 +66,18 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
     """A TensorBoard that shows `path`, a run or a folder of runs, until the block is left; also by Ctrl-C.
 
     Args:
-        path: a folder with runs, traces or event files below, or a name that `find_run` understands.
+        path: a folder with runs, traces or event files below, now or later, or a name that `find_run`
+            understands.
         host: the address it listens on.
         port: 0 lets the kernel choose a free one.
 
     Raises:
-        SpecError: there is nothing to show.
+        SpecError: there is no such folder or run.
         MachineError: TensorBoard is missing, or doesn't start.
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise MachineError("TensorBoard is not installed here; install it: pip install tensorboard")
-    folder = _folder(path)
+    folder = path if path.is_dir() else find_run(path).path
     with tempfile.TemporaryFile() as log:
         process = _start(folder, host, port, log)
         try:
@@ -82,16 +86,6 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
                 yield server
         finally:
             _stop(process)
-
-
-def _folder(path: Path) -> Path:
-    folder = path if path.is_dir() else find_run(path).path
-    if not any(next(folder.rglob(pattern), None) for pattern in SHOWN):
-        raise SpecError(
-            f"{folder}: nothing for TensorBoard to show\n"
-            f"    make its files from a run: gpurun report {folder} --format tensorboard"
-        )
-    return folder
 
 
 def _start(folder: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:

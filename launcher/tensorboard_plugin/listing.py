@@ -21,6 +21,8 @@ from launcher.trace.merged_file import is_merged
 MAX_RUNS = 2000
 FRESH_S = 2.0
 """A listing is used again for so long: a page asks for several things at once."""
+EVENTS = "tfevents"
+"""In the name of every event file."""
 TRACES = "traces"
 """Id of the one variant of a folder of traces."""
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)_(\d\d)-(\d\d)-\d\d")
@@ -145,6 +147,13 @@ class Listing:
         if self._found:
             return True
         return next(self._look(), None) is not None
+
+    def has_events(self) -> bool:
+        """Whether there may be event files, which TensorBoard's own tabs show; elsewhere nobody looks."""
+        if self._root is None:
+            return True
+        folders = walk(self._root.resolve(), lambda _: False) if self._root.is_dir() else ()
+        return any(EVENTS in name for folder in folders for name in folder.files)
 
     def _look(self) -> Iterator[Listed]:
         if self._root is None or not self._root.is_dir():

@@ -79,10 +79,19 @@ class RankTimes:
         return sum(each.self_ms for each in self.names.values())
 
 
-def operators_answer(header: Header, against: Header | None, kind: Kind) -> dict[str, Any]:
-    """The table; see README.md."""
+def operators_answer(
+    header: Header, against: Header | None, kind: Kind, straggler: int | None = None
+) -> dict[str, Any]:
+    """The table; see README.md.
+
+    Args:
+        header: of the index.
+        against: of another variant's.
+        kind: what the rows are.
+        straggler: the rank that the table is about; `None`: the one that works longest.
+    """
     ranks = [rank_times(rank, kind) for rank in header.ranks]
-    slowest = slowest_of(ranks)
+    slowest = next((each for each in ranks if each.rank == straggler), None) or slowest_of(ranks)
     other = slowest_of([rank_times(rank, kind) for rank in against.ranks]) if against else None
     names = sorted(
         {name for rank in ranks for name in rank.names} | set(other.names if other else ()),
@@ -95,6 +104,7 @@ def operators_answer(header: Header, against: Header | None, kind: Kind) -> dict
         "kind": kind,
         "ranks": [each.rank for each in ranks],
         "slowest_rank": slowest.rank,
+        "is_straggler": slowest.rank == straggler,
         "steps": slowest.num_steps,
         "step_ms": slowest.step_ms,
         "step_by_rank_ms": [each.step_ms for each in ranks],

@@ -49,8 +49,9 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return apps
 
     def is_active(self) -> bool:
-        """Whether the log directory has a run of ours, or anybody's traces."""
-        return self._server.listing.any()
+        """Whether the log directory has a run of ours, anybody's traces, or nothing that others could show:
+        then ours says how a run is started."""
+        return self._server.listing.any() or not self._server.listing.has_events()
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
         return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="GPURUN")

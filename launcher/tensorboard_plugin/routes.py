@@ -13,7 +13,7 @@ from launcher.tensorboard_plugin.answers import (
     unopened,
     variant_ids,
 )
-from launcher.tensorboard_plugin.breakdown import breakdown_answer
+from launcher.tensorboard_plugin.breakdown import breakdown_answer, straggler
 from launcher.tensorboard_plugin.listing import Listed, Listing
 from launcher.tensorboard_plugin.machine import LiveDevices
 from launcher.tensorboard_plugin.operators import KINDS, operators_answer
@@ -82,7 +82,8 @@ def progress(server: Server, query: Query) -> Answer:
 
 
 def breakdown(server: Server, query: Query) -> Answer:
-    return with_index(server, query, lambda index: breakdown_answer(index.header))
+    ours = server.run(query).kind == "gpurun"
+    return with_index(server, query, lambda index: breakdown_answer(index.header, ours))
 
 
 def operators(server: Server, query: Query) -> Answer:
@@ -93,7 +94,13 @@ def operators(server: Server, query: Query) -> Answer:
         if not isinstance(other, Index):
             return state_answer(other)
         against = other.header
-    return with_index(server, query, lambda index: operators_answer(index.header, against, kind))
+    ours = server.run(query).kind == "gpurun"
+
+    def answer(index: Index) -> Answer:
+        late = None if ours else straggler(index.header)
+        return operators_answer(index.header, against, kind, late.rank if late else None)
+
+    return with_index(server, query, answer)
 
 
 def meta(server: Server, query: Query) -> Answer:

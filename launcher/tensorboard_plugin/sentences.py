@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from launcher.compare.advice import largest_loss, remaining_loss
-from launcher.compare.explain import MENTION_FROM, why_slower
+from launcher.compare.explain import MENTION_FROM, told, traced_and_timed, why_slower
 from launcher.compare.label import variant_label
-from launcher.compare.model import Comparison, RankFigures, VariantResult
+from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.slowest import slowest_rank
 from launcher.compare.standings import is_ranked
 from launcher.units import format_ms, format_percent
-
-TRACED = (
-    "span_ms",
-    "compute_ms",
-    "exposed_transfer_ms",
-    "exposed_wait_ms",
-    "exposed_memcpy_ms",
-    "idle_ms",
-    "input_ms",
-    "host_ms",
-    "wait_ms",
-    "transfer_ms",
-)
-"""The figures of a rank that come from its trace."""
 
 
 def headline(comparison: Comparison | None) -> str | None:
@@ -34,9 +19,9 @@ def headline(comparison: Comparison | None) -> str | None:
     if comparison is None:
         return None
     best, alone = _fastest(comparison)
-    drawn = remaining_loss(as_drawn(best), alone) if best is not None else None
+    loss = remaining_loss(best, alone) if best is not None else None
     answer = _answer(comparison)
-    return f"{answer} {drawn}" if drawn else answer
+    return f"{answer} {loss}" if loss else answer
 
 
 def unsaid(comparison: Comparison | None) -> str | None:
@@ -50,7 +35,10 @@ def unsaid(comparison: Comparison | None) -> str | None:
 def _clauses(comparison: Comparison) -> tuple[str, str | None]:
     """The summary's first clause as a sentence, and the rest, both without what the fastest loses."""
     best, alone = _fastest(comparison)
-    loss = remaining_loss(best, alone) if best is not None else None
+    if best is None:  # why none is the fastest is one sentence, whatever it lists; advice follows
+        reason, _, advice = comparison.summary.partition(". ")
+        return f"{reason.rstrip('.')}.", advice or None
+    loss = remaining_loss(best, alone)
     first, _, rest = comparison.summary.removesuffix(loss or "").rstrip().partition(";")
     return f"{first.rstrip('.')}.", rest.strip() or None
 
@@ -67,11 +55,7 @@ def _answer(comparison: Comparison) -> str:
     best = by_id.get(comparison.fastest or "")
     base = by_id.get(comparison.baseline)
     if best is None or best.step_ms is None:
-        return (
-            "No variant has been measured yet."
-            if not comparison.complete
-            else "No variant could be measured."
-        )
+        return _none_is_fastest(comparison)
     if len(by_id) == 1 or base is None:
         return f"{variant_label(best)} takes {format_ms(best.step_ms.median)} ms a step."
     difference = best.vs_baseline
@@ -80,6 +64,13 @@ def _answer(comparison: Comparison) -> str:
         by = format_percent(-difference.percent, ci)
         return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
     return _ahead_of_the_next(best, comparison) or _clauses(comparison)[0]
+
+
+def _none_is_fastest(comparison: Comparison) -> str:
+    """Why: nothing is measured, or what is can't be ranked."""
+    if any(each.step_ms is not None or each.probe is not None for each in comparison.variants):
+        return _clauses(comparison)[0]
+    return "No variant could be measured." if comparison.complete else "No variant has been measured yet."
 
 
 def _ahead_of_the_next(best: VariantResult, comparison: Comparison) -> str | None:
@@ -99,39 +90,16 @@ def _ahead_of_the_next(best: VariantResult, comparison: Comparison) -> str | Non
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
-    """The sentence beside a variant's bars; `None` where no trace tells anything."""
+    """The sentence beside a variant's bars, in ms of its traced steps; `None` where no trace tells."""
     best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
-    shown = as_drawn(variant)
-    text = why_slower(shown, as_drawn(best)) if best is not None and best.id != variant.id else None
-    return _sentence(text or _largest_loss(shown) or _all_compute(shown))
-
-
-def as_drawn(variant: VariantResult) -> VariantResult:
-    """The variant with its traced figures in proportion to its measured step, as its bars are drawn.
-
-    The profiler slows steps down a little; bars whose length is the measured step have to share that out.
-    """
-    step = variant.step_ms
-    if step is None:
-        return variant
-    ranks = [_scaled(rank, step.median / rank.span_ms) if rank.span_ms else rank for rank in variant.ranks]
-    return replace(variant, ranks=tuple(ranks))
-
-
-def _scaled(rank: RankFigures, factor: float) -> RankFigures:
-    figures = {name: value for name in TRACED if (value := getattr(rank, name)) is not None}
-    exposed = rank.exposed_comm_ms.trace
-    scaled: dict[str, Any] = {name: value * factor for name, value in figures.items()}
-    return replace(
-        rank,
-        **scaled,
-        exposed_comm_ms=replace(rank.exposed_comm_ms, trace=None if exposed is None else exposed * factor),
-    )
+    text = why_slower(variant, best) if best is not None and best.id != variant.id else None
+    return _sentence(text or _largest_loss(variant) or _all_compute(variant))
 
 
 def _largest_loss(variant: VariantResult) -> str | None:
     found = largest_loss(variant.ranks)
-    return str(found) if found is not None and found.ms >= MENTION_FROM * found.span_ms > 0 else None
+    worth_it = found is not None and found.ms >= MENTION_FROM * found.span_ms > 0
+    return told(found, variant) if found is not None and worth_it else None
 
 
 def _all_compute(variant: VariantResult) -> str | None:
@@ -140,7 +108,7 @@ def _all_compute(variant: VariantResult) -> str | None:
         return None
     return (
         f"{format_ms(slowest.compute_ms)} of {format_ms(slowest.span_ms)} ms are compute;"
-        " nothing else takes a part worth mentioning"
+        f" nothing else takes a part worth mentioning{traced_and_timed(slowest.span_ms, variant)}"
     )
 
 

@@ -17,6 +17,7 @@ from tests.browser.sample_runs import (
     write_apart,
     write_broken,
     write_changing,
+    write_damaged,
     write_gpt_splits,
     write_hostile,
     write_linked,
@@ -41,6 +42,7 @@ SAMPLES = {
     "traced": write_traced,
     "linked": write_linked,
     "apart": write_apart,
+    "damaged": write_damaged,
 }
 
 
@@ -119,7 +121,5 @@ class Pages:
 @pytest.fixture(scope="package")
 def empty_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a TensorBoard over a folder in which nothing has run yet."""
-    folder = tmp_path_factory.mktemp("empty")
-    (folder / "events.out.tfevents.0.none").touch()
-    with open_view(folder) as server:
+    with open_view(tmp_path_factory.mktemp("empty")) as server:
         yield server.url

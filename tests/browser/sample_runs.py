@@ -216,9 +216,10 @@ def write_ranks(path: Path, count: int = 64) -> RunDir:
 
 
 def write_hostile(path: Path) -> RunDir:
-    """Names that would be markup, in the variant's label, the reason, and the trace."""
+    """Names that would be markup, in the variant's label, the reason, and the trace; traced steps are others
+    than timed ones."""
     first = variant(
-        "ddp", (32, 32), 50.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
+        "ddp", (32, 32), 60.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
     )
     second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
     run = write_comparison(path, MARKUP, [first, second], summary=MARKUP)
@@ -278,8 +279,15 @@ def advance(run: RunDir, round_: int) -> None:
 
 
 def write_traced(path: Path) -> None:
-    """A folder with anybody's traces: no plan, no comparison."""
+    """A folder with anybody's traces, no plan, no comparison: the second step is longer than the first."""
+    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12, growth=1.5)
+
+
+def write_damaged(path: Path) -> None:
+    """Anybody's traces: rank 0's is cut off, and beside it a whole one."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
+    trace = path / "rank0.pt.trace.json.gz"
+    trace.write_bytes(trace.read_bytes()[:1000])
 
 
 def write_changing(path: Path, num_steps: int = 2) -> None:

@@ -23,7 +23,11 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def write_traces(
-    folder: Path, compute_ms: Sequence[float], num_steps: int = 12, kernels_per_step: int = 120
+    folder: Path,
+    compute_ms: Sequence[float],
+    num_steps: int = 12,
+    kernels_per_step: int = 120,
+    growth: float = 1.0,
 ) -> list[float]:
     """A trace per rank in `folder`; returns the length of each rank's step, in ms.
 
@@ -32,12 +36,14 @@ def write_traces(
         compute_ms: of each rank, per step.
         num_steps: in the trace, numbered from 8.
         kernels_per_step: on each rank.
+        growth: of compute, from a step to the next.
     """
     folder.mkdir(parents=True, exist_ok=True)
     events: list[list[Event]] = [[] for _ in compute_ms]
     start_us = 1000.0
     for step in range(num_steps):
-        start_us = _add_step(events, compute_ms, start_us, step, kernels_per_step)
+        grown_ms = [ms * growth**step for ms in compute_ms]
+        start_us = _add_step(events, grown_ms, start_us, step, kernels_per_step)
     for rank, found in enumerate(events):
         info = {"backend": "nccl", "rank": rank, "world_size": len(compute_ms)}
         content = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": found}

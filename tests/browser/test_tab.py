@@ -68,13 +68,15 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     parts = block.locator(".bar").nth(1).locator("[data-value]")
     values = parts.evaluate_all("all => all.map((one) => Number(one.dataset.value))")
     assert sum(values) == pytest.approx(64.3, abs=0.3)
-    assert float(block.locator(".total").inner_text()) == 64.3
+    assert block.locator(".total").all_inner_texts() == ["64.3", "64.3"]
+    expect(block.locator(".said")).to_contain_text("64.3 ms a step as timed. Rank 1 waits 20.8 of 64.3 ms")
     expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, median 64.3 ms"))
 
 
 def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
-    assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32")
+    assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32 in traced steps")
+    expect(tab.find("main")).to_contain_text("As timed, a step takes 64.3 ms against 50.7 ms.")
     rows = tab.find(".operators tbody").first.locator("tr")
     expect(rows).to_have_count(7)  # five operators, compute and copies that none of them launched
     tab.page.keyboard.press("/")
@@ -164,12 +166,29 @@ def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
     expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
 
 
+def test_anybodys_broken_traces_speak_of_no_run(open_tab: OpenTab, samples: Path) -> None:
+    tab = open_tab("damaged")
+    line = tab.find(".problems div").first.inner_text()
+    assert len(re.findall(r"\bbyte\b", line)) == 1, line
+    (samples / "damaged" / "rank1.pt.trace.json.gz").write_bytes(b"")
+    tab = open_tab("damaged", tab="timeline")
+    assert tab.title() == "The traces of damaged can’t be read."
+    assert "Splits" not in tab.find("main").inner_text()
+    tab.watched.shoot("damaged")
+
+
 def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     tab = open_tab("hostile")
     title = tab.page.title()
     for view in VIEWS:
         tab.go(view)
         assert tab.find("img").count() == 0
+        if view == "where":
+            expect(tab.find(".problems")).to_contain_text("far from the timed ones")
+            expect(tab.find("h1")).to_contain_text("of 50.0 ms (in traced steps; timed ones take 60.0 ms)")
+        if view == "timeline":
+            expect(tab.find(".problems")).to_contain_text("far from the timed ones")
+            expect(tab.find("main")).to_contain_text("here, the timed ones 60.0 ms")
     tab.go("operators")
     expect(tab.find(".operators")).to_contain_text("<img src=x onerror=")
     tab.watched.shoot("hostile")
@@ -178,7 +197,9 @@ def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
 
 def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) -> None:
     with watched_page(browser, empty_board.rstrip("/")) as watched:
-        tab = Tab(watched, empty_board).open()
+        tab = Tab(watched, empty_board, framed=True)
+        tab.page.goto(empty_board)  # nothing else is active there: TensorBoard comes to it by itself
+        tab.drawn()
         assert tab.title() == "No runs here yet."
         expect(tab.find("pre")).to_contain_text("gpurun examples/quickstart.yaml")
         watched.shoot("empty")
@@ -196,10 +217,20 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab = open_tab("traced")
     expect(tab.find("[role=tab]")).to_have_text(["Where time goes", "Timeline", "Operators", "Devices"])
     expect(tab.find(".where .bar.tall")).to_have_count(2)
+    # Steps of 43.4 and 63.4 ms; both count, as they do for `gpurun trace`.
+    assert tab.title() == (
+        "A step takes 53.4 ms, the mean of all ranks; 85 % of it is compute. "
+        "The others wait most for rank 0: it came last 10 of 10 times and cost them 26.2 ms."
+    )
+    assert tab.find(".where .total").all_inner_texts() == ["53.4", "53.4"]
+    expect(tab.find(".strip canvas")).to_have_attribute(
+        "aria-label", "traced: 2 steps, median 53.4 ms, slowest 63.4 ms"
+    )
     tab.go("timeline")
     tab.settled()
     tab.go("operators")
     expect(tab.find(".operators tbody").first).to_contain_text("aten::gelu")
+    expect(tab.find("main")).to_contain_text("rank 0, for which the others wait most")
     tab.go("devices")
     expect(tab.find("h1")).to_contain_text("2 ranks traced on")
     expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")
@@ -214,7 +245,14 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
 
 
 def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:
-    tab = open_tab("live", tab="devices")
+    tab = open_tab("live", tab="splits")
+    assert tab.title() == "Nothing can be ranked yet."
+    expect(tab.find(".running")).to_contain_text("running: ddp 48/16, round 6 of 10")
+    expect(tab.find("tr[data-variant=ddp-2-48-16]")).to_contain_text("ddp 48/16")
+    tab.watched.shoot("splits-live")
+    tab.go("timeline")
+    assert tab.title() == "This run is not traced yet."
+    tab.go("devices")
     expect(tab.find(".running")).to_contain_text("running: ddp 48/16, round 6 of 10")
     expect(tab.find(".line-chart .solid").first).to_be_visible()
     drawn = tab.find(".line-chart path.solid").first.get_attribute("d")
@@ -228,6 +266,8 @@ def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> No
     assert killed is not None
     write_json(run.running, replace(killed, start_ticks=1))
     expect(tab.find(".problems")).to_contain_text("This run stopped before it was done")
+    tab.go("splits")
+    expect(tab.find("h1")).to_have_text("Nothing was measured to the end.")
 
 
 def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:

@@ -8,18 +8,21 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from launcher.cli import cli
 from launcher.compare.model import Comparison
 from launcher.errors import MachineError, SpecError
 from launcher.records import StepRecord
 from launcher.report.tensorboard import write_tensorboard
-from launcher.run.view import open_view
+from launcher.run.view import Server, open_view
 from launcher.rundir import RunDir, append_lines
 
 COMPARISON = msgspec.json.decode(
@@ -30,7 +33,7 @@ HPARAMS = "experiment/defaultExperimentId/data/plugin/hparams"
 VIEW = """\
 import sys
 from pathlib import Path
-from launcher.run.view import open_view
+from launcher.run.view import Server, open_view
 with open_view(Path(sys.argv[1])) as server:
     print(server.url, server.process.pid, flush=True)
     server.wait()
@@ -144,8 +147,16 @@ def test_nothing_is_left_of_it(logdir: Path, number: signal.Signals) -> None:
     assert alive == []
 
 
-def test_a_folder_without_runs_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"gpurun report .* --format tensorboard"), open_view(tmp_path):
+def test_the_address_that_is_told_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        server = Server("http://127.0.0.1:6006/", ended)
+        monkeypatch.setattr("launcher.run.view.open_view", lambda *_, **__: nullcontext(server))
+        told = CliRunner().invoke(cli, ["view", str(tmp_path)])
+    assert "http://127.0.0.1:6006/#gpurun " in told.output
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nothing-here"), open_view(tmp_path / "nothing-here"):
         pass
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from launcher.tensorboard_plugin.answers import run_answer, steps_answer, varian
 from launcher.tensorboard_plugin.documents import status
 from launcher.tensorboard_plugin.folders import inside, read_end, read_inside
 from launcher.tensorboard_plugin.listing import TRACES, Listed, Listing
+from launcher.tensorboard_plugin.plugin import GpurunPlugin
 from launcher.tensorboard_plugin.query import Query, Refused
 from launcher.tensorboard_plugin.routes import ROUTES, Server
 from launcher.tensorboard_plugin.steps import choose
@@ -295,3 +297,14 @@ def test_what_a_window_may_not_ask_is_refused(key: str, value: str) -> None:
         query.stretch()
         query.whole("width_px", 16, 8192)
         query.lanes(5)
+
+
+def test_an_empty_folder_has_our_tab_and_one_with_other_things_to_show_has_not(tmp_path: Path) -> None:
+    plugin = GpurunPlugin(SimpleNamespace(logdir=str(tmp_path)))
+    assert plugin.is_active()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "events.out.tfevents.1.host").touch()
+    assert not plugin.is_active()
+    (tmp_path / "rank0.pt.trace.json").touch()
+    assert plugin.is_active()
+    assert not GpurunPlugin(SimpleNamespace(logdir="s3://bucket/logs")).is_active()

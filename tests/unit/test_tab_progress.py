@@ -5,6 +5,7 @@ import platform
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,11 @@ from launcher.plan.model import Launch, Plan, Variant
 from launcher.records import Event, StepRecord
 from launcher.run.running import claimed, read
 from launcher.rundir import RunDir, append_lines, write_json
+from launcher.tensorboard_plugin import machine
 from launcher.tensorboard_plugin.answers import own, run_answer
 from launcher.tensorboard_plugin.documents import status
 from launcher.tensorboard_plugin.listing import Listed
-from launcher.tensorboard_plugin.machine import LiveDevices
+from launcher.tensorboard_plugin.machine import CpuTimes, LiveDevices
 from launcher.tensorboard_plugin.progress import progress_answer
 
 IDS = ("ddp-2-even", "ddp-2-48-16")
@@ -116,3 +118,15 @@ def test_before_the_first_variant_is_done_the_plan_is_shown(run: RunDir) -> None
         (IDS[0], "planned", "ddp 32/32"),
         (IDS[1], "planned", "ddp 48/16"),
     ]
+
+
+def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([CpuTimes(10.0, 100.0), CpuTimes(13.0, 104.0)])
+    monkeypatch.setattr(machine, "_cpu_times", lambda: next(times))
+    monkeypatch.setattr(machine, "FRESH_S", -1.0)
+    monkeypatch.setattr(machine, "inspect_gpus", lambda *_: SimpleNamespace(gpus=()))
+    devices = LiveDevices()
+    found = [devices.of(platform.node())[0]["utilisation_percent"] for _ in range(2)]
+    assert found == [None, 75.0]

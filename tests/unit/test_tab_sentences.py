@@ -4,10 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from launcher.compare.model import Comparison, Difference, RankFigures, VariantResult
-from launcher.tensorboard_plugin.sentences import as_drawn, explanation, headline, system_line, unsaid
+from launcher.compare.model import Comparison, Difference, RankFigures, StepTime, VariantResult
+from launcher.tensorboard_plugin.sentences import explanation, headline, system_line, unsaid
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -46,8 +45,18 @@ def test_the_headline_is_about_the_fastest() -> None:
     found = replace(COMPARISON, variants=(base, best), fastest=best.id, baseline=base.id)
     assert headline(found) == "ddp 48/16 is 4.9 % faster than ddp 32/32."
     assert headline(replace(found, variants=(base,), fastest=base.id)) == "ddp 32/32 takes 42.1 ms a step."
-    assert headline(replace(found, fastest=None, complete=False)) == "No variant has been measured yet."
+    unmeasured = replace(found, variants=(replace(base, step_ms=None),), fastest=None, complete=False)
+    assert headline(unmeasured) == "No variant has been measured yet."
     assert headline(None) is None
+
+
+def test_measured_variants_that_cannot_be_ranked_are_not_called_unmeasured() -> None:
+    reason = "These splits can't be ranked: rank 1 of ddp 32/32 waited for a free core; 2 more like those."
+    advice = "Stop what else runs here, or use fewer devices, then run it again."
+    found = replace(COMPARISON, fastest=None, summary=f"{reason} {advice}")
+    assert (headline(found), unsaid(found)) == (reason, advice)
+    failed = tuple(replace(each, step_ms=None) for each in COMPARISON.variants)
+    assert headline(replace(found, variants=failed, complete=True)) == "No variant could be measured."
 
 
 def test_the_headline_says_what_even_the_fastest_loses() -> None:
@@ -85,18 +94,18 @@ def test_what_the_headline_takes_from_the_summary_is_not_said_twice() -> None:
     assert unsaid(None) is None
 
 
-def test_the_explanation_speaks_of_the_bars_as_they_are_drawn() -> None:
+def test_the_explanation_speaks_of_traced_steps_and_says_where_timed_ones_are_others() -> None:
     base, slow = COMPARISON.variants[:2]
-    assert slow.step_ms is not None
-    slow = with_ranks(slow, (0.0, 40.0))
-    found = replace(COMPARISON, variants=(with_ranks(base, (0.0, 0.0)), slow), fastest=base.id)
-    share = slow.step_ms.median / 100
-    drawn = as_drawn(slow)
-    assert drawn.ranks[1].span_ms == pytest.approx(slow.step_ms.median)
-    assert drawn.ranks[1].exposed_wait_ms == pytest.approx(40 * share)
-    text = explanation(slow, found)
-    assert text is not None
-    assert text.startswith("Rank 1 waits 23.8 of 59.4 ms for rank 0")
+    base, slow = with_ranks(base, (0.0, 0.0)), with_ranks(slow, (0.0, 40.0))
+    for step_ms, note in ((95.0, ""), (325.0, " (in traced steps; timed ones take 325 ms)")):
+        variant = replace(slow, step_ms=StepTime(step_ms, None))
+        found = replace(COMPARISON, variants=(base, variant), fastest=base.id)
+        assert explanation(variant, found) == f"Rank 1 waits 40.0 of 100 ms for rank 0's larger batch{note}."
+    fast = replace(base, step_ms=StepTime(50.0, None))
+    alone = explanation(fast, replace(COMPARISON, variants=(fast,), fastest=fast.id))
+    assert alone is not None
+    assert alone.startswith("90.0 of 100 ms are compute")
+    assert alone.endswith("worth mentioning (in traced steps; timed ones take 50.0 ms).")
 
 
 def test_without_traces_nothing_is_explained() -> None:

@@ -211,6 +211,39 @@ def test_sums_of_a_stretch_add_up_to_it(index: Index) -> None:
     }
 
 
+def test_of_anybodys_traces_all_steps_count_and_the_straggler_is_named(tmp_path: Path) -> None:
+    """Rank 0 comes last to all collectives and so is the straggler, though its own steps are shorter."""
+    ranks = []
+    for compute_us, rest_us in ((60, 0), (20, 60)):
+        events: list[Event] = []
+        for number, begin in enumerate((0, 1000, 2000)):
+            longer_us = 100 * number
+            events += [
+                step(number, begin, 120 + rest_us + longer_us),
+                launch(begin + 1, 1, 4 * number),
+                launch(begin + 3, 1, 4 * number + 1),
+                launch(begin + 5, 1, 4 * number + 2),
+                kernel("gemm", begin + 10, compute_us, 4 * number),
+                kernel(ALL_REDUCE, begin + 10 + compute_us, 90 - compute_us, 4 * number + 1, stream=20),
+                kernel("gemm", begin + 110, rest_us + longer_us + 10, 4 * number + 2),
+            ]
+        ranks.append(events)
+    header = index_of(tmp_path, ranks).header
+    theirs = breakdown_answer(header, ours=False)
+    assert [rank["typical"]["span_ms"] for rank in theirs["ranks"]] == pytest.approx([0.22, 0.28])
+    assert theirs["mean"]["span_ms"] == pytest.approx(0.25)
+    assert theirs["straggler"] == {
+        "rank": 0,
+        "last_arrivals": 3,
+        "collectives": 3,
+        "caused_ms": pytest.approx(0.12),
+    }
+    assert operators_answer(header, None, "kernels", straggler=0)["slowest_rank"] == 0
+    assert operators_answer(header, None, "kernels")["slowest_rank"] == 1
+    ours = breakdown_answer(header)
+    assert [rank["typical"]["span_ms"] for rank in ours["ranks"]] == pytest.approx([0.17, 0.23])
+
+
 def test_breakdown_and_operators_add_up_to_the_step(index: Index) -> None:
     for rank in breakdown_answer(index.header)["ranks"]:
         (found,) = rank["steps"]

@@ -284,6 +284,7 @@ export class App {
   retry() {
     return {
       live: this.source.live,
+      isTraces: this.run.isTraces,
       again: () => {
         this.readAgain = true;
         this.draw();

@@ -76,7 +76,7 @@ class Devices {
     replace(
       this.host,
       headline(this.sentence(), this.subSentence()),
-      this.running(),
+      runningStrip(progress),
       progress.live.length ? this.liveTable() : this.ranTable(variant),
       this.charts(variant),
     );
@@ -100,7 +100,9 @@ class Devices {
     const variants = this.app.run.variants.length;
     if (live.length)
       return live[0].device === 'cpu'
-        ? `The CPU has ${number(live[0].utilisation_percent)} % of its cores at work.`
+        ? live[0].utilisation_percent == null
+          ? 'The CPU is at work.'
+          : `The CPU has ${number(live[0].utilisation_percent)} % of its cores at work.`
         : `${plural(live.length, 'device')} at work, none at its power cap.`;
     return `${plural(variants, 'variant')} ran on ${listed([...devices].slice(0, 4))}${devices.size > 4 ? ` and ${devices.size - 4} more` : ''}.`;
   }
@@ -111,29 +113,6 @@ class Devices {
     const shared = others.length ? `Several processes use ${listed(others)}. ` : '';
     if (live.length) return `${shared}Looked at every ${POLL_MS / 1000} s while the run goes on.`;
     return 'Peak memory is what each rank had allocated at most; step times are those of the timed rounds.';
-  }
-
-  running() {
-    const { stage, status, done, seconds_left: left } = this.progress;
-    if (status !== 'running' || !stage)
-      return status === 'stopped'
-        ? el(
-            'p',
-            { class: 'problems' },
-            'This run stopped before it was done; gpurun JOB --resume goes on with it.',
-          )
-        : null;
-    const doing =
-      stage.stage === 'round'
-        ? `round ${number(stage.round)} of ${number(stage.rounds)}`
-        : (STAGES[stage.stage] ?? stage.stage);
-    return el(
-      'div',
-      { class: 'running' },
-      el('span', { class: 'strong' }, `running: ${[stage.label, doing].filter(Boolean).join(', ')}`),
-      meter(done, 'progress of the run'),
-      el('span', { class: 'muted' }, left == null ? '' : `${coarse(left)} left`),
-    );
   }
 
   liveTable() {
@@ -150,7 +129,7 @@ class Devices {
       sm_clock_mhz: most('sm_clock_mhz', 'sm_clock_max_mhz'),
       power_w: most('power_w', 'power_limit_w'),
     };
-    const has = (key) => live.some((device) => device[key] != null);
+    const has = (key) => key === 'utilisation_percent' || live.some((device) => device[key] != null);
     const columns = [
       ['memory_gib', 'memory, GiB'],
       ['utilisation_percent', 'utilisation, %'],
@@ -333,6 +312,29 @@ class Devices {
       chart('Forward pass by step, before ranks wait for each other, ms', 'forward_ms'),
     );
   }
+}
+
+/** What a run does now and how far it is; that it stopped, if it did. */
+export function runningStrip({ stage, status, done, seconds_left: left }) {
+  if (status !== 'running' || !stage)
+    return status === 'stopped'
+      ? el(
+          'p',
+          { class: 'problems' },
+          'This run stopped before it was done; gpurun JOB --resume goes on with it.',
+        )
+      : null;
+  const doing =
+    stage.stage === 'round'
+      ? `round ${number(stage.round)} of ${number(stage.rounds)}`
+      : (STAGES[stage.stage] ?? stage.stage);
+  return el(
+    'div',
+    { class: 'running' },
+    el('span', { class: 'strong' }, `running: ${[stage.label, doing].filter(Boolean).join(', ')}`),
+    meter(done, 'progress of the run'),
+    el('span', { class: 'muted' }, left == null ? '' : `${coarse(left)} left`),
+  );
 }
 
 function atPowerCap(device) {

@@ -22,7 +22,7 @@ export async function showTracedDevices(host, app) {
     host,
     headline(
       sentence(answer.ranks),
-      'What the traces tell; nobody measures here while something runs. Compute: the share of a typical step.',
+      'What the traces tell; nobody measures here while something runs. Step: the mean of all traced steps of a rank; compute: its share.',
     ),
     problemNotes(answer.problems, answer.warnings),
     table(answer.ranks, variant.planned.traces),

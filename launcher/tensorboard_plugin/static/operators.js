@@ -22,9 +22,9 @@ const ROW_PX = 30;
 export async function showOperators(host, app) {
   const { run, state } = app;
   const asked = run.byId.get(state.get('variant'));
-  if (asked && !asked.hasTraces) return untracedState(host, asked.label);
+  if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
   const variant = run.choose(state.get('variant'), run.traced);
-  if (!variant) return untracedState(host, null);
+  if (!variant) return untracedState(host, null, run.isRunning);
   const against = chooseAgainst(run, variant, state.get('against'));
   const label = run.isTraces ? run.answer.title : variant.label;
   const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind', 'ops') };
@@ -51,7 +51,7 @@ class Operators {
     this.table = el('div');
     replace(
       host,
-      headline(sentence(this), subSentence(this.answer)),
+      headline(sentence(this), subSentence(this)),
       problemNotes(this.answer.problems),
       this.controls(),
       this.table,
@@ -154,7 +154,10 @@ class Operators {
       },
       {
         key: 'self',
-        head: answer.ranks.length > 1 ? ['self, slowest', el('br'), 'rank, ms'] : 'self, ms',
+        head: 
+          answer.ranks.length > 1
+            ? [answer.is_straggler ? 'self,' : 'self, slowest', el('br'), answer.is_straggler ? `rank ${answer.slowest_rank}, ms` : 'rank, ms']
+            : 'self, ms',
         right: true,
         width: '100px',
         sort: (row) => row.self_ms,

@@ -32,14 +32,25 @@ function differenceSentence(answer, rows, label, against) {
   const name = main.named ? shortName(main.name) : main.name;
   const share =
     sign * main.difference_ms > 0 ? `; ${name} alone ${three(Math.abs(main.difference_ms))} ms` : '';
-  return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label}${share}.`;
+  return `${label} takes ${three(Math.abs(longer))} ms ${sign > 0 ? 'more' : 'less'} than ${against.label} in traced steps${share}.`;
 }
 
 /** How the figures were come by. */
-export function subSentence(answer) {
-  const rank =
-    answer.ranks.length > 1
-      ? `Self time counts on the slowest rank, rank ${answer.slowest_rank}`
-      : 'Self time';
-  return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.`;
+export function subSentence({ answer, variant, against }) {
+  const rank = answer.ranks.length > 1 ? `Self time counts on ${slowest(answer)}` : 'Self time';
+  return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.${asTimed(answer, variant, against)}`;
+}
+
+function slowest(answer) {
+  return answer.is_straggler
+    ? `rank ${answer.slowest_rank}, for which the others wait most`
+    : `the slowest rank, rank ${answer.slowest_rank}`;
+}
+
+// The ranking's step times beside those of the trace.
+function asTimed(answer, variant, against) {
+  if (variant.stepMs == null) return '';
+  const hasOther = against?.stepMs != null && answer.against_step_ms != null;
+  const other = hasOther ? ` against ${three(against.stepMs)} ms` : '';
+  return ` As timed, a step takes ${three(variant.stepMs)} ms${other}.`;
 }

@@ -30,14 +30,19 @@ export function tracedParts(rank) {
   return PHASES.map((name, index) => ({ name, ms: Math.max(0, ms[index] ?? 0) }));
 }
 
-/**
- * The same in proportion to the measured step: a traced step is a little slower than a timed one, and there
- * are few of them; what counts are its shares.
- */
+/** The same in proportion to the timed step: the terminal's bars and those of the ranking are as long as it. */
 export function scaledParts(rank, stepMs) {
   const parts = tracedParts(rank);
   if (!parts || stepMs == null) return parts;
   return parts.map((part) => ({ ...part, ms: (part.ms * stepMs) / rank.span_ms }));
+}
+
+/** From this share of the timed step on, traced steps are called different (launcher/compare/explain.py). */
+const TRACED_AS_TIMED = 0.15;
+
+/** Whether traced steps are so far from the timed ones that one can't stand for the other. */
+export function isFarFromTimed(tracedMs, stepMs) {
+  return tracedMs > 0 && stepMs > 0 && Math.abs(tracedMs / stepMs - 1) > TRACED_AS_TIMED;
 }
 
 /** Without a trace: what phases and ablation tell. Transfer then holds the waiting too. */

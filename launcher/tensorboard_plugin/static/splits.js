@@ -6,7 +6,8 @@ import { columnDecimals, halfWidth, number, percent, plural, roundUp } from './f
 import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
-import { legend, scaledParts, spoken, timedParts } from './phases.js';
+import { legend, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
+import { showWaiting } from './splits_waiting.js';
 import { subSentence, whyUnranked } from './splits_words.js';
 import { oneVariant } from './states.js';
 import { tipped } from './tip.js';
@@ -47,6 +48,7 @@ const COLUMNS = [
 /** Draws the view into `host`. */
 export function showSplits(host, app) {
   const { run, state } = app;
+  if (!run.results.size) return showWaiting(host, app);
   if (run.variants.length === 1) return oneVariant(host, app);
   const view = new View(app);
   replace(
@@ -280,7 +282,7 @@ class View {
             el('span', { class: part.name, style: { width: `${(100 * part.ms) / this.fullMs}%` } }),
           ),
       ),
-      hidden(spoken(parts, 1)),
+      hidden(this.spokenParts(rank, row, 1)),
     ];
   }
 
@@ -290,16 +292,22 @@ class View {
       return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
     const ci = row.result?.step_ms?.ci;
     const rank = slowestRank(row.ranks);
-    const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
     return [
       row.label,
       `${number(row.stepMs, this.decimals)} ms a step${ci ? `, 95 % interval ${number(ci[0], this.decimals)} to ${number(ci[1], this.decimals)}` : ''}`,
       spokenDifference(row.difference, this.run.comparison?.ci_level),
       `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
-      parts ? `rank ${rank.rank}: ${spoken(parts, this.decimals)}` : '',
+      this.spokenParts(rank, row, this.decimals),
     ]
       .filter(Boolean)
       .join('\n');
+  }
+
+  /** In ms of the traced step: the bar is as long as the timed one. */
+  spokenParts(rank, row, decimals) {
+    const traced = tracedParts(rank);
+    const parts = traced ?? timedParts(rank, row.stepMs);
+    return parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
   }
 
   /** The axis, and what could not be ranked: a table of its own, since its columns are others. */

@@ -22,7 +22,6 @@ export function whyUnranked(variant) {
 /** Interval, noise, rounds and cause, behind the headline. */
 export function subSentence(run) {
   const { fastest, baseline, comparison } = run;
-  if (!comparison) return 'The first variant is being measured; rows appear as rounds finish.';
   const sentences = [run.answer.unsaid];
   if (fastest && baseline && fastest !== baseline && fastest.stepMs && baseline.stepMs) {
     const ci = interval(fastest.difference?.ci);

@@ -60,33 +60,33 @@ export function meter(share, label) {
   );
 }
 
-/** A trace that can't be read: which file, where in it, and what still works. */
-export function brokenState(host, label, problems, { again, live }) {
+/** A trace that can't be read: which file, where in it, and, in a run of ours, what still works. */
+export function brokenState(host, label, problems, { again, live, isTraces }) {
   const first = problems[0] ?? { file: '', message: 'no reason is known' };
-  const name = first.file
-    .split('/')
-    .pop()
-    .replace(/\.pt\.trace\.json(\.gz)?$/, '');
   replace(
     host,
     el(
       'div',
       { class: 'state', 'data-state': 'broken' },
       headline(
-        `The trace of ${label}, ${name.replace(/(\d+)/, ' $1')}, can\u2019t be read.`,
+        isTraces
+          ? `The traces of ${label} can\u2019t be read.`
+          : `The trace of ${label}${ofRank(first.file)} can\u2019t be read.`,
         whatIsWrong(first),
       ),
       problems.map((problem) =>
         el('p', {}, el('code', {}, problem.file), problems.length > 1 ? ` ${problem.message}` : null),
       ),
-      el(
-        'dl',
-        {},
-        el('dt', {}, 'All other variants'),
-        el('dd', {}, 'shown'),
-        el('dt', {}, 'Splits, Devices'),
-        el('dd', {}, 'not affected'),
-      ),
+      isTraces
+        ? null
+        : el(
+            'dl',
+            {},
+            el('dt', {}, 'All other variants'),
+            el('dd', {}, 'shown'),
+            el('dt', {}, 'Splits, Devices'),
+            el('dd', {}, 'not affected'),
+          ),
       live
         ? el(
             'div',
@@ -103,13 +103,25 @@ export function brokenState(host, label, problems, { again, live }) {
   );
 }
 
-function whatIsWrong({ message, byte }) {
-  const sentence = `${message[0].toUpperCase()}${message.slice(1)}`.replace(/\.?$/, '.');
-  return byte == null || /\bbyte\b/.test(message) ? sentence : `${sentence} Byte ${number(byte)}.`;
+/** `, rank 0,` of a file that is named after its rank. */
+function ofRank(file) {
+  const rank = /(?:^|\/)rank(\d+)\./.exec(file);
+  return rank ? `, rank ${rank[1]},` : '';
 }
 
-/** A variant without traces. */
-export function untracedState(host, label) {
+function whatIsWrong({ message, byte }) {
+  const sentence = `${message[0].toUpperCase()}${message.slice(1)}`.replace(/\.?$/, '.');
+  return saysWhere(message, byte) ? sentence : `${sentence} Byte ${number(byte)}.`;
+}
+
+/** Whether there is no place to add to a message. */
+function saysWhere(message, byte) {
+  return byte == null || /\bbyte\b/.test(message);
+}
+
+/** A variant without traces: of a run that goes on, they are still to come. */
+export function untracedState(host, label, isRunning = false) {
+  if (isRunning) return stillToTrace(host, label);
   replace(
     host,
     el(
@@ -120,6 +132,21 @@ export function untracedState(host, label) {
         'A few steps after the measurement are traced, unless the job says otherwise.',
       ),
       el('pre', {}, 'profile: {steps: 3}'),
+    ),
+  );
+  return undefined;
+}
+
+function stillToTrace(host, label) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'none' },
+      headline(
+        `${label ?? 'This run'} is not traced yet.`,
+        'Unless the job says otherwise, a few steps are traced when the rounds are done.',
+      ),
     ),
   );
 }
@@ -154,7 +181,7 @@ export function failedState(host, message, again) {
 export function problemNotes(problems = [], warnings = []) {
   const lines = [
     ...problems.map(
-      (one) => `${one.file} ${one.message}${one.byte == null ? '' : ` (byte ${number(one.byte)})`}`,
+      (one) => `${one.file} ${one.message}${saysWhere(one.message, one.byte) ? '' : ` (byte ${number(one.byte)})`}`,
     ),
     ...warnings,
   ];

@@ -114,8 +114,9 @@ function nearest(places, x, y) {
   return best;
 }
 
-/** The middle value. */
+/** The middle value; of an even number of values the mean of the two in the middle. */
 export function medianOf(values) {
   const sorted = [...values].sort((a, b) => a - b);
-  return sorted[sorted.length >> 1] ?? 0;
+  const middle = (sorted.length - 1) / 2;
+  return sorted.length ? (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2 : 0;
 }

@@ -24,8 +24,8 @@ export async function showTimeline(host, app) {
   const { run, state } = app;
   const variant = run.choose(state.get('variant'), run.traced);
   const asked = run.byId.get(state.get('variant'));
-  if (asked && !asked.hasTraces) return untracedState(host, asked.label);
-  if (!variant) return untracedState(host, null);
+  if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
+  if (!variant) return untracedState(host, null, run.isRunning);
   const label = run.isTraces ? run.answer.title : variant.label;
   const meta = await app.traced('timeline/meta', { variant: variant.id }, (answer) =>
     indexingState(host, label, answer),

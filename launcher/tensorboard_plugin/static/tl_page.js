@@ -3,6 +3,7 @@
 import { headline, picker, searchField } from './controls.js';
 import { el, hiddenTable, replace } from './dom.js';
 import { duration, lowerFirst, number, plural, three } from './format.js';
+import { isFarFromTimed } from './phases.js';
 import { problemNotes } from './states.js';
 import { exits } from './tl_exits.js';
 import { keyHints, legendHere } from './tl_legend.js';
@@ -28,7 +29,7 @@ export function buildPage(host, view) {
   replace(
     host,
     headline(sentence(view), subSentence(view)),
-    problemNotes(view.meta.problems, view.meta.warnings),
+    problemNotes(view.meta.problems, [...farFromTimed(view), ...view.meta.warnings]),
     controls(view),
     el('div', { class: 'timeline' }, view.overviewCanvas, view.ruler, view.body),
     view.panel,
@@ -58,12 +59,27 @@ function sentence({ app, variant, steps, meta }) {
   return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
 }
 
-function subSentence({ app, meta, endNs }) {
-  const took = app.run.isTraces
-    ? ''
-    : ' Recorded after the measurement, with the profiler on: steps are a little slower here.';
+function subSentence({ app, variant, meta, endNs }) {
   const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? '; ranks on one clock' : '';
-  return `${number(meta.num_events)} events in ${duration(endNs)}${clock}.${took}`;
+  const found = `${number(meta.num_events)} events in ${duration(endNs)}${clock}.`;
+  if (app.run.isTraces) return found;
+  const traced = meanStepMs(meta.steps);
+  const steps =
+    traced && variant.stepMs
+      ? `: steps take ${three(traced)} ms here, the timed ones ${three(variant.stepMs)} ms`
+      : '';
+  return `${found} Recorded after the measurement, with the profiler on${steps}.`;
+}
+
+/** A warning where what is seen here is far from what was timed. */
+function farFromTimed({ app, variant, meta }) {
+  return !app.run.isTraces && isFarFromTimed(meanStepMs(meta.steps), variant.stepMs)
+    ? ['Traced steps are far from the timed ones: what is seen here is not what was measured.']
+    : [];
+}
+
+function meanStepMs(steps) {
+  return steps.length && steps.reduce((sum, step) => sum + step.end_ns - step.start_ns, 0) / steps.length / 1e6;
 }
 
 function controls(view) {

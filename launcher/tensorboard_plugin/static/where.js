@@ -4,12 +4,13 @@ import { filters, headline } from './controls.js';
 import { el, hiddenTable, onWidth, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
-import { passes, slowestRank } from './model.js';
-import { legend, MEANING, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
+import { passes } from './model.js';
+import { legend, MEANING, spoken, timedParts, tracedParts } from './phases.js';
 import { fromZero } from './scale.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { drawStrip, stripAxis, stripScale } from './strip.js';
 import { tipped } from './tip.js';
+import { farNotes, sentence, subSentence, tracesSentence } from './where_words.js';
 
 /** So many variants are drawn before somebody asks for all. */
 const FIRST = 12;
@@ -36,6 +37,7 @@ export async function showWhere(host, app) {
     leader
       ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all))
       : headline('No variant has figures yet.', null),
+    problemNotes([], farNotes(shown)),
     el(
       'div',
       { class: 'controls' },
@@ -76,42 +78,6 @@ function chosenFirst(all, id, most) {
   return chosen && !shown.includes(chosen) ? [chosen, ...shown] : shown;
 }
 
-/** What the leader's step consists of, in a sentence. */
-function sentence(leader, run) {
-  const rank = slowestRank(leader.ranks);
-  const parts = scaledParts(rank, leader.stepMs) ?? timedParts(rank, leader.stepMs);
-  if (!parts) return `${leader.label} takes ${three(leader.stepMs)} ms a step.`;
-  const total = parts.reduce((sum, part) => sum + part.ms, 0);
-  const [compute, ...rest] = parts;
-  const loss = rest.reduce((most, part) => (part.ms > most.ms ? part : most));
-  const who =
-    leader === run.fastest && run.ranked.length > 1 ? `${leader.label}, the fastest,` : leader.label;
-  const lost =
-    loss.ms >= 0.005 * total
-      ? `; the largest rest is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
-      : '';
-  return `${who} computes for ${number((100 * compute.ms) / total)} % of its step${lost}.`;
-}
-
-function lossWord(name) {
-  return {
-    transfer: 'exposed transfer',
-    wait: 'waiting',
-    copy: 'copying',
-    input: 'waiting for data',
-    idle: 'idle time',
-  }[name];
-}
-
-function subSentence(variants) {
-  const untraced = variants.filter((variant) => !slowestRank(variant.ranks)?.span_ms);
-  const traced =
-    'Each bar is one rank\u2019s median step; its parts are the shares that the trace shows. Transfer, wait and copy count only where no compute hides them.';
-  if (!untraced.length) return traced;
-  const timed = 'Without a trace, parts come from the timed phases, and transfer holds the waiting too.';
-  return untraced.length === variants.length ? timed : `${traced} ${timed}`;
-}
-
 /** Bars, sentences and dots of these variants. */
 export function drawBlocks(grid, app, variants) {
   const blocks = variants.map((variant) => blockOf(variant)).filter((block) => block.ranks.length);
@@ -128,19 +94,21 @@ function blockOf(variant) {
   const all = variant.ranks.map((rank) => ({
     rank: rank.rank,
     who: who(variant, rank),
-    parts: scaledParts(rank, variant.stepMs) ?? timedParts(rank, variant.stepMs),
+    parts: tracedParts(rank) ?? timedParts(rank, variant.stepMs),
   }));
   const ranks = all.filter((rank) => rank.parts);
   // One process with several devices has one trace, and one bar for all of them.
   if (ranks.length === 1 && all.length > 1)
     ranks[0].who = `${variant.ranks.map((rank) => rank.device).join(', ')} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
   const half = halfWidth(variant.stepMs, variant.result?.step_ms?.ci);
+  const timed = variant.stepMs == null ? null : `${three(variant.stepMs)} ms a step as timed.`;
   return {
     id: variant.id,
     label: variant.label,
-    said: variant.planned.explanation ?? '',
+    said: [timed, variant.planned.explanation].filter(Boolean).join(' '),
     ranks,
     stepMs: variant.stepMs,
+    isTraced: variant.ranks.some((rank) => rank.span_ms),
     half,
     canOpen: variant.hasTraces,
   };
@@ -152,7 +120,7 @@ function who(variant, rank) {
 }
 
 function drawGrid(grid, app, blocks) {
-  const longest = Math.max(0, ...blocks.flatMap((block) => [block.stepMs ?? 0, ...block.ranks.map(sumOf)]));
+  const longest = Math.max(0, ...blocks.flatMap((block) => [endMs(block), ...block.ranks.map(sumOf)]));
   const { scale, step } = fromZero(longest, 9);
   const decimals = columnDecimals(
     blocks.map((block) => block.half),
@@ -167,7 +135,7 @@ function drawGrid(grid, app, blocks) {
   replace(
     grid,
     el('div', { class: 'head' }, app.run.isTraces ? 'rank \u00b7 device' : 'rank \u00b7 device \u00b7 batch'),
-    el('div', { class: 'head' }, app.run.isTraces ? 'mean step by rank, ms' : 'median step by rank, ms'),
+    el('div', { class: 'head' }, 'mean traced step by rank, ms'),
     el('div', { class: 'head strip-head' }, 'every step, ms'),
     blocks.map((block) => blockRows(block, context)),
     el('div', { class: 'axis-name' }, 'ms from step start'),
@@ -230,11 +198,18 @@ function blockRows(block, context) {
   );
 }
 
-/** The step's length: once for a measured variant; traces alone have one of each rank. */
-function totals({ stepMs, ranks }, scale, decimals) {
+/** Where the total of a variant without traces stands: behind its step, which all its bars make out. */
+function endMs({ isTraced, stepMs }) {
+  return isTraced ? 0 : (stepMs ?? 0);
+}
+
+/** The step's length: of each rank as it was traced, or once as it was timed. */
+function totals(block, scale, decimals) {
+  const { ranks } = block;
   const total = (at, ms, style) =>
     el('span', { class: 'total', style: { left: scale.at(at), ...style } }, number(ms, decimals));
-  if (stepMs != null) return total(Math.max(stepMs, ...ranks.map(sumOf)), stepMs, {});
+  const timed = endMs(block);
+  if (timed) return total(Math.max(timed, ...ranks.map(sumOf)), timed, {});
   return ranks.map((rank, index) =>
     total(sumOf(rank), sumOf(rank), { top: `${3 + index * BAR_PX}px`, bottom: 'auto', height: '22px' }),
   );
@@ -340,6 +315,7 @@ async function showTraces(host, app) {
     label: app.run.answer.title,
     said: variant.planned.explanation ?? '',
     stepMs: null,
+    isTraced: true,
     half: null,
     canOpen: true,
     ranks: ranks.map((rank) => ({
@@ -352,8 +328,8 @@ async function showTraces(host, app) {
   replace(
     host,
     headline(
-      tracesSentence(block),
-      'The mean of the typical traced steps of each rank. Transfer, wait and copy count only where no compute hides them.',
+      tracesSentence(answer),
+      'Each bar is the mean of all traced steps of a rank. Transfer, wait and copy count only where no compute hides them.',
     ),
     problemNotes(answer.problems, answer.warnings),
     ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend()),
@@ -368,16 +344,6 @@ async function showTraces(host, app) {
   drawGrid(grid, app, [block]);
   fillStrips(grid, app, [block], { [variant.id]: tracedSteps(ranks) });
   return undefined;
-}
-
-function tracesSentence(block) {
-  if (!block.ranks.length) return 'These traces have no steps to divide.';
-  const slowest = block.ranks.reduce((a, b) => (sumOf(b) - b.parts[2].ms > sumOf(a) - a.parts[2].ms ? b : a));
-  const total = sumOf(slowest);
-  const share = number((100 * slowest.parts[0].ms) / total);
-  return block.ranks.length > 1
-    ? `The slowest, rank ${slowest.rank}, takes ${three(total)} ms a step and computes for ${share} % of it.`
-    : `A step takes ${three(total)} ms; ${share} % of it is compute.`;
 }
 
 function tracedSteps(ranks) {

@@ -140,6 +140,7 @@ def _write(
         steps=tuple(steps),
         collectives=facts(analysis.matched),
         ranks=analysis.report.ranks,
+        stragglers=analysis.report.stragglers,
         warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
         apart=is_apart,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from launcher.trace.model import RankTrace
+from launcher.trace.model import RankTrace, StragglerReport
 
-FORMAT = 3
+FORMAT = 4
 """To be raised with every change here or in what the entries mean; older indexes are made anew then."""
 INDEX_FILE = "index.json"
 
@@ -130,6 +130,7 @@ class Header:
     steps: tuple[StepSpan, ...]
     collectives: tuple[CollectiveFacts, ...]
     ranks: tuple[RankTrace, ...]
+    stragglers: tuple[StragglerReport, ...]
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
     apart: bool = False

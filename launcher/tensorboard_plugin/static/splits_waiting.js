@@ -1,0 +1,62 @@
+// Splits before the first launch is done, or where none ever was: nothing to rank, but how far each variant is.
+
+import { headline } from './controls.js';
+import { runningStrip } from './devices.js';
+import { el, replace } from './dom.js';
+import { number } from './format.js';
+import { pause } from './source.js';
+
+const POLL_MS = 2000;
+
+/** Draws what goes on into `host` until somebody stops it: the page draws the ranking once there is one. */
+export async function showWaiting(host, app) {
+  const controller = new AbortController();
+  const look = async () =>
+    draw(host, await app.source.get('progress', { run: app.run.name }, controller.signal));
+  await look();
+  poll(look, app, controller.signal);
+  return { stop: () => controller.abort() };
+}
+
+async function poll(look, app, signal) {
+  while (!signal.aborted && app.source.live) {
+    try {
+      await pause(POLL_MS, signal);
+      if (!document.hidden) await look();
+    } catch (error) {
+      if (error.name === 'AbortError') return;
+    }
+  }
+}
+
+function draw(host, progress) {
+  const rows = progress.variants.map((variant) =>
+    el(
+      'tr',
+      { 'data-variant': variant.id },
+      el('td', {}, variant.label),
+      el('td', { class: 'right' }, number(variant.rounds)),
+    ),
+  );
+  replace(
+    host,
+    progress.status === 'running'
+      ? headline('Nothing can be ranked yet.', 'Variants that run in turns are ranked together, when their launch is done.')
+      : headline('Nothing was measured to the end.', null),
+    runningStrip(progress),
+    el(
+      'table',
+      {
+        class: 'grid',
+        style: { width: '420px', 'margin-top': '12px' },
+        'aria-label': 'variants and their rounds so far',
+      },
+      el(
+        'thead',
+        {},
+        el('tr', {}, el('th', { scope: 'col' }, 'variant'), el('th', { scope: 'col', class: 'right' }, 'rounds so far')),
+      ),
+      el('tbody', {}, rows),
+    ),
+  );
+}
