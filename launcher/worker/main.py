@@ -65,11 +65,11 @@ def run_launch(journal: Journal) -> None:
     journal.enter("start")
     torch.set_num_threads(order.threads)
     peers: Peers = Alone()
-    if order.world_size > 1:
+    if order.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
         init_group(order, rank)
         peers = Group()
     measure(journal, peers)
-    if order.world_size > 1:
+    if order.backend is not None:
         close_group()
 
 
