@@ -9,7 +9,7 @@ from typing import Any
 from launcher.compare.balanced import balanced
 from launcher.compare.batch_curve import batch_curves
 from launcher.compare.difference import Differences, planned_looks
-from launcher.compare.disturbed import disturbances, disturbed_variants, unranked
+from launcher.compare.disturbed import disturbances, unranked
 from launcher.compare.figures import (
     exposed_comm,
     launch_medians_ms,
@@ -51,7 +51,7 @@ def compare_run(run: RunDir) -> Comparison:
     results = tuple(variant_result(run, one, differences, host, plan.nodes) for one in measured.values())
     disturbed = disturbances(results)
     if disturbed:
-        differences = replace(differences, disturbed=disturbed_variants(results))
+        differences = replace(differences, disturbed=True)
         results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
     ranking = standings(results, differences) if is_one_task(plan) else None
     return Comparison(
