@@ -183,6 +183,16 @@ def test_equal_alphas_are_what_makes_proportional_to_speed_best() -> None:
     assert found.proportional.compute_ms == pytest.approx(70.5)
 
 
+def test_even_is_the_jobs_own_even_which_may_leave_a_device_out() -> None:
+    curves, split = search(GlassDevices([(1, 1)] * 4, noise=0), 101)
+    found = balance_of(curves, split, overhead_ms=0)
+    assert found.even is not None
+    assert (found.even.split, found.even.compute_ms) == ((26, 26, 26, 23), pytest.approx(27))
+    few = balance_of(curves, (3, 2, 2, 2), overhead_ms=0)
+    assert few.even is not None
+    assert few.even.split == (3, 3, 3)
+
+
 def test_a_device_with_little_memory_gets_what_it_holds() -> None:
     curves, split = search(GlassDevices([(0, 1), (0, 2.5)], memory=(20, 1000)), 64)
     assert split == (20, 44)
