@@ -77,6 +77,18 @@ def test_straight_devices_finish_within_a_sample_of_the_water_level(
     assert level * (1 - 1e-9) <= slowest(costs, split) <= level + max(b for _, b in lines) + 1e-9
 
 
+def test_of_equally_fast_splits_the_one_near_even_is_taken() -> None:
+    flat = [lambda n: 5.0, lambda n: 3.0]
+    assert solve(flat, 32, [1, 1], [32, 32]) == (16, 16)
+    assert solve(flat, 32, [1, 1], [32, 13]) == (19, 13)
+    stairs = [lambda n: 10.0 * math.ceil(n / 16), lambda n: 10.0 * math.ceil(n / 16)]
+    assert solve(stairs, 24, [1, 1], [24, 24]) == (12, 12)
+    assert solve([*flat, lambda n: 1.0 * n], 99, [0] * 3, [99] * 3) == (47, 47, 5)
+    # Samples that cost something stay where they cost less, also where a third device is the slowest.
+    lines = [lambda n: 1.0 * n, lambda n: 1.1 * n, lambda n: 60.0]
+    assert solve(lines, 90, [0, 0, 1], [90, 90, 1])[:2] == (47, 42)
+
+
 def test_the_water_level_leaves_out_a_device_that_would_only_start() -> None:
     assert water_level([0, 100], [1, 1], 10) == 10
     assert water_level([3.3, 25.5], [1, 2.5], 64) == pytest.approx((64 + 3.3 + 10.2) / 1.4)
