@@ -20,7 +20,7 @@ from launcher.report.footer import footer
 from launcher.report.names import split_label
 from launcher.report.order import by_rank
 from launcher.report.page import Page, to_string
-from launcher.units import THOUSANDS
+from launcher.units import THOUSANDS, format_rate
 
 BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
@@ -150,8 +150,8 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
 
 def _samples_text(samples_per_s: float | None, plain: bool) -> Text:
     """A program that reads the plain table gets digits only."""
-    text = number_text(samples_per_s, 0)
-    return Text(text.plain.replace(THOUSANDS, "")) if plain else text
+    text = "" if samples_per_s is None else format_rate(samples_per_s)
+    return Text(text.replace(THOUSANDS, "") if plain else text)
 
 
 def _giga_text(rate: float | None, plain: bool) -> Text:

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from launcher.compare.model import Comparison, ExposedComm, Noise, RankFigures, VariantResult
 from launcher.compare.slowest import slowest_rank
 from launcher.report.bar import Part, draw
+from launcher.report.markdown import summary_markdown
 from launcher.report.table import render_table
 
 COMPARISON = msgspec.json.decode(
@@ -100,6 +101,14 @@ def test_a_pipe_gets_no_escapes_no_box_drawing_and_one_line_per_variant() -> Non
     assert "peak GiB" in text.splitlines()[0]
     assert rows[0].split()[6] == "1520"
     assert COMPARISON.summary in text.splitlines()
+
+
+def test_a_few_samples_per_second_keep_their_digits() -> None:
+    slow = replace(variant("ddp-2-even"), samples_per_s=1.1577)
+    header, row = lines_of(shown(with_variants(slow), 120))[:2]
+    end = header.index("samples/s") + len("samples/s")
+    assert row[:end].endswith(" 1.16")
+    assert " 1.16 " in summary_markdown(with_variants(slow))
 
 
 def test_a_terminal_gets_colours_and_the_fastest_in_bold() -> None:
