@@ -13,10 +13,9 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import VariantResult
 from launcher.compare.standings import is_ranked
 from launcher.records import StepRecord
+from launcher.stats.busy import QUEUE_PERCENT, waited_for_others_ns
 from launcher.units import format_number, round_up
 
-QUEUE_PERCENT = 5.0
-"""Of a step spent waiting for others from which on it is not the step that was measured."""
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
@@ -34,17 +33,9 @@ def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     shares = [
         100 * waited_ns / fmean(step.step_ns for step in block)
         for block in blocks.values()
-        if (waited_ns := waited_for_others_ns(block[0])) is not None
+        if (waited_ns := waited_for_others_ns(block[0].queue_ns, block[0].others_ns)) is not None
     ]
     return max(0.0, median(shares)) if shares else None
-
-
-def waited_for_others_ns(step: StepRecord) -> int | None:
-    """Time in the run queue, but no more than other processes ran on the rank's cores: the rest of it the
-    rank's threads waited for each other. All of it where nobody counts what others ran."""
-    if step.queue_ns is None or step.others_ns is None:
-        return step.queue_ns
-    return min(step.queue_ns, step.others_ns)
 
 
 def throttled(timed: Sequence[StepRecord]) -> str | None:
