@@ -19,6 +19,7 @@ from launcher.compare.figures import (
     step_time,
 )
 from launcher.compare.findings import findings
+from launcher.compare.label import varied_texts
 from launcher.compare.measured import Measured, read_measured
 from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.notes import notes
@@ -145,9 +146,14 @@ def closing_sentence(
 def apart_summary(plan: Plan, results: Sequence[VariantResult]) -> str:
     """The sentence under variants that are not compared with each other."""
     if is_probe(plan.workload):
-        return probe_summary(plan.workload, {result.id: result.probe for result in results})
+        return probe_summary(plan.workload, {_place(result): result.probe for result in results})
     workloads = list(dict.fromkeys(variant.workload for variant in plan.variants))
     return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
+
+
+def _place(result: VariantResult) -> str:
+    """What tells a micro-benchmark's variants apart: `2 devices`, with what else varies."""
+    return " ".join((plural(len(result.devices), "device"), *varied_texts(result.varied)))
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:
