@@ -40,6 +40,10 @@ class SpecError(GpurunError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class ParamsError(SpecError):
+    """A built-in workload refuses the value of a parameter: the job is wrong, and not the workload."""
+
+
 class MachineError(GpurunError):
     """This machine lacks what the job asks for: devices, memory, a writable folder, disk space."""
 

@@ -152,7 +152,9 @@ def _curve_sentence(found: Curve) -> list[str]:
         line = f"{_time_text(found.latency_us)} + size / {found.fitted_gb_per_s:,.3g} GB/s"
         return [f"{found.series}: {line}"]
     ends = " and ".join(_point_text(found, point) for point in (found.points[0], found.points[-1]))
-    return [f"{found.series}: {ends}; no straight line meets all sizes (the best is off by up to {off:,.1f} x)"]
+    return [
+        f"{found.series}: {ends}; no straight line meets all sizes (the best is off by up to {off:,.1f} x)"
+    ]
 
 
 def _point_text(found: Curve, point_: CurvePoint) -> str:

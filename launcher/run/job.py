@@ -218,7 +218,7 @@ def finish(session: Session) -> Finished:
     error: GpurunError | None
     try:
         comparison = session.execute()
-        error = outcome_error(comparison)
+        error = outcome_error(comparison, session.mistake)
     except (Interrupted, NodesError) as ended:
         comparison, error = session.compare(), ended
     session.render(comparison)

@@ -12,7 +12,7 @@ from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
 from launcher.control import leave
-from launcher.errors import GpurunError, MachineError, VariantError
+from launcher.errors import GpurunError, MachineError, ParamsError, VariantError
 from launcher.host import Machine
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
@@ -86,6 +86,8 @@ class Session:
     account: Account
     relay: Relay | None = None
     """Shows what the ranks write; `None`: nobody wants to see it."""
+    mistake: ParamsError | None = None
+    """What is wrong with the job itself, where only building its workload could tell."""
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -321,6 +323,8 @@ class Session:
         """Spares variants of other launches from failing at the same mistake in what builds their model."""
         if failure.stage != "build" or not is_everywhere(failure):
             return
+        if failure.error == ParamsError.__name__:
+            self.mistake = ParamsError(failure.message)
         alike = untried_alike(self.run, self.plan, lost)
         for variant in alike:
             write_json(self.run.status(variant), self.lost_status(launch, ended))
@@ -353,8 +357,15 @@ def allowed_s(limit_s: float, doing: Event | None) -> float:
     return limit_s if is_on_variant else max(limit_s, START_S)
 
 
-def outcome_error(comparison: Comparison) -> GpurunError | None:
-    """What the command ends with, though the results stand: a variant failed or timed out."""
+def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:
+    """What the command ends with, though the results stand: a variant failed or timed out.
+
+    Args:
+        comparison: what was measured.
+        mistake: one in the job that was found on the way; where no variant was without it, it is the outcome.
+    """
+    if mistake and not any(v.step_ms or v.probe for v in comparison.variants):
+        return mistake
     lost = [v.id for v in comparison.variants if v.status in ("failed", "timeout")]
     return (
         VariantError(f"{len(lost)} of {len(comparison.variants)} variants failed: {', '.join(lost)}")
