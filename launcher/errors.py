@@ -79,6 +79,6 @@ class GateError(GpurunError):
 
 
 class Interrupted(GpurunError):
-    """Ctrl-C or SIGTERM ended the run; what was measured before is kept."""
+    """Ctrl-C or SIGTERM ended the command; of a run, what was measured before is kept."""
 
     exit_code = 130

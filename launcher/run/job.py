@@ -219,7 +219,10 @@ def finish(session: Session) -> Finished:
     try:
         comparison = session.execute()
         error = outcome_error(comparison, session.mistake)
-    except (Interrupted, NodesError) as ended:
+    except Interrupted as ended:
+        comparison = session.compare()
+        error = Interrupted(f"{ended}; what was measured before is kept")
+    except NodesError as ended:
         comparison, error = session.compare(), ended
     session.render(comparison)
     return Finished(session.run, comparison, error)

@@ -27,7 +27,7 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
         nonlocal count
         count += 1
         if count == 1:
-            raise Interrupted(f"interrupted by {_name(number)}; what was measured before is kept")
+            raise Interrupted(f"interrupted by {_name(number)}")
         for other in replaced:
             signal.signal(other, signal.SIG_DFL)
         kill_workers()
