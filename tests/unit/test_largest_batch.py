@@ -125,7 +125,7 @@ def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path
 
 
 def test_only_a_run_that_began_claims_to_keep_what_was_measured() -> None:
-    with pytest.raises(Interrupted, match="^interrupted by Ctrl-C$"), interruptible(lambda: None):
+    with pytest.raises(Interrupted, match=r"^interrupted by Ctrl-C$"), interruptible(lambda: None):
         signal.raise_signal(signal.SIGINT)
 
     def execute() -> None:
