@@ -230,3 +230,12 @@ def test_counts_of_built_in_workloads_count_something(tmp_path: Path, text: str,
     with pytest.raises(SpecError) if found else nullcontext() as refused:
         check_source(source, tmp_path)
     assert not found or str(refused.value) == f"job.yaml:{found}"
+
+
+def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_source(
+            parse_source(b"workload: fcn_s\ncompare: {workload: [fcn_s, foo]}\n", "job.yaml"), tmp_path
+        )
+    (problem,) = refused.value.problems
+    assert "there is no built-in workload `foo`" in problem.message
