@@ -13,7 +13,7 @@ from rich.text import Text
 from launcher.compare.label import varied_text
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
-from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
+from launcher.report.cells import factor_text, number_text, step_text, uncertainty_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
 from launcher.report.curves import curve_lines
 from launcher.report.footer import footer
@@ -75,6 +75,7 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("step ms", tuple(step_text(v.step_ms, decimals) for v in ranked), right=True),
         Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked)),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
+        Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
         Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
         Column("GFLOP/s", tuple(_giga_text(v.flop_per_s, plain) for v in ranked), right=True, drop=5),
