@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME …]`: all of them, or those that are named."""
 
+import argparse
 import importlib
-import sys
 
 NAMES = (
     "startup",
@@ -21,6 +21,18 @@ NAMES = (
     "nodes",
 )
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or NAMES:
+
+def main() -> None:
+    """Runs the benchmarks one after the other; each writes its own section of RESULTS.md."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
+    names = parser.parse_args().names
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    for name in names or NAMES:
         importlib.import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

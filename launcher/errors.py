@@ -40,6 +40,10 @@ class SpecError(GpurunError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class ParamsError(SpecError):
+    """A built-in workload refuses the value of a parameter: the job is wrong, and not the workload."""
+
+
 class MachineError(GpurunError):
     """This machine lacks what the job asks for: devices, memory, a writable folder, disk space."""
 
@@ -75,10 +79,10 @@ class GateError(GpurunError):
 
 
 class Interrupted(GpurunError):
-    """Ctrl-C or SIGTERM ended the run; what was measured before is kept."""
+    """Ctrl-C or SIGTERM ended the command; of a run, what was measured before is kept."""
 
     exit_code = 130
 
-    def __init__(self, cause: str = "Ctrl-C") -> None:
+    def __init__(self, cause: str = "Ctrl-C", kept: bool = False) -> None:
         self.cause = cause
-        super().__init__(f"interrupted by {cause}; what was measured before is kept")
+        super().__init__(f"interrupted by {cause}{'; what was measured before is kept' if kept else ''}")

@@ -9,6 +9,9 @@ THOUSANDS = "\u202f"
 """Narrow no-break space: a figure is not torn apart at the end of a line."""
 
 
+_BYTES = ("B", "KiB", "MiB", "GiB")
+
+
 def format_ms(ms: float, ci: Interval | None = None) -> str:
     """Milliseconds without their unit: `42.1`, or `42.1 ± 0.2` beside a confidence interval.
 
@@ -47,9 +50,25 @@ def format_count(count: float) -> str:
     return format_number(count, 0)
 
 
+def format_rate(per_second: float) -> str:
+    """A rate in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`."""
+    digits = 2 - math.floor(math.log10(per_second)) if per_second > 0 else 0
+    return format_number(per_second, min(6, max(0, digits)))
+
+
 def plural(count: int, noun: str) -> str:
     """`1 device`, `2 devices`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size_text(size: int, unit: str) -> str:
+    """`64 KiB`, or `2048 rows`."""
+    if unit != "bytes":
+        return f"{size} {unit}"
+    power = 0
+    while size >= 1024 and size % 1024 == 0 and power < len(_BYTES) - 1:
+        size, power = size // 1024, power + 1
+    return f"{size} {_BYTES[power]}"
 
 
 def format_gib(gib: float) -> str:

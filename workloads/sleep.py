@@ -42,6 +42,15 @@ def of_device(values: PerDevice, index: int) -> float:
     return values[index]
 
 
+def check_times(name: str, values: PerDevice) -> None:
+    """Raises `ValueError` unless every value is a time."""
+    for value in values if isinstance(values, Sequence) and not isinstance(values, str) else [values]:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a number, or one for each device, but it is {values}")
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, but it is {values}")
+
+
 def build(alpha_ms: PerDevice = 0.0, beta_ms: PerDevice = 0.0) -> Workload:
     """A step that lasts alpha + beta·b ms for b samples on a device; both 0 is the zero sleep.
 
@@ -50,11 +59,10 @@ def build(alpha_ms: PerDevice = 0.0, beta_ms: PerDevice = 0.0) -> Workload:
         beta_ms: what each sample adds; one number, or one per device.
 
     Raises:
-        ValueError: a time is negative.
+        ValueError: a time is negative, or none.
     """
-    for values in (alpha_ms, beta_ms):
-        if min(values if isinstance(values, Sequence) else [values], default=0.0) < 0:
-            raise ValueError(f"times must not be negative, but {values} is")
+    for name, values in (("alpha_ms", alpha_ms), ("beta_ms", beta_ms)):
+        check_times(name, values)
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(size, 1, generator=generator)

@@ -13,7 +13,7 @@ from launcher.balance.curve import cost_ms, fit_curve
 from launcher.balance.solve import Cost, slowest, solve
 from launcher.errors import SpecError
 from launcher.records import Balance, Curve, Prediction
-from launcher.splits import split_near_even, split_proportional
+from launcher.splits import split_even, split_near_even, split_proportional
 
 Split = tuple[int, ...]
 MeasureSplit = Callable[[Split, int], Sequence[float]]
@@ -178,7 +178,7 @@ def costs_of(curves: Sequence[Curve]) -> list[Cost]:
 def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> Balance:
     """The split beside those that one would take without measuring."""
     batch, betas = sum(split), [curve.beta_ms for curve in curves]
-    even = split_near_even(batch, len(curves))
+    even = split_even(batch, len(curves))  # the job's own `even`, which another variant measures
     proportional = split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else None
     return Balance(
         curves=curves,
@@ -190,8 +190,8 @@ def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> B
 
 
 def predict(curves: Sequence[Curve], split: Split) -> Prediction:
-    """What the curves say of a split."""
-    return Prediction(split, slowest(costs_of(curves), split))
+    """What the curves say of a split, which may leave the last devices out."""
+    return Prediction(split, slowest(costs_of(curves[: len(split)]), split))
 
 
 def is_near(split: Split, before: Split) -> bool:
@@ -200,4 +200,4 @@ def is_near(split: Split, before: Split) -> bool:
 
 
 def _fits(curves: Sequence[Curve], split: Split) -> bool:
-    return all(curve.cap is None or size <= curve.cap for curve, size in zip(curves, split, strict=True))
+    return all(curve.cap is None or size <= curve.cap for curve, size in zip(curves, split, strict=False))

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Sequence
+from itertools import permutations
 
 from launcher.errors import SpecError
 from launcher.units import plural
@@ -19,7 +20,8 @@ def solve(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequen
     First every device gets what it can do in a time that is too short for the whole batch by as little as
     floats can tell; the samples that are left go, one by one, where the new finish time is smallest, of
     equal ones to the earlier device. With costs that never fall no other split ends sooner: a device is
-    taken past the best time only once none is left that could stay within it.
+    taken past the best time only once none is left that could stay within it. Of splits that end as soon, the
+    one is taken that is nearer to even: where samples cost nothing, nothing speaks for piling them up.
 
     Args:
         costs: one for each device.
@@ -43,7 +45,7 @@ def solve(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequen
         samples[device] += 1
         if samples[device] < caps[device]:
             heapq.heappush(finish, (costs[device](samples[device] + 1), device))
-    return tuple(samples)
+    return _evened(costs, samples, minima, caps)
 
 
 def slowest(costs: Sequence[Cost], samples: Sequence[int]) -> float:
@@ -81,6 +83,25 @@ def _filled(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequ
         else:
             high = middle
     return samples
+
+
+def _evened(
+    costs: Sequence[Cost], samples: Sequence[int], minima: Sequence[int], caps: Sequence[int]
+) -> tuple[int, ...]:
+    """Moves samples to devices that have fewer, as long as the slower one of the two gets no slower."""
+    evened, devices = list(samples), range(len(samples))
+    for _ in devices:
+        before = list(evened)
+        for giver, taker in permutations(devices, 2):
+            have, few = evened[giver], evened[taker]
+            most = min(caps[taker], few + min((have - few) // 2, have - minima[giver]))
+            if most > few:
+                limit = max(costs[giver](have), costs[taker](few))
+                moved = _most_within(costs[taker], limit, few, most) - few
+                evened[giver], evened[taker] = have - moved, few + moved
+        if evened == before:
+            break
+    return tuple(evened)
 
 
 def _most_within(cost: Cost, limit: float, least: int, most: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.compare.balanced import balanced
 from launcher.compare.batch_curve import batch_curves
 from launcher.compare.difference import Differences, planned_looks
-from launcher.compare.disturbed import disturbances, disturbed_variants, unranked
+from launcher.compare.disturbed import disturbances, unranked
 from launcher.compare.figures import (
     exposed_comm,
     launch_medians_ms,
@@ -19,6 +19,7 @@ from launcher.compare.figures import (
     step_time,
 )
 from launcher.compare.findings import findings
+from launcher.compare.label import varied_texts
 from launcher.compare.measured import Measured, read_measured
 from launcher.compare.model import Comparison, VariantResult
 from launcher.compare.notes import notes
@@ -51,7 +52,7 @@ def compare_run(run: RunDir) -> Comparison:
     results = tuple(variant_result(run, one, differences, host, plan.nodes) for one in measured.values())
     disturbed = disturbances(results)
     if disturbed:
-        differences = replace(differences, disturbed=disturbed_variants(results))
+        differences = replace(differences, disturbed=True)
         results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
     ranking = standings(results, differences) if is_one_task(plan) else None
     return Comparison(
@@ -147,9 +148,14 @@ def closing_sentence(
 def apart_summary(plan: Plan, results: Sequence[VariantResult]) -> str:
     """The sentence under variants that are not compared with each other."""
     if is_probe(plan.workload):
-        return probe_summary(plan.workload, {result.id: result.probe for result in results})
+        return probe_summary(plan.workload, {_place(result): result.probe for result in results})
     workloads = list(dict.fromkeys(variant.workload for variant in plan.variants))
     return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
+
+
+def _place(result: VariantResult) -> str:
+    """What tells a micro-benchmark's variants apart: `2 devices`, with what else varies."""
+    return " ".join((plural(len(result.devices), "device"), *varied_texts(result.varied)))
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:

@@ -33,8 +33,8 @@ class Differences:
     measured: Mapping[str, Measured]
     baseline: str
     looks: Looks
-    disturbed: frozenset[str] = frozenset()
-    """Variants whose times are not those of their splits: with them nothing is decided."""
+    disturbed: bool = False
+    """Whether times of this run are not those of its splits: then nothing is decided by them."""
 
     def vs_baseline(self, variant: str) -> Difference | None:
         """What stands in the table; `None` where one of the two has no times that count."""
@@ -44,7 +44,7 @@ class Differences:
         is_same_work = one.variant.workload == baseline.variant.workload
         if not (one.counts and baseline.counts and is_same_work):
             return None
-        return self.sound(variant, self.baseline, against_baseline(one, baseline, self.looks))
+        return self.sound(against_baseline(one, baseline, self.looks))
 
     def between(self, variant: str, other: str) -> Difference:
         """`variant` against `other`, both with times that count; never at odds with `vs_baseline`."""
@@ -55,13 +55,11 @@ class Differences:
             difference = opposite(against_baseline(two, one, self.looks))
         else:
             difference = against_other(one, two, self.looks[-1][1])
-        return self.sound(variant, other, difference)
+        return self.sound(difference)
 
-    def sound(self, variant: str, other: str, difference: Difference) -> Difference:
-        """The difference, without a verdict where one of the two was disturbed."""
-        if self.disturbed.isdisjoint((variant, other)):
-            return difference
-        return replace(difference, verdict="inconclusive")
+    def sound(self, difference: Difference) -> Difference:
+        """The difference, without a verdict where the run was disturbed."""
+        return replace(difference, verdict="inconclusive") if self.disturbed else difference
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""

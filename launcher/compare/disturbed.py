@@ -1,7 +1,8 @@
 """When splits can't be ranked: ranks that queue for a core, or GPUs whose clocks were throttled.
 
 Then a step's time tells of the machine's other business, or of ranks that take cores from each other, and
-not of the split. Threads of one rank that wait for each other are part of its step: the replicas of `dp` do.
+not of the split; and as rounds take turns, what disturbs one split of a run is there for all of them. Threads
+of one rank that wait for each other are part of its step: the replicas of `dp` do.
 """
 
 from collections import Counter
@@ -12,9 +13,9 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import VariantResult
 from launcher.compare.standings import is_ranked
 from launcher.records import StepRecord
+from launcher.stats.busy import QUEUE_PERCENT, waited_for_others_ns
+from launcher.units import format_number, round_up
 
-QUEUE_PERCENT = 5.0
-"""Of a step spent waiting for others from which on it is not the step that was measured."""
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
@@ -32,17 +33,9 @@ def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     shares = [
         100 * waited_ns / fmean(step.step_ns for step in block)
         for block in blocks.values()
-        if (waited_ns := waited_for_others_ns(block[0])) is not None
+        if (waited_ns := waited_for_others_ns(block[0].queue_ns, block[0].others_ns)) is not None
     ]
     return max(0.0, median(shares)) if shares else None
-
-
-def waited_for_others_ns(step: StepRecord) -> int | None:
-    """Time in the run queue, but no more than other processes ran on the rank's cores: the rest of it the
-    rank's threads waited for each other. All of it where nobody counts what others ran."""
-    if step.queue_ns is None or step.others_ns is None:
-        return step.queue_ns
-    return min(step.queue_ns, step.others_ns)
 
 
 def throttled(timed: Sequence[StepRecord]) -> str | None:
@@ -59,25 +52,22 @@ def disturbances(results: Sequence[VariantResult]) -> tuple[str, ...]:
     return tuple(reasons[0] for result in ranked if (reasons := list(_reasons(result))))
 
 
-def disturbed_variants(results: Iterable[VariantResult]) -> frozenset[str]:
-    """Those whose time is not that of their split."""
-    return frozenset(result.id for result in results if list(_reasons(result)))
-
-
 def unranked(results: Iterable[VariantResult], reasons: Sequence[str]) -> str:
     """What stands in place of a ranking: why there is none, and what to do about it."""
     more = len(reasons) - MOST_NAMED
     others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
     told = f"{'; '.join(reasons[:MOST_NAMED])}{others}"
     hot = any(rank.throttled for result in results for rank in result.ranks)
-    return f"These splits can't be ranked: {told}. {COOL_DOWN if hot else LESS_AT_ONCE}"
+    most = "" if hot else f" (at most {QUEUE_PERCENT:.0f} % would do)"
+    return f"These splits can't be ranked: {told}{most}. {COOL_DOWN if hot else LESS_AT_ONCE}"
 
 
 def _reasons(result: VariantResult) -> Iterable[str]:
     label = variant_label(result)
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     for rank in sorted(queued, key=lambda rank: -(rank.queue_percent or 0)):
-        yield f"rank {rank.rank} of {label} waited for a free core in {rank.queue_percent:.0f} % of its step"
+        percent = format_number(round_up(rank.queue_percent or 0.0, 1), 1)
+        yield f"rank {rank.rank} of {label} waited for a free core in {percent} % of its step"
     for rank in result.ranks:
         if rank.throttled:
             yield f"the clock of {rank.device} was throttled in {label}: {rank.throttled}"

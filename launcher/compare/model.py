@@ -168,6 +168,9 @@ class Curve:
     """Of a copy or a collective: what it takes however small it is."""
     fitted_gb_per_s: float | None = None
     """What every further byte takes."""
+    fit_off_by: float | None = None
+    """The largest factor between a point and that line: much above 1, latency and bandwidth are no
+    description of the curve."""
 
 
 @dataclass(frozen=True)

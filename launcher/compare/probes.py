@@ -8,8 +8,12 @@ from launcher.compare.model import Curve, CurvePoint, ProbeResult
 from launcher.peaks import total_peak_flop_per_s
 from launcher.records import PointRecord
 from launcher.stats.median import median_interval
+from launcher.units import format_ms, size_text
 
 MIN_FIT_POINTS = 3
+FITS_WITHIN = 1.25
+"""By what factor a line may miss a point and still stand for all of them: caches and protocols that change
+with the size bend curves by more."""
 
 
 def probe_result(
@@ -43,7 +47,7 @@ def curve(series: str, records: Sequence[PointRecord], peak_flop_per_s: float | 
     best = max((p.gflop_per_s for p in points if p.gflop_per_s), default=None)
     shared = tuple(with_shares(p, best, peak_flop_per_s) for p in points)
     latency_us, gb_per_s = fit(shared) if records[0].nbytes else (None, None)
-    return Curve(series, records[0].unit, shared, latency_us, gb_per_s)
+    return Curve(series, records[0].unit, shared, latency_us, gb_per_s, off_by(shared, latency_us, gb_per_s))
 
 
 def point(records: Sequence[PointRecord]) -> CurvePoint:
@@ -96,6 +100,14 @@ def fit(points: Sequence[CurvePoint]) -> tuple[float | None, float | None]:
     return max(latency_us, 0.0), 1e-3 / us_per_byte if us_per_byte > 0 else None
 
 
+def off_by(points: Sequence[CurvePoint], latency_us: float | None, gb_per_s: float | None) -> float | None:
+    """The largest factor between a point and the fitted line, either way; `None` without a line."""
+    if latency_us is None or gb_per_s is None:
+        return None
+    ratios = [(latency_us + p.size / gb_per_s / 1e3) / p.time_us for p in points]
+    return max(max(ratio, 1 / ratio) for ratio in ratios)
+
+
 def crossover(first: Curve, second: Curve) -> int | None:
     """The smallest common size from which on `second` is faster at every size."""
     first_us = {p.size: p.time_us for p in first.points}
@@ -109,8 +121,13 @@ def crossover(first: Curve, second: Curve) -> int | None:
 
 
 def probe_summary(workload: str, results: Mapping[str, ProbeResult | None]) -> str:
-    """The sentence under the curves of a micro-benchmark, by variant."""
-    said = [sentence for result in results.values() if result for sentence in _sentences(workload, result)]
+    """The sentence under the curves of a micro-benchmark, by what tells its variants apart."""
+    said = [
+        f"{place}, {sentence}" if len(results) > 1 else sentence
+        for place, result in results.items()
+        if result
+        for sentence in _sentences(workload, result)
+    ]
     return "; ".join(said) + "." if said else f"{workload} has measured nothing."
 
 
@@ -128,8 +145,23 @@ def _curve_sentence(found: Curve) -> list[str]:
     best = max((p.gflop_per_s for p in found.points if p.gflop_per_s), default=None)
     if best is not None:
         return [f"{found.series}: at most {best:,.3g} GFLOP/s"]
-    if found.latency_us is not None and found.fitted_gb_per_s is not None:
-        return [f"{found.series}: {found.latency_us:,.3g} µs + size / {found.fitted_gb_per_s:,.3g} GB/s"]
-    largest = found.points[-1]
-    rate = f" ({largest.gb_per_s:,.3g} GB/s)" if largest.gb_per_s else ""
-    return [f"{found.series}: {largest.time_us:,.3g} µs for {largest.size:,} {found.unit}{rate}"]
+    if found.latency_us is None or found.fitted_gb_per_s is None:
+        return [f"{found.series}: {_point_text(found, found.points[-1])}"]
+    off = found.fit_off_by or 1.0
+    if off <= FITS_WITHIN:
+        line = f"{_time_text(found.latency_us)} + size / {found.fitted_gb_per_s:,.3g} GB/s"
+        return [f"{found.series}: {line}"]
+    ends = " and ".join(_point_text(found, point) for point in (found.points[0], found.points[-1]))
+    return [
+        f"{found.series}: {ends}; no straight line meets all sizes (the best is off by up to {off:,.1f} x)"
+    ]
+
+
+def _point_text(found: Curve, point_: CurvePoint) -> str:
+    """`9.2 ms for 1 MiB (0.12 GB/s)`."""
+    rate = f" ({point_.gb_per_s:,.3g} GB/s)" if point_.gb_per_s else ""
+    return f"{_time_text(point_.time_us)} for {size_text(point_.size, found.unit)}{rate}"
+
+
+def _time_text(time_us: float) -> str:
+    return f"{time_us:.3g} µs" if time_us < 999.5 else f"{format_ms(time_us / 1e3)} ms"

@@ -61,7 +61,11 @@ def _others(found: Balanced) -> list[str]:
         for word, cost in _named(found)
         if cost is not None
     ]
-    return [f"By the same figures {', '.join(parts)}."] if parts else []
+    flat = [device.device for device in found.devices if device.beta_ms == 0]
+    lines = [f"By the same figures {', '.join(parts)}."] if parts else []
+    if flat:
+        lines.append(f"No split is in proportion to speed: samples cost nothing on {', '.join(flat)}.")
+    return lines
 
 
 def _named(found: Balanced) -> list[tuple[str, SplitCost | None]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from launcher.compare.model import BatchCurve
 from launcher.report.grid import grid
-from launcher.units import format_count
+from launcher.units import format_count, format_rate
 
 BAR_CELLS = 40
 MARK = "knee: the first within 10 % of the best"
@@ -20,7 +20,7 @@ def _picture(curve: BatchCurve) -> list[str]:
     rows = [
         (
             format_count(point.global_batch),
-            format_count(point.samples_per_s),
+            format_rate(point.samples_per_s),
             "#" * round(BAR_CELLS * point.samples_per_s / best) if best else "",
             MARK if point.global_batch == curve.knee else "",
         )

@@ -69,6 +69,13 @@ def uncertainty_text(difference: Difference | None) -> Text:
     return Text(format_number(half, 1), "dim")
 
 
+def factor_text(difference: Difference | None) -> Text:
+    """`1.83×`: how many steps fit into one of the baseline's; only where a difference is established."""
+    if difference is None or difference.percent is None or difference.verdict not in ("faster", "slower"):
+        return Text("")
+    return Text(f"{format_number(100 / (100 + difference.percent), 2)}×", "dim")
+
+
 def number_text(value: float | None, decimals: int) -> Text:
     """The number; nothing where it doesn't apply."""
     return Text("" if value is None else format_number(value, decimals))

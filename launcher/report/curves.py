@@ -8,10 +8,7 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import Comparison, Curve, CurvePoint, VariantResult
 from launcher.report.columns import Column, header_line, row_line
 from launcher.report.plan import devices_text
-from launcher.units import format_number
-
-KIB = 1 << 10
-UNITS = ("B", "KiB", "MiB", "GiB")
+from launcher.units import format_number, size_text
 
 FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
     ("GB/s", lambda point: point.gb_per_s, 2),
@@ -53,16 +50,6 @@ def _table(curve: Curve) -> list[Text]:
         cells = tuple(Text("" if v is None else format_number(v, decimals)) for v in values)
         columns += [Column(header, cells, right=True)] if any(v is not None for v in values) else []
     return [header_line(columns), *(row_line(columns, row) for row in range(len(curve.points)))]
-
-
-def size_text(size: int, unit: str) -> str:
-    """`64 KiB`, or `2048 rows`."""
-    if unit != "bytes":
-        return f"{size} {unit}"
-    power = 0
-    while size >= KIB and size % KIB == 0 and power < len(UNITS) - 1:
-        size, power = size // KIB, power + 1
-    return f"{size} {UNITS[power]}"
 
 
 def _time_text(point: CurvePoint) -> str:

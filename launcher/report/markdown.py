@@ -9,7 +9,7 @@ from launcher.report.batch_curve import batch_curve_lines
 from launcher.report.cells import number_text, uncertainty_text, verdict_text
 from launcher.report.footer import gradient_lines, noise_lines, warning_lines
 from launcher.report.order import by_rank
-from launcher.units import format_ms
+from launcher.units import format_ms, format_rate
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""
@@ -55,7 +55,7 @@ def _row(variant: VariantResult) -> list[str]:
         variant_label(variant),
         format_ms(variant.step_ms.median, variant.step_ms.ci) if variant.step_ms else "",
         _verdict(variant),
-        number_text(variant.samples_per_s, 0).plain,
+        "" if variant.samples_per_s is None else format_rate(variant.samples_per_s),
         number_text(variant.scaling_efficiency, 2).plain,
         status,
     ]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from launcher.compare.label import split_text
-from launcher.plan.model import Variant
+from launcher.plan.model import PROGRAM, Variant
 
 if TYPE_CHECKING:
     from launcher.compare.model import VariantResult
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def split_label(variant: "Variant | VariantResult") -> str:
     """The samples per device, with the job's word where they don't say it; empty for `single`, programs."""
-    if not variant.split or variant.strategy == "single":
+    if variant.strategy in ("single", PROGRAM):
         return ""
     if not variant.split:
         return variant.split_name  # balanced, before its devices are measured

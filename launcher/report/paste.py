@@ -21,16 +21,23 @@ def lines_to_paste(comparison: Comparison) -> str | None:
 
     An uneven split that is not ahead is told of too, but as what it is.
     """
-    uneven = fastest_uneven(comparison)
+    uneven = first_uneven(comparison)
     if uneven is None:
         return None
-    whose = "To train with" if uneven.id == comparison.fastest else "To train with the fastest uneven split,"
+    whose = _whose(uneven, comparison)
     head = f"{whose} {variant_label(uneven)}, in a DistributedDataParallel loop of your own:"
     body = "\n".join(f"    {line}".rstrip() for line in _LINES.format(split=uneven.split).splitlines())
     return f"{head}\n\n{body}\n\nFor an iterable dataset: launcher.uneven.UnevenStream."
 
 
-def fastest_uneven(comparison: Comparison) -> VariantResult | None:
+def _whose(uneven: VariantResult, comparison: Comparison) -> str:
+    """What is known of the split."""
+    if comparison.disturbed:
+        return "No split could be found fastest. To train with"
+    return "To train with" if uneven.id == comparison.fastest else "To train with the fastest uneven split,"
+
+
+def first_uneven(comparison: Comparison) -> VariantResult | None:
     """The first of the ranking that is `ddp` with unequal parts."""
     ranked, _ = by_rank(comparison)
     uneven = (v for v in ranked if v.strategy == "ddp" and len(set(v.split)) > 1 and min(v.split) > 0)

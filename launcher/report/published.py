@@ -17,6 +17,7 @@ from launcher.published.shi2016 import (
     table7,
 )
 from launcher.report.grid import grid
+from launcher.units import plural
 
 RESTORED, OTHER, UNREADABLE = "~", "*", "?"
 LEGEND = (
@@ -39,6 +40,8 @@ class Ours:
     seconds: float
     version: float | None = None
     """Of a network that has several; the paper's is the first."""
+    threads: int | None = None
+    """Of all its processes; `None` for a GPU, and where it isn't known."""
 
 
 def ours_of(comparison: Any) -> list[Ours]:
@@ -56,6 +59,7 @@ def ours_of(comparison: Any) -> list[Ours]:
                 num_devices=len(variant.devices),
                 seconds=variant.step_ms.median / 1e3,
                 version=params.get("version"),
+                threads=None if _on_gpu(variant) else variant.threads * len(variant.devices) or None,
             )
         )
     return found
@@ -109,18 +113,29 @@ def _text(cells: Sequence[Cell | None], with_threads: bool = False) -> str:
 
 
 def _our_lines(cells: Sequence[Cell], ours: Sequence[Ours]) -> list[str]:
-    """Each of ours with the fastest published time of the same kind of device."""
+    """Each of ours with the fastest published time of the same kind of device; one thread with one thread."""
     lines = []
     for one in ours:
-        best = fastest(cell for cell in cells if (cell.threads is None) == _is_gpu(one))
+        best = fastest(cell for cell in cells if _is_alike(cell, one))
         line = f"gpurun  {one.label}: {_format(one.seconds)} s"
         if one.version not in (None, 1, 1.0):
             line += f" (version {one.version:g}, which does more than the paper's)"
         if best is not None and best.seconds is not None:
-            ratio = best.seconds / one.seconds
-            line += f"; {ratio:.1f} x the speed of the fastest published, {best.framework} on {best.device}"
+            where = f"{best.framework} on {best.device}" + (", 1 thread" if one.threads == 1 else "")
+            line += f"; {_beside(best.seconds / one.seconds)} the fastest published, {where}"
         lines.append(line)
     return lines
+
+
+def _is_alike(cell: Cell, ours: Ours) -> bool:
+    if _is_gpu(ours) or cell.threads is None:
+        return _is_gpu(ours) and cell.threads is None
+    return ours.threads != 1 or cell.threads == 1
+
+
+def _beside(speed: float) -> str:
+    """`1.8 x the speed of`, or `takes 24.3 x as long as`: never a share that rounds to nothing."""
+    return f"{speed:.1f} x the speed of" if speed >= 1 else f"takes {1 / speed:.1f} x as long as"
 
 
 def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
@@ -133,11 +148,11 @@ def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
         same = [one for one in ours if one.global_batch == batch]
         alone = min((one.seconds for one in same if one.num_devices == 1), default=None)
         for one in same:
-            if one.num_devices > 1 and alone is not None:
-                lines.append(
-                    f"  {one.num_devices} devices, batch {batch}: {alone / one.seconds:.2f} x one device"
-                    f"{_stated(stated, one.num_devices)}"
-                )
+            if one.num_devices > 1:
+                speedup = "" if alone is None else f"{alone / one.seconds:.2f} x one device"
+                found = speedup or f"{_format(one.seconds)} s, but one device was not measured beside it"
+                said = _stated(stated, one.num_devices)
+                lines.append(f"  {one.num_devices} devices, batch {batch}: {found}{said}")
     return lines
 
 
@@ -153,11 +168,16 @@ def _is_gpu(ours: Ours) -> bool:
 def _label(variant: Any, host: Any) -> str:
     """What ran it: `4 threads of AMD EPYC …`, `GPU NVIDIA H200`, with the split where there are several."""
     split = f", {variant.strategy} {'/'.join(map(str, variant.split))}" if len(variant.devices) > 1 else ""
-    if variant.devices[0].startswith("cuda"):
+    if _on_gpu(variant):
         names = {f"cuda:{gpu.get('index')}": gpu.get("name") for gpu in host.get("gpus") or ()}
         return f"GPU {names.get(variant.devices[0], variant.devices[0])}, {variant.precision}{split}"
-    threads = variant.threads or "all"
-    return f"{threads} thread{'' if threads == 1 else 's'} of {host.get('cpu_model', 'the CPU')}{split}"
+    threads = plural(variant.threads, "thread") if variant.threads else "all threads"
+    each = f"{len(variant.devices)} x {threads}" if split else threads
+    return f"{each} of {host.get('cpu_model', 'the CPU')}{split}"
+
+
+def _on_gpu(variant: Any) -> bool:
+    return bool(variant.devices[0].startswith("cuda"))
 
 
 def _format(seconds: float) -> str:

@@ -13,14 +13,14 @@ from rich.text import Text
 from launcher.compare.label import varied_text
 from launcher.compare.model import Comparison, VariantResult
 from launcher.report import bar
-from launcher.report.cells import number_text, step_text, uncertainty_text, verdict_text
+from launcher.report.cells import factor_text, number_text, step_text, uncertainty_text, verdict_text
 from launcher.report.columns import GAP, Column, fit, header_line, row_line, total_width
 from launcher.report.curves import curve_lines
 from launcher.report.footer import footer
 from launcher.report.names import split_label
 from launcher.report.order import by_rank
 from launcher.report.page import Page, to_string
-from launcher.units import THOUSANDS
+from launcher.units import THOUSANDS, format_rate
 
 BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
@@ -75,6 +75,7 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("step ms", tuple(step_text(v.step_ms, decimals) for v in ranked), right=True),
         Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked)),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
+        Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
         Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
         Column("GFLOP/s", tuple(_giga_text(v.flop_per_s, plain) for v in ranked), right=True, drop=5),
@@ -150,8 +151,8 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
 
 def _samples_text(samples_per_s: float | None, plain: bool) -> Text:
     """A program that reads the plain table gets digits only."""
-    text = number_text(samples_per_s, 0)
-    return Text(text.plain.replace(THOUSANDS, "")) if plain else text
+    text = "" if samples_per_s is None else format_rate(samples_per_s)
+    return Text(text.replace(THOUSANDS, "") if plain else text)
 
 
 def _giga_text(rate: float | None, plain: bool) -> Text:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from launcher.errors import ParamsError
 from launcher.frames import is_users
 from launcher.records import FailureRecord
 from launcher.run.exits import Exit
@@ -277,6 +278,8 @@ def _record_status(record: FailureRecord) -> str:
         return "ran out of memory"
     if record.kind == "exit":
         return "ended by itself"
+    if record.type == ParamsError.__name__:
+        return "found a mistake in the job"
     if record.kind == "user":
         return "found a mistake in the workload"
     return f"raised {record.type}"

@@ -49,17 +49,30 @@ def find_fit(
     devices = job_devices(spec, machine)
     pool.preload(OPTIMIZING)  # processes that die of a batch are started again and again
     say(f"global_batch: max: trying batches on {' '.join(devices)}")
-    caps = [1 << 60] * len(devices)
+    rooms = [Room(1 << 60)] * len(devices)
     with tempfile.TemporaryDirectory() as name:
         for number, (precision, params) in enumerate(_kinds(spec)):
             search = Search(
                 spec, machine, pool, job_dir, Path(name) / str(number), devices, precision, params
             )
-            caps = [min(cap, found) for cap, found in zip(caps, search.run(), strict=True)]
+            rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
+    caps = [room.samples for room in rooms]
     batch = largest_batch(replace(spec, global_batch=1), caps)
-    held = ", ".join(f"{cap:,} on {device}" for cap, device in zip(caps, devices, strict=True))
+    held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
     say(f"global_batch: max is {batch:,}: there is room for {held}")
     return Fit(batch, tuple(caps))
+
+
+@dataclass(frozen=True, order=True)
+class Room:
+    """What a device can hold, less a margin."""
+
+    samples: int
+    open_end: str = ""
+    """Why no more was tried, where it isn't memory that ended the search."""
+
+    def __str__(self) -> str:
+        return f"at least {self.samples:,} ({self.open_end})" if self.open_end else f"{self.samples:,}"
 
 
 def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -82,8 +95,8 @@ class Search:
     precision: str
     params: Mapping[str, Any]
 
-    def run(self) -> list[int]:
-        """The samples that each device may be given.
+    def run(self) -> list[Room]:
+        """The room that each device has.
 
         Raises:
             MachineError: a device can't hold one.
@@ -108,7 +121,7 @@ class Search:
         while ended < num_ranks:
             ended += len(self.pool.poll(POLL_S))
             if time.monotonic() > deadline:
-                raise VariantError(f"the largest batch was not found within {self.spec.timeout_s:g} s")
+                raise VariantError(self.too_late())
 
     def is_done(self, index: int) -> bool:
         """Whether a device's search has come to its end.
@@ -127,11 +140,21 @@ class Search:
             raise MachineError(f"{self.too_small(index)}\n    its process was killed while building it")
         return last.outcome == "done"
 
-    def found(self, index: int) -> int:
-        fits, _ = bounds(self.attempts(index))
+    def found(self, index: int) -> Room:
+        attempts = self.attempts(index)
+        fits, _ = bounds(attempts)
         if not fits:
             raise MachineError(self.too_small(index))
-        return with_margin(fits)
+        return Room(with_margin(fits), attempts[-1].message if attempts[-1].outcome == "done" else "")
+
+    def too_late(self) -> str:
+        """That time is up, what is known by then, and what to do."""
+        fitted = [bounds(self.attempts(index))[0] for index in range(len(self.devices))]
+        known = ", ".join(f"{fits:,} on {device}" for fits, device in zip(fitted, self.devices, strict=True))
+        return (
+            f"the largest batch was not found within {self.spec.timeout_s:g} s\n"
+            f"    so far there was room for {known}; raise `timeout`, or name a batch in place of `max`"
+        )
 
     def too_small(self, index: int) -> str:
         return (

@@ -229,8 +229,11 @@ def finish(session: Session) -> Finished:
     error: GpurunError | None
     try:
         comparison = session.execute()
-        error = outcome_error(comparison)
-    except (Interrupted, NodesError) as ended:
+        error = outcome_error(comparison, session.mistake)
+    except Interrupted as ended:
+        comparison = session.compare()
+        error = Interrupted(ended.cause, kept=True)
+    except NodesError as ended:
         comparison, error = session.compare(), ended
     session.render(comparison)
     return Finished(session.run, comparison, error)

@@ -1,19 +1,25 @@
 """What the command ends with once all variants have had their turn: pure."""
 
 from launcher.compare.model import Comparison
-from launcher.errors import GpurunError, VariantError
+from launcher.errors import GpurunError, ParamsError, VariantError
 from launcher.units import plural
 
 _MEASURED = ("ok", "unsteady")
 
 
-def outcome_error(comparison: Comparison) -> GpurunError | None:
+def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:
     """Why the command doesn't end with 0, though the results stand; `None`: it does.
 
     A variant that runs out of memory is a result where another one was measured: it does not fit. Where none
     was, nothing has been done that a script or a batch system could go on from.
+
+    Args:
+        comparison: what was measured.
+        mistake: one in the job that was found on the way; where no variant was without it, it is the outcome.
     """
     variants = comparison.variants
+    if mistake and not any(v.step_ms or v.probe for v in variants):
+        return mistake
     lost = [v.id for v in variants if v.status in ("failed", "timeout")]
     if lost:
         return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")

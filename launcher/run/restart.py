@@ -4,6 +4,7 @@ A rule of thumb that errs on the side of trying: what the machine or the network
 program's text says will happen again.
 """
 
+from launcher.errors import ParamsError
 from launcher.run.blame import Failure
 
 FIRST_PAUSE_S = 1.0
@@ -54,7 +55,7 @@ def is_everywhere(failure: Failure) -> bool:
 
     Other exceptions of a user's code may depend on where it runs: on the number of ranks, say.
     """
-    return failure.error in LASTING_ERRORS or failure.error == "UserError"
+    return failure.error in LASTING_ERRORS or failure.error in ("UserError", ParamsError.__name__)
 
 
 def pause_s(restart: int) -> float:

@@ -12,7 +12,7 @@ from launcher.compare.build import compare_run
 from launcher.compare.difference import planned_looks
 from launcher.compare.model import Comparison
 from launcher.control import leave
-from launcher.errors import Interrupted, MachineError
+from launcher.errors import Interrupted, MachineError, ParamsError
 from launcher.host import Machine
 from launcher.plan.model import Launch, Plan, Variant
 from launcher.plan.order import order_for
@@ -88,6 +88,8 @@ class Session:
     account: Account
     relay: Relay | None = None
     """Shows what the ranks write; `None`: nobody wants to see it."""
+    mistake: ParamsError | None = None
+    """What is wrong with the job itself, where only building its workload could tell."""
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -345,6 +347,8 @@ class Session:
         """Spares variants of other launches from failing at the same mistake in what builds their model."""
         if failure.stage != "build" or not is_everywhere(failure):
             return
+        if failure.error == ParamsError.__name__:
+            self.mistake = ParamsError(failure.message)
         alike = untried_alike(self.run, self.plan, lost)
         for variant in alike:
             write_json(self.run.status(variant), self.lost_status(launch, ended))

@@ -27,6 +27,11 @@ def builtin_function(name: str) -> str:
     return function
 
 
+def is_workload(name: str) -> bool:
+    """Whether it may be one: a built-in, or a function of the user's, wherever that is."""
+    return ":" in name or name in _registry()
+
+
 def default_batch(name: str | None) -> int | None:
     """The global batch that a workload has where the job gives none; most have none."""
     if is_probe(name):

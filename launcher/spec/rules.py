@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import Problem
-from launcher.spec.builtins import default_batch
+from launcher.spec.builtins import default_batch, is_workload
 from launcher.spec.draft import Draft
 from launcher.spec.fit import find_misfits, named_devices
 from launcher.spec.kind import find_kind_mistakes
@@ -35,7 +35,9 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
     is_stated = "global_batch" in draft.spec.stated or draft.spec.program is not None
     if is_stated or draft.values("global_batch") != (None,):
         return
-    if all(default_batch(name) for name in draft.values("workload") or (None,)):
+    # One that there is not says nothing of a batch: that is a mistake of its own.
+    named = [name for name in draft.values("workload") or (None,) if name is None or is_workload(name)]
+    if named and all(map(default_batch, named)):
         return
     hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
     yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)

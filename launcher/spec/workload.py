@@ -32,6 +32,9 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 }
 """What a simple annotation allows, in words and as the types of a job's values."""
 
+_MAY_BE_NONE = frozenset({"num_workers"})
+"""Counts of built-in workloads that may be 0."""
+
 _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
 """Keys that say how training steps are made."""
 
@@ -150,7 +153,8 @@ def _wrong_names(
     for name in given:
         if name not in known and not signature.is_open:
             message = f"{shorten(str(spec.workload))} has no parameter `{shorten(name)}`"
-            yield spec.key_problem((*place, name), message, did_you_mean(name, known) or _takes(known))
+            hint = "; ".join(text for text in (did_you_mean(name, known), _takes(known)) if text)
+            yield spec.key_problem((*place, name), message, hint)
 
 
 def _wrong_values(
@@ -162,6 +166,15 @@ def _wrong_values(
             expected = " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
             message = f"`{path}`: expected {expected}, got {describe(given[param.name])}"
             yield spec.problem((*place, param.name), message)
+        elif _is_too_small(spec, given.get(param.name), param):
+            message = f"`{param.name}` of {spec.workload} must be at least 1, but it is {given[param.name]}"
+            yield spec.problem((*place, param.name), message)
+
+
+def _is_too_small(spec: JobSpec, value: Any, param: Param) -> bool:
+    """Whether a whole number of a built-in workload, which all count something, counts nothing."""
+    is_count = spec.workload in builtin_workloads() and "int" in param.types
+    return is_count and type(value) is int and value < 1 and param.name not in _MAY_BE_NONE
 
 
 def _is_allowed(value: Any, param: Param) -> bool:

@@ -54,6 +54,8 @@ def _answer(comparison: Comparison) -> str:
     by_id = {variant.id: variant for variant in comparison.variants}
     best = by_id.get(comparison.fastest or "")
     base = by_id.get(comparison.baseline)
+    if comparison.disturbed:
+        return _clauses(comparison)[0]
     if best is None or best.step_ms is None:
         return _none_is_fastest(comparison)
     if len(by_id) == 1 or base is None:

@@ -63,11 +63,12 @@ def search(order: FitOrder) -> None:
             fits = batch
             note(order, "fits", batch)
             if time.monotonic() - start > NUM_STEPS * MAX_STEP_S:
-                break
+                note(order, "done", message=f"a step of {batch:,} takes more than {MAX_STEP_S:g} s")
+                return
         else:
             fails = batch
             note(order, "fails", batch)
-    note(order, "done")
+    note(order, "done", message="" if fails else f"no more than {fits:,} are tried")
 
 
 def attempt(trainer: Trainer, order: FitOrder, batch: int) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from launcher.errors import ParamsError
 from launcher.worker.user_error import Place, UserError, place_of, users_code
 from workloads.base import Workload
 from workloads.probes.base import Probe
@@ -40,8 +41,20 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
     place = place_of(build)
     check_params(name, build, params, place)
     with users_code(f"{name} failed to build the workload", "a Workload", place):
-        built = build(**params)
+        built = build_builtin(name, build, params) if name in BUILTINS else build(**params)
     return built if isinstance(built, Probe) else as_workload(name, built, place)
+
+
+def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
+    """What a built-in workload makes of the params.
+
+    Raises:
+        ParamsError: it refuses one of them.
+    """
+    try:
+        return build(**params)
+    except ValueError as error:
+        raise ParamsError(f"params of `{name}`: {error}") from None
 
 
 def find_build(name: str, job_dir: Path) -> Build:

@@ -20,6 +20,7 @@ from launcher.worker.journal import Journal
 from launcher.worker.live import Live, open_block
 from launcher.worker.load import load_workload
 from launcher.worker.measure import Bench
+from launcher.worker.noise import noise_meter
 from launcher.worker.peers import Alone, Group, Peers
 from launcher.worker.probe import ProbeBench, site_of
 from launcher.worker.tracing import trace_steps
@@ -65,11 +66,11 @@ def run_launch(journal: Journal) -> None:
     journal.enter("start")
     torch.set_num_threads(order.threads)
     peers: Peers = Alone()
-    if order.world_size > 1:
+    if order.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
         init_group(order, rank)
         peers = Group()
     measure(journal, peers)
-    if order.world_size > 1:
+    if order.backend is not None:
         close_group()
 
 
@@ -80,7 +81,8 @@ def measure(journal: Journal, peers: Peers) -> None:
     torch.manual_seed(order.seed)
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
     if isinstance(workload, Probe):
-        ProbeBench(workload, site_of(order, rank), journal, peers).run()
+        site = site_of(order, rank)
+        ProbeBench(workload, site, journal, peers, noise=noise_meter(site.device)).run()
         journal.enter("done")
         return
     device = torch.device(order.devices[rank])

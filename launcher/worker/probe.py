@@ -3,15 +3,19 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from launcher.records import LaunchOrder, PointRecord
 from launcher.rundir import append_lines
+from launcher.stats.busy import QUEUE_PERCENT, waited_for_others_ns
+from launcher.units import format_number, round_up
 from launcher.worker.collection import no_garbage_collection
 from launcher.worker.journal import Journal
+from launcher.worker.noise import BlockNoise, NoiseMeter
 from launcher.worker.peers import Peers
 from launcher.worker.precision import PRECISIONS
 from launcher.worker.user_error import users_code
@@ -21,6 +25,7 @@ BLOCK_MS = 10.0
 """A block repeats its case for at least this long; a case that is longer runs once."""
 MAX_REPETITIONS = 1000
 WARMUP_REPETITIONS = 2
+BUSY = "these times tell of what else runs here too. Stop it, then run this again"
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class ProbeBench:
     journal: Journal
     peers: Peers
     now_ns: Callable[[], int] = time.perf_counter_ns
+    noise: NoiseMeter | None = None
+    """What tells whether others had the cores meanwhile; without one nobody asks."""
 
     @property
     def order(self) -> LaunchOrder:
@@ -46,9 +53,26 @@ class ProbeBench:
         self.journal.add_facts(variant.id, warnings=found.notes)
         self.journal.enter("warmup", variant.id)
         repetitions = [self.calibrate(case) for case in found.cases]
+        noise, start_ns = self.noise, time.perf_counter_ns()
+        if noise:
+            noise.clear()
         for round_ in range(1, self.order.rounds + 1):
             self.journal.enter("round", variant.id, round_)
-            self.run_round(variant.id, round_, found.cases, repetitions)
+            with noise.counting() if noise else nullcontext():
+                self.run_round(variant.id, round_, found.cases, repetitions)
+        if noise:
+            disturbed = self.disturbed(noise.per_step(1), time.perf_counter_ns() - start_ns)
+            self.journal.add_facts(variant.id, warnings=(*found.notes, *disturbed))
+
+    def disturbed(self, noise: BlockNoise, lasted_ns: int) -> Iterator[str]:
+        """Why these are not the times of what was measured, by rank; all ranks ask for it."""
+        waited_ns = waited_for_others_ns(noise.queue_ns, noise.others_ns) or 0
+        for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
+            if percent > QUEUE_PERCENT:
+                said = format_number(round_up(percent, 1), 1)
+                yield f"rank {rank} waited for a free core in {said} % of the time: {BUSY}"
+        if noise.throttled:
+            yield f"the clock of {self.site.device} was throttled: {noise.throttled}"
 
     def calibrate(self, case: Case) -> int:
         """How often a block repeats the case; the same on all ranks."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import VariantError
+from launcher.errors import ParamsError, VariantError
 from launcher.frames import is_users
 from launcher.worker.failure import is_out_of_memory, words_of
 
@@ -85,7 +85,7 @@ def users_code(
     """
     try:
         yield
-    except UserError:
+    except (UserError, ParamsError):
         raise
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):

@@ -234,7 +234,7 @@ def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) ->
     assert "start anew" in second
 
 
-def test_the_newest_run_is_found_by_name(tmp_path: Path) -> None:
+def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Path) -> None:
     write(
         tmp_path,
         "job.yaml",
@@ -243,7 +243,7 @@ def test_the_newest_run_is_found_by_name(tmp_path: Path) -> None:
         workload: mlp
         params: {width: 8, inputs: 16}
         devices: cpu:1
-        strategy: single
+        strategy: ddp
         global_batch: 4
         steps: {rounds: 1}
         profile: {steps: 0}
@@ -253,7 +253,8 @@ def test_the_newest_run_is_found_by_name(tmp_path: Path) -> None:
     latest = tmp_path / "runs" / "short" / "latest"
     assert (tmp_path / "runs" / "short" / latest.read_text().strip() / "comparison.json").exists()
     result = gpurun(tmp_path, "report", "runs/short/latest", "--format", "json")
-    assert result.json["variants"][0]["status"] == "ok"
+    (variant,) = result.json["variants"]
+    assert (variant["strategy"], variant["status"], variant["gradient_error"]) == ("ddp", "ok", 0.0)
     kept = json.loads((latest.parent / latest.read_text().strip() / "comparison.json").read_text())
     for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
         again = gpurun(tmp_path, *named, "--json")

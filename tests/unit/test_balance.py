@@ -77,6 +77,18 @@ def test_straight_devices_finish_within_a_sample_of_the_water_level(
     assert level * (1 - 1e-9) <= slowest(costs, split) <= level + max(b for _, b in lines) + 1e-9
 
 
+def test_of_equally_fast_splits_the_one_near_even_is_taken() -> None:
+    flat = [lambda n: 5.0, lambda n: 3.0]
+    assert solve(flat, 32, [1, 1], [32, 32]) == (16, 16)
+    assert solve(flat, 32, [1, 1], [32, 13]) == (19, 13)
+    stairs = [lambda n: 10.0 * math.ceil(n / 16), lambda n: 10.0 * math.ceil(n / 16)]
+    assert solve(stairs, 24, [1, 1], [24, 24]) == (12, 12)
+    assert solve([*flat, lambda n: 1.0 * n], 99, [0] * 3, [99] * 3) == (47, 47, 5)
+    # Samples that cost something stay where they cost less, also where a third device is the slowest.
+    lines = [lambda n: 1.0 * n, lambda n: 1.1 * n, lambda n: 60.0]
+    assert solve(lines, 90, [0, 0, 1], [90, 90, 1])[:2] == (47, 42)
+
+
 def test_the_water_level_leaves_out_a_device_that_would_only_start() -> None:
     assert water_level([0, 100], [1, 1], 10) == 10
     assert water_level([3.3, 25.5], [1, 2.5], 64) == pytest.approx((64 + 3.3 + 10.2) / 1.4)
@@ -181,6 +193,16 @@ def test_equal_alphas_are_what_makes_proportional_to_speed_best() -> None:
     assert found.proportional is not None
     assert found.proportional.split == (46, 18)
     assert found.proportional.compute_ms == pytest.approx(70.5)
+
+
+def test_even_is_the_jobs_own_even_which_may_leave_a_device_out() -> None:
+    curves, split = search(GlassDevices([(1, 1)] * 4, noise=0), 101)
+    found = balance_of(curves, split, overhead_ms=0)
+    assert found.even is not None
+    assert (found.even.split, found.even.compute_ms) == ((26, 26, 26, 23), pytest.approx(27))
+    few = balance_of(curves, (3, 2, 2, 2), overhead_ms=0)
+    assert few.even is not None
+    assert few.even.split == (3, 3, 3)
 
 
 def test_a_device_with_little_memory_gets_what_it_holds() -> None:

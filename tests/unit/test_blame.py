@@ -5,15 +5,24 @@ import sysconfig
 import textwrap
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import ParamsError
 from launcher.frames import OUR_FOLDERS
 from launcher.records import FailureRecord
 from launcher.run.blame import explain, root_cause, users_traceback, with_crash
 from launcher.run.exits import Exit
+from launcher.run.outcome import outcome_error
+from launcher.run.restart import can_pass, is_everywhere
+from launcher.rundir import write_json
+from launcher.worker.load import load_workload
+from tests.unit import test_compare as hand_made
+
+files = hand_made.files
 
 S = 1_000_000_000
 
@@ -148,6 +157,31 @@ def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str)
     passed_on = replace(record(1, 4.9), message=f"{caught}\n{trace}{raised}\n")
     failure = root_cause([ended(1, 1, 5.0)], [passed_on], None)
     assert failure.headline == f"rank 1 raised ValueError: {caught.removesuffix('.')}: {words}"
+
+
+def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files: Any) -> None:
+    with pytest.raises(ParamsError, match=r"^params of `gpt`: width must be a multiple of heads") as refused:
+        load_workload("gpt", {"width": 65}, ".")
+    mistake = replace(
+        record(0, 4.9, kind="user"),
+        type="ParamsError",
+        message=str(refused.value),
+        stage="build",
+        traceback="",
+    )
+    failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
+    assert failure.headline.startswith("rank 0 found a mistake in the job: params of `gpt`: width must")
+    assert is_everywhere(failure)
+    assert not can_pass(failure)
+    write_json(files.run.plan, hand_made.splits_plan())
+    files.close(hand_made.EVEN, hand_made.UNEVEN, status="failed", reason=failure.reason)
+    lost = hand_made.compare_run(files.run)
+    outcome = outcome_error(lost, refused.value)
+    assert outcome is refused.value
+    assert outcome.exit_code == 2
+    hand_made.write_splits(files)
+    measured = outcome_error(hand_made.compare_run(files.run), refused.value)
+    assert measured is None  # others had params of their own
 
 
 LIBRARY = sysconfig.get_path("purelib")

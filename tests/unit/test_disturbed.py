@@ -3,12 +3,17 @@
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from launcher.compare.disturbed import disturbances, disturbed_variants, queue_percent, throttled, unranked
+from launcher.compare.disturbed import disturbances, queue_percent, throttled, unranked
 from launcher.records import StepRecord
+from launcher.report.order import by_rank
+from launcher.report.paste import lines_to_paste
+from launcher.rundir import write_json
+from launcher.tensorboard_plugin.sentences import headline
 from launcher.worker.noise import NoiseMeter, throttling
 from launcher.worker.others import TICK_NS, cores_ns
 from launcher.worker.runqueue import note_end, waited_ns
@@ -122,13 +127,18 @@ def test_heat_throttles_and_the_power_cap_is_normal() -> None:
 files = hand_made.files
 
 
-def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
-    """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
-    hand_made.write_splits(files, rounds=8)
-    for path in files.run.variant("ddp-2-even").glob("rank1.jsonl"):
+def disturb(files: Any, variant: Any, queue_ms: float = 30.0, reason: str | None = None) -> None:
+    """Has rank 1 of the variant wait so long in each step."""
+    for path in files.run.variant(variant.id).glob("rank1.jsonl"):
         text = path.read_text()
         found = json.dumps({"queue_ns": round(queue_ms * MS), "throttled": reason}, separators=(",", ":"))
         path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
+
+
+def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
+    """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
+    hand_made.write_splits(files, rounds=8)
+    disturb(files, hand_made.EVEN, queue_ms, reason)
     return hand_made.compare_run(files.run)
 
 
@@ -143,12 +153,43 @@ def test_ranks_that_wait_for_cores_are_not_ranked_and_the_report_says_why(files:
     comparison = noisy(files, 30.0)
     assert comparison.fastest is None
     assert (
-        "can't be ranked: rank 1 of ddp 32/32 waited for a free core in 28 % of its step"
+        "can't be ranked: rank 1 of ddp 32/32 waited for a free core in 28.1 % of its step"
         in comparison.summary
     )
     assert [one.vs_baseline.verdict for one in comparison.variants] == ["baseline", "inconclusive"]
     assert comparison.variants[1].vs_baseline.percent is not None  # what was measured is kept
-    assert disturbed_variants(comparison.variants) == {"ddp-2-even"}
+
+
+def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
+    """Neither by verdicts of the others, nor by an order, nor by what is offered to train with."""
+    third = hand_made.variant("ddp-2-40-24", (40, 24))
+    variants = (hand_made.EVEN, hand_made.UNEVEN, third)
+    hand_made.write_splits(files, rounds=28, ratio=0.7)
+    files.rounds(third, "01-ddp-2", [90.0] * 28)
+    files.close(third)
+    launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
+    write_json(files.run.plan, hand_made.plan(variants, [launch]))
+    assert hand_made.compare_run(files.run).fastest == "ddp-2-48-16"
+    disturb(files, third)
+    comparison = hand_made.compare_run(files.run)
+    assert [one.vs_baseline.verdict for one in comparison.variants] == [
+        "baseline",
+        "inconclusive",
+        "inconclusive",
+    ]
+    assert [one.id for one in by_rank(comparison)[0]] == [one.id for one in variants]
+    pasted = lines_to_paste(comparison)
+    assert pasted is not None
+    assert pasted.startswith("No split could be found fastest. To train with ddp 48/16,")
+    assert (headline(comparison) or "").startswith("These splits can't be ranked")
+
+
+def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> None:
+    result = noisy(files, 30.0).variants[0]
+    ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
+    (told, _) = disturbances([replace(result, ranks=ranks)] * 2)
+    assert "in 5.1 % of its step" in told
+    assert "at most 5 % would do" in unranked((result,), [told])
 
 
 def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from launcher.errors import ParamsError
 from launcher.worker.load import load_workload
-from launcher.worker.user_error import UserError
 from workloads import Workload
 from workloads.images import read_folder
 from workloads.text import open_corpus
@@ -96,6 +96,18 @@ def test_text_is_that_of_all_files_in_order_and_the_rest_is_said(tmp_path: Path)
     )
 
 
+def test_a_few_skipped_files_are_all_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    for number in range(7):
+        (tmp_path / f"{number}.bin").write_bytes(b"\0")
+    (note,) = open_corpus(str(tmp_path)).notes
+    assert note.endswith("3.bin (binary), 4.bin (binary), …")
+    for number in (5, 6):
+        (tmp_path / f"{number}.bin").unlink()
+    (note,) = open_corpus(str(tmp_path)).notes
+    assert note.endswith("3.bin (binary), 4.bin (binary)")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -109,7 +121,7 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, s
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(ParamsError) as refused:
         load_workload("gpt", {**TINY, "text": str(path)}, tmp_path)
     assert said in str(refused.value)
 
@@ -124,6 +136,6 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, s
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, params: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(ParamsError) as refused:
         load_workload("gpt", params, tmp_path)
     assert said in str(refused.value)

@@ -1,6 +1,9 @@
 """Doubling and halving find the largest batch; what it comes to; and where throughput bends."""
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,14 +12,18 @@ from hypothesis import strategies as st
 from launcher.balance.largest import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from launcher.compare.batch_curve import knee
 from launcher.compare.model import BatchCurve, BatchPoint
-from launcher.errors import SpecError
+from launcher.errors import Interrupted, SpecError
 from launcher.plan.largest import largest_batch
-from launcher.records import Attempt
+from launcher.records import Attempt, FitOrder
 from launcher.report.batch_curve import batch_curve_lines
-from launcher.run.fit import bounds
+from launcher.run.fit import Search, bounds
+from launcher.run.job import finish
+from launcher.run.signals import interruptible
+from launcher.rundir import append_lines, read_lines
 from launcher.spec.load import check_source
 from launcher.spec.model import JobSpec
 from launcher.spec.source import parse_source
+from launcher.worker import fit
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))
@@ -86,7 +93,60 @@ def test_the_picture_marks_the_knee() -> None:
     found = points((8, 50.0), (16, 91.0), (32, 100.0))
     lines = batch_curve_lines([BatchCurve("ddp even on 2", found, 16)])
     assert lines[0] == "Throughput of ddp even on 2 over its global batch:"
-    assert lines[2].split()[:2] == ["8", "50"]
+    assert lines[2].split()[:2] == ["8", "50.0"]
     assert [line.count("#") for line in lines[2:]] == [20, 36, 40]
     assert [("knee" in line) for line in lines[2:]] == [False, True, False]
     assert "No knee" in batch_curve_lines([BatchCurve("dp even", found, None)])[-1]
+
+
+def search_in(folder: Path, *devices: list[Attempt]) -> Search:
+    """A search whose processes have left these attempts."""
+    spec = job("devices: cpu:2\ntimeout: 2m\n")
+    nothing: Any = None
+    search = Search(spec, nothing, nothing, folder, folder, ("cpu:0", "cpu:1"), "fp32", {})
+    for index, attempts in enumerate(devices):
+        append_lines(search.path(index), attempts)
+    return search
+
+
+def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path) -> None:
+    slow = [Attempt("fits", 4096), Attempt("done", 0, "a step of 4,096 takes more than 10 s")]
+    full = [Attempt("fits", 100), Attempt("fails", 102), Attempt("done", 0)]
+    search = search_in(tmp_path, slow, full)
+    assert str(search.found(0)) == "at least 3,891 (a step of 4,096 takes more than 10 s)"
+    assert str(search.found(1)) == "95"
+    assert min(search.found(0), search.found(1)).samples == 95
+
+
+def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
+    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).too_late()
+    assert "within 120 s\n    so far there was room for 256 on cpu:0, 0 on cpu:1" in said
+    assert "raise `timeout`, or name a batch in place of `max`" in said
+
+
+def test_only_a_run_that_began_claims_to_keep_what_was_measured() -> None:
+    with pytest.raises(Interrupted, match=r"^interrupted by Ctrl-C$"), interruptible(lambda: None):
+        signal.raise_signal(signal.SIGINT)
+
+    def execute() -> None:
+        raise Interrupted("Ctrl-C")
+
+    session: Any = SimpleNamespace(
+        execute=execute, compare=lambda: None, render=print, run=None, mistake=None
+    )
+    assert str(finish(session).error) == "interrupted by Ctrl-C; what was measured before is kept"
+
+
+def test_where_nothing_fails_the_searchs_own_limit_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory runs out in steps that take none."""
+    order = FitOrder(
+        workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
+        seed=0, threads=1, limit_bytes=None, attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2,
+        fails=None,
+    )  # fmt: skip
+    monkeypatch.setattr(fit, "attempt", lambda *_: True)
+    fit.search(order)
+    last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
+    assert (last.outcome, last.message) == ("done", "no more than 1,048,576 are tried")

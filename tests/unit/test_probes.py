@@ -1,23 +1,25 @@
 """Micro-benchmarks: how they are planned, measured, analysed and shown, and what they refuse."""
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
-from launcher.compare.model import Curve, CurvePoint
+from launcher.compare.model import Curve, CurvePoint, ProbeResult
 from launcher.compare.probes import crossover, curve, fit, probe_result, probe_summary
 from launcher.errors import SpecError
 from launcher.plan.build import build_plan
 from launcher.records import LaunchOrder, PointRecord, VariantOrder
-from launcher.report.curves import size_text
 from launcher.report.series import curve_points
 from launcher.rundir import RunDir
 from launcher.spec.load import check_source
 from launcher.spec.model import JobSpec
 from launcher.spec.source import parse_source
+from launcher.units import size_text
 from launcher.worker.journal import Journal
+from launcher.worker.noise import NoiseMeter
 from launcher.worker.peers import Alone
 from launcher.worker.probe import ProbeBench
 from tests.unit.test_plan_expand import FakeMachine
@@ -148,11 +150,50 @@ def test_the_summary_gives_one_number() -> None:
     assert probe_summary("h2d", {"v": None}) == "h2d has measured nothing."
     two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
     no_line = probe_result(two_sizes, "allreduce", None, "fp32")
-    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4,000 bytes (2 GB/s)."
+    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4000 B (2 GB/s)."
     points = curve_points(result, 1.0)
     assert {(point.step, *point.values) for point in points} == {
         (16, "curve/CPU/us"), (16, "curve/GPU/us"), (32, "curve/CPU/us"), (32, "curve/GPU/us")
     }  # fmt: skip
+
+
+def swept(*times_us: float) -> ProbeResult | None:
+    """An all-reduce that took these times, from 1 KiB on."""
+    sizes = powers(1024, 1 << 30, 4)
+    records = [record("all-reduce", size, us, nbytes=size) for size, us in zip(sizes, times_us, strict=False)]
+    return probe_result(records, "allreduce", None, "fp32")
+
+
+def test_each_fit_says_where_it_was_measured_in_units_that_can_be_read() -> None:
+    line = [9200 + size / 123 for size in powers(1024, 1 << 26, 4)]
+    said = probe_summary("allreduce", {"2 devices": swept(*line), "4 devices": swept(5, 5.1, 5.4)})
+    assert said.startswith("2 devices, all-reduce: 9.20 ms + size / 0.123 GB/s; 4 devices, all-reduce: 4.9")
+
+
+def test_where_no_straight_line_fits_none_is_claimed() -> None:
+    line = [1 + size / 6000 for size in powers(1024, 1 << 22, 4)]
+    result = swept(*line[:-1], 3 * line[-1])
+    said = probe_summary("allreduce", {"2 devices": result})
+    assert said.startswith(
+        "all-reduce: 1.17 µs for 1 KiB (0.875 GB/s) and 2.10 ms for 4 MiB (2 GB/s); no straight"
+    )
+    assert result is not None
+    assert result.curves[0].fit_off_by == pytest.approx(2.3, abs=0.7)
+
+
+def test_a_busy_machine_is_told_beside_the_curves(tmp_path: Path) -> None:
+    order = LaunchOrder(
+        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
+        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
+        variants=(VariantOrder("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+    )  # fmt: skip
+    work, journal = FakeWork(), Journal(order, 0)
+    waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
+    meter = NoiseMeter(lambda: None, lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
+    ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
+    skipped, busy = journal.facts["v"].warnings
+    assert skipped == "skipped: something"
+    assert busy.startswith("rank 0 waited for a free core in ")
 
 
 def test_sizes_are_read_easily() -> None:

@@ -63,6 +63,13 @@ def test_ours_stand_beside_the_published_ones() -> None:
     )
 
 
+def test_a_slow_run_on_one_thread_is_told_beside_one_thread() -> None:
+    text = render_published([Ours("fcn_s", "1 thread of a CPU", 64, 1, 32.1, threads=1)])
+    assert "32.100 s; takes 26.2 x as long as the fastest published, " in text
+    assert "CNTK on desktop CPU, 1 thread" in text
+    assert "0.0 x" not in text
+
+
 def test_without_ours_all_networks_are_shown_with_their_marks() -> None:
     text = render_published()
     assert all(f"{network}, batch" in text for network in NETWORKS.values())
@@ -83,6 +90,13 @@ def test_splits_of_a_constant_batch_stand_beside_the_papers_words() -> None:
     }  # fmt: skip
 
 
+def test_splits_without_a_time_of_one_device_are_not_left_out() -> None:
+    text = render_published(
+        [Ours("fcn_r", "2 x 1 thread of a CPU, ddp 2048/2048", 4096, 2, 0.625, threads=2)]
+    )
+    assert "2 devices, batch 4096: 0.625 s, but one device was not measured beside it (paper, 2 K80s:" in text
+
+
 def variant(**changes: Any) -> SimpleNamespace:
     usual = {
         "workload": "resnet50", "step_ms": SimpleNamespace(median=500.0), "varied": {}, "global_batch": 16,
@@ -97,13 +111,19 @@ def test_a_run_gives_its_classics_and_tells_another_version() -> None:
             variant(),
             variant(devices=("cuda:0",), varied={"params": {"version": 1.5}}),
             variant(workload="gpt"),
+            variant(devices=("cpu:0", "cpu:1"), strategy="ddp", split=(8, 8)),
             variant(step_ms=None),
         ],
         job={"params": {}},
         host={"cpu_model": "a CPU", "gpus": [{"index": 0, "name": "H200"}]},
     )
     ours = ours_of(comparison)
-    assert [one.label for one in ours] == ["1 thread of a CPU", "GPU H200, fp32"]
+    assert [one.label for one in ours] == [
+        "1 thread of a CPU",
+        "GPU H200, fp32",
+        "2 x 1 thread of a CPU, ddp 8/8",
+    ]
+    assert [one.threads for one in ours] == [1, None, 2]
     assert "version 1.5, which does more than the paper's" in render_published(ours)
 
 

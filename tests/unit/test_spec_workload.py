@@ -2,14 +2,16 @@
 
 import inspect
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import SpecError
 from launcher.spec.builtins import builtin_file, builtin_workloads
-from launcher.spec.load import load_job
+from launcher.spec.load import check_source, load_job
 from launcher.spec.signature import MAX_BYTES, read_module, signature_of
+from launcher.spec.source import parse_source
 from workloads.registry import BUILTINS
 
 PLAIN = """\
@@ -36,7 +38,8 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
         ("params: {width: 3, name: null}\n", ""),
         (
             "params: {width: 3, dept: 1}\n",
-            "job.yaml:3:20: train.py:build has no parameter `dept`\n    did you mean `depth`?",
+            "job.yaml:3:20: train.py:build has no parameter `dept`\n"
+            "    did you mean `depth`?; it takes width, depth, rate, name, fast",
         ),
         (
             "params: {width: 3, zzz: 1}\n",
@@ -78,7 +81,8 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
         ("compare: {params: [{width: 1}, {width: 2}]}\n", ""),
         (
             "compare: {params: [{width: 1}, {dept: 2, width: x}]}\n",
-            "job.yaml:3:33: train.py:build has no parameter `dept`\n    did you mean `depth`?\n"
+            "job.yaml:3:33: train.py:build has no parameter `dept`\n"
+            "    did you mean `depth`?; it takes width, depth, rate, name, fast\n"
             'job.yaml:3:49: `compare.params.width`: expected a whole number, got the text "x"',
         ),
         (
@@ -88,7 +92,8 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
         ),
         (
             "params: {width: 3}\nbaseline: {params: {widht: 3}}\n",
-            "job.yaml:4:21: train.py:build has no parameter `widht`\n    did you mean `width`?",
+            "job.yaml:4:21: train.py:build has no parameter `widht`\n"
+            "    did you mean `width`?; it takes width, depth, rate, name, fast",
         ),
     ],
 )
@@ -205,3 +210,32 @@ def test_builtins_are_checked_too(tmp_path: Path, workload: str, params: str) ->
 
 def test_sleep_takes_a_time_or_one_for_each_device(tmp_path: Path) -> None:
     assert mistakes(tmp_path, "", "params: {alpha_ms: [1, 2.5], beta_ms: 3}\n", "sleep") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("workload: gpt\nparams: {layers: -2}", "2:18: `layers` of gpt must be at least 1, but it is -2"),
+        ("workload: h2d\nparams: {max_mib: 0}", "2:19: `max_mib` of h2d must be at least 1, but it is 0"),
+        (
+            "workload: mlp\ncompare: {params: [{width: 8}, {width: 0}]}",
+            "2:40: `width` of mlp must be at least 1, but it is 0",
+        ),
+        ("workload: vit_b16\nparams: {num_workers: 0}", ""),
+    ],
+)
+def test_counts_of_built_in_workloads_count_something(tmp_path: Path, text: str, found: str) -> None:
+    batch = "" if "h2d" in text else "\nglobal_batch: 8"
+    source = parse_source(f"{text}{batch}\n".encode(), "job.yaml")
+    with pytest.raises(SpecError) if found else nullcontext() as refused:
+        check_source(source, tmp_path)
+    assert not found or str(refused.value) == f"job.yaml:{found}"
+
+
+def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_source(
+            parse_source(b"workload: fcn_s\ncompare: {workload: [fcn_s, foo]}\n", "job.yaml"), tmp_path
+        )
+    (problem,) = refused.value.problems
+    assert "there is no built-in workload `foo`" in problem.message

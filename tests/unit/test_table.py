@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from launcher.compare.model import Comparison, ExposedComm, Noise, RankFigures, VariantResult
+from launcher.compare.model import Comparison, Difference, ExposedComm, Noise, RankFigures, VariantResult
 from launcher.compare.slowest import slowest_rank
 from launcher.report.bar import Part, draw
+from launcher.report.markdown import summary_markdown
 from launcher.report.table import render_table
 
 COMPARISON = msgspec.json.decode(
@@ -32,7 +33,7 @@ dp       48/16        oom         cuda:0 had 139.8 of 140.0 GiB in use
   log: runs/gpt-splits/latest/launches/02-dp-2/log/rank0.log
 
 Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪
-No room for: eff., peak GiB. A wider terminal or a pipe shows them.
+No room for: speed, eff., peak GiB. A wider terminal or a pipe shows them.
 Noise: the same split measured twice differs by 0.2 % (−0.4 to +0.7).
 Verdicts, and ± of vs baseline, are at the 98.4 % level.
 Gradients agree with one device to 2e-7.
@@ -44,8 +45,8 @@ More:  gpurun view runs/gpt-splits/latest
        gpurun report runs/gpt-splits/latest --format json"""
 
 AT_120_HEAD = """\
-variant  split           step ms  vs baseline       ±  samples/s  eff.  peak GiB  slowest rank
-ddp      32/32        42.1 ± 0.2  baseline                 1 520  0.93     13.20  ▇▇▇▇▇▒▒▒▒▒▒▒▒▒▒▒▒▒"""
+variant  split           step ms  vs baseline       ±  speed  samples/s  eff.  peak GiB  slowest rank
+ddp      32/32        42.1 ± 0.2  baseline                        1 520  0.93     13.20  ▇▇▇▇"""
 
 
 def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:
@@ -77,6 +78,15 @@ def test_table_fits_80_columns() -> None:
     assert lines_of(shown(COMPARISON)) == AT_80.splitlines()
 
 
+def test_beside_a_percentage_stands_the_factor_where_there_is_room() -> None:
+    header, *rows = lines_of(shown(COMPARISON, 120))
+    end = header.index("speed") + len("speed")
+    assert [row[:end].split()[-1] for row in rows[2:5]] == ["0.88×", "0.71×", "0.69×"]
+    quick = replace(variant("ddp-2-40-24"), vs_baseline=Difference(-45.3, (-46.0, -44.0), "faster"))
+    assert "1.83×" in shown(with_variants(variant("ddp-2-even"), quick), 120)
+    assert "×" not in rows[1][:end]  # no difference is established
+
+
 def test_a_wide_terminal_gets_every_column_and_longer_bars() -> None:
     lines = lines_of(shown(COMPARISON, 120))
     assert lines[:1] == AT_120_HEAD.splitlines()[:1]
@@ -100,6 +110,14 @@ def test_a_pipe_gets_no_escapes_no_box_drawing_and_one_line_per_variant() -> Non
     assert "peak GiB" in text.splitlines()[0]
     assert rows[0].split()[6] == "1520"
     assert COMPARISON.summary in text.splitlines()
+
+
+def test_a_few_samples_per_second_keep_their_digits() -> None:
+    slow = replace(variant("ddp-2-even"), samples_per_s=1.1577)
+    header, row = lines_of(shown(with_variants(slow), 120))[:2]
+    end = header.index("samples/s") + len("samples/s")
+    assert row[:end].endswith(" 1.16")
+    assert " 1.16 " in summary_markdown(with_variants(slow))
 
 
 def test_a_terminal_gets_colours_and_the_fastest_in_bold() -> None:

@@ -81,3 +81,18 @@ def test_numbers_read_back_as_rounded(value, decimals):
     text = units.format_number(value, decimals).replace(units.THOUSANDS, "").replace(units.MINUS, "-")
     assert float(text) == pytest.approx(round(value, decimals), abs=1e-9)
     assert text != "-" + "0" * len(text[1:])
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (1.1577, "1.16"),
+        (0.04, "0.0400"),
+        (99.4, "99.4"),
+        (999.6, "1\u202f000"),
+        (1520.3, "1\u202f520"),
+        (0.0, "0"),
+    ],
+)
+def test_a_small_rate_keeps_its_digits(rate, text):
+    assert units.format_rate(rate) == text

@@ -25,11 +25,11 @@ export class Run {
     return this.answer.status === 'running';
   }
 
-  /** Those with figures, fastest first. */
+  /** Those with figures, fastest first; in the plan's order where they can't be ranked. */
   get ranked() {
-    return this.variants
-      .filter((variant) => variant.isRanked)
-      .sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
+    const ranked = this.variants.filter((variant) => variant.isRanked);
+    if (this.comparison?.disturbed?.length) return ranked;
+    return ranked.sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
   }
 
   /** Those that ended otherwise, in the plan's order. */

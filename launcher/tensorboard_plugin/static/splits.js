@@ -2,7 +2,7 @@
 
 import { filters, headline, searchField } from './controls.js';
 import { el, hidden, replace, widest } from './dom.js';
-import { columnDecimals, halfWidth, number, percent, plural, roundUp } from './format.js';
+import { columnDecimals, halfWidth, number, percent, plural, roundUp, three } from './format.js';
 import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
@@ -254,7 +254,7 @@ class View {
       verdict: row.difference?.verdict ?? '',
       ms: number(row.stepMs, this.decimals),
       unit: this.uncertainty(row),
-      samples: number(result?.samples_per_s),
+      samples: three(result?.samples_per_s),
       memory: number(row.peakGib, row.peakGib < 1 ? 2 : 1),
       efficiency: result?.scaling_efficiency == null ? '' : number(100 * result.scaling_efficiency, 1),
       bar: row.isNoise ? '' : this.bar(row),

@@ -1,0 +1,53 @@
+"""What reports say of balanced splits: how they were found, and their name where they were not."""
+
+from typing import Any
+
+from launcher.balance.calibrate import balance_of
+from launcher.balance.curve import fit_curve
+from launcher.report.balanced import balanced_lines
+from launcher.report.names import split_label
+from launcher.report.table import render_table
+from launcher.rundir import write_json
+from tests.unit import test_compare as hand_made
+
+files = hand_made.files
+
+BALANCED = hand_made.variant(
+    "ddp-2-balanced", (), devices=("cpu:0", "cpu:1"), split_name="balanced", global_batch=64
+)
+
+
+def compared(files: Any, *lines: tuple[float, float]) -> Any:
+    """A run of `even` and `balanced`; by the devices' (α, β) if there are any, else it failed before that."""
+    launch = hand_made.launch("01-ddp-2", "ddp-2", 0, (hand_made.EVEN, BALANCED))
+    write_json(files.run.plan, hand_made.plan((hand_made.EVEN, BALANCED), [launch]))
+    files.rounds(hand_made.EVEN, "01-ddp-2", [100.0] * 28)
+    files.close(hand_made.EVEN)
+    if lines:
+        curves = tuple(
+            fit_curve({size: [a + b * size] * 6 for size in (8, 16, 32, 64)}, None) for a, b in lines
+        )
+        write_json(files.run.balance(BALANCED.id), balance_of(curves, (40, 24), 1.0))
+        files.rounds(BALANCED, "01-ddp-2", [90.0] * 28)
+        files.close(BALANCED)
+    else:
+        files.close(BALANCED, status="failed", reason="device 1 broke")
+    return hand_made.compare_run(files.run)
+
+
+def test_without_a_cost_per_sample_no_split_is_in_proportion_to_speed(files: Any) -> None:
+    said = "\n".join(balanced_lines(compared(files, (5, 0), (3, 0)).variants))
+    assert "By the same figures even would take (32/32) 6.00 ms." in said
+    assert "No split is in proportion to speed: samples cost nothing on cpu:0, cpu:1." in said
+
+
+def test_what_was_not_measured_is_told_too(files: Any) -> None:
+    said = "\n".join(balanced_lines(compared(files, (5, 1), (3, 3)).variants))
+    assert "even would take (32/32) 100 ms, in proportion to speed (48/16) 54.0 ms." in said
+    assert "samples cost nothing" not in said
+
+
+def test_a_balanced_split_that_was_never_found_keeps_its_name(files: Any) -> None:
+    comparison = compared(files)
+    assert split_label(BALANCED) == "balanced"
+    assert "ddp      balanced  failed" in render_table(comparison, 120, plain=True)
