@@ -53,7 +53,8 @@ LEFT_BEHIND_S = 8.0
 START_S = 60.0
 """What a launch has at least, whatever a variant may take, until its ranks are there and have built the
 model: importing torch is no part of a variant, and takes its time on a busy machine."""
-POLL_S = 0.1
+POLL_S = 0.2
+"""How soon logs and progress are shown, at most; that a rank has ended is seen at once."""
 
 OnEvent = Callable[[Launch, int, Event | None], None]
 """Called with a launch, its position in the plan and what it does now."""
