@@ -7,8 +7,6 @@ Interval = tuple[float, float]
 MINUS = "\u2212"
 THOUSANDS = "\u202f"
 """Narrow no-break space: a figure is not torn apart at the end of a line."""
-
-
 _BYTES = ("B", "KiB", "MiB", "GiB")
 
 

@@ -13,8 +13,7 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import VariantResult
 from launcher.compare.standings import is_ranked
 from launcher.records import StepRecord
-from launcher.stats.busy import QUEUE_PERCENT, waited_for_others_ns
-from launcher.units import format_number, round_up
+from launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
@@ -66,8 +65,7 @@ def _reasons(result: VariantResult) -> Iterable[str]:
     label = variant_label(result)
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     for rank in sorted(queued, key=lambda rank: -(rank.queue_percent or 0)):
-        percent = format_number(round_up(rank.queue_percent or 0.0, 1), 1)
-        yield f"rank {rank.rank} of {label} waited for a free core in {percent} % of its step"
+        yield f"rank {rank.rank} of {label} {queued_text(rank.queue_percent or 0.0)} of its step"
     for rank in result.ranks:
         if rank.throttled:
             yield f"the clock of {rank.device} was throttled in {label}: {rank.throttled}"

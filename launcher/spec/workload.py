@@ -32,7 +32,7 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 }
 """What a simple annotation allows, in words and as the types of a job's values."""
 
-_MAY_BE_NONE = frozenset({"num_workers"})
+_MAY_BE_ZERO = frozenset({"num_workers"})
 """Counts of built-in workloads that may be 0."""
 
 _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
@@ -174,7 +174,7 @@ def _wrong_values(
 def _is_too_small(spec: JobSpec, value: Any, param: Param) -> bool:
     """Whether a whole number of a built-in workload, which all count something, counts nothing."""
     is_count = spec.workload in builtin_workloads() and "int" in param.types
-    return is_count and type(value) is int and value < 1 and param.name not in _MAY_BE_NONE
+    return is_count and type(value) is int and value < 1 and param.name not in _MAY_BE_ZERO
 
 
 def _is_allowed(value: Any, param: Param) -> bool:

@@ -1,5 +1,7 @@
 """How busy others kept the cores: from when on a time tells of that, and not of what was measured."""
 
+from launcher.units import format_number, round_up
+
 QUEUE_PERCENT = 5.0
 """Of a time spent waiting for others from which on it is not the time that was to be measured."""
 
@@ -11,3 +13,8 @@ def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | N
     if queue_ns is None or others_ns is None:
         return queue_ns
     return min(queue_ns, others_ns)
+
+
+def queued_text(percent: float) -> str:
+    """`waited for a free core in 5.1 %`: rounded up, so that what is above the bound is told as such."""
+    return f"waited for a free core in {format_number(round_up(percent, 1), 1)} %"

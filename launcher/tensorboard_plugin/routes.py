@@ -81,8 +81,13 @@ def progress(server: Server, query: Query) -> Answer:
     return progress_answer(server.run(query), server.devices)
 
 
+def is_ours(server: Server, query: Query) -> bool:
+    """Whether gpurun itself recorded what is asked for; a folder of traces is anybody's."""
+    return server.run(query).kind == "gpurun"
+
+
 def breakdown(server: Server, query: Query) -> Answer:
-    ours = server.run(query).kind == "gpurun"
+    ours = is_ours(server, query)
     return with_index(server, query, lambda index: breakdown_answer(index.header, ours))
 
 
@@ -94,7 +99,7 @@ def operators(server: Server, query: Query) -> Answer:
         if not isinstance(other, Index):
             return state_answer(other)
         against = other.header
-    ours = server.run(query).kind == "gpurun"
+    ours = is_ours(server, query)
 
     def answer(index: Index) -> Answer:
         late = None if ours else straggler(index.header)

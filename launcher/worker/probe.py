@@ -11,8 +11,7 @@ import torch
 
 from launcher.records import LaunchOrder, PointRecord
 from launcher.rundir import append_lines
-from launcher.stats.busy import QUEUE_PERCENT, waited_for_others_ns
-from launcher.units import format_number, round_up
+from launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
 from launcher.worker.collection import no_garbage_collection
 from launcher.worker.journal import Journal
 from launcher.worker.noise import BlockNoise, NoiseMeter
@@ -69,8 +68,7 @@ class ProbeBench:
         waited_ns = waited_for_others_ns(noise.queue_ns, noise.others_ns) or 0
         for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
             if percent > QUEUE_PERCENT:
-                said = format_number(round_up(percent, 1), 1)
-                yield f"rank {rank} waited for a free core in {said} % of the time: {BUSY}"
+                yield f"rank {rank} {queued_text(percent)} of the time: {BUSY}"
         if noise.throttled:
             yield f"the clock of {self.site.device} was throttled: {noise.throttled}"
 

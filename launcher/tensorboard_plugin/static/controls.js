@@ -82,6 +82,7 @@ export function searchField(label, value, { oninput, onenter, onleave }) {
       if (event.key !== 'Escape') return;
       event.stopPropagation();
       clearTimeout(timer);
+      timer = 0;
       event.target.value = '';
       event.target.blur();
       onleave?.();

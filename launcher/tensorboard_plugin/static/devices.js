@@ -321,7 +321,7 @@ export function runningStrip({ stage, status, done, seconds_left: left }) {
       ? el(
           'p',
           { class: 'problems' },
-          'This run stopped before it was done; gpurun JOB --resume goes on with it.',
+          'This run stopped before it was done; gpurun --resume RUN goes on with it.',
         )
       : null;
   const doing =

@@ -154,10 +154,7 @@ class Operators {
       },
       {
         key: 'self',
-        head: 
-          answer.ranks.length > 1
-            ? [answer.is_straggler ? 'self,' : 'self, slowest', el('br'), answer.is_straggler ? `rank ${answer.slowest_rank}, ms` : 'rank, ms']
-            : 'self, ms',
+        head: selfHead(answer),
         right: true,
         width: '100px',
         sort: (row) => row.self_ms,
@@ -375,4 +372,9 @@ class Operators {
 function order(a, b) {
   if (a == null || b == null) return (a == null) - (b == null);
   return typeof a === 'string' ? a.localeCompare(b, 'en') : a - b;
+}
+
+function selfHead({ ranks, is_straggler: isStraggler, slowest_rank: rank }) {
+  if (ranks.length < 2) return 'self, ms';
+  return isStraggler ? ['self,', el('br'), `rank ${rank}, ms`] : ['self, slowest', el('br'), 'rank, ms'];
 }

@@ -5,22 +5,24 @@ import { el, replace } from './dom.js';
 import { bytes, coarse, columnDecimals, halfWidth, number, roundUp } from './format.js';
 import { legend } from './phases.js';
 
+/** The frame of every state. */
+function box(host, attributes, ...children) {
+  replace(host, el('div', { class: 'state', ...attributes }, ...children));
+}
+
 /** No run in the watched folder. */
 export function emptyState(host, logdir, reloadS) {
-  replace(
+  box(
     host,
+    { 'data-state': 'empty' },
+    headline('No runs here yet.', 'Start one; this page fills in as rounds finish.'),
+    el('pre', {}, 'gpurun examples/quickstart.yaml'),
     el(
-      'div',
-      { class: 'state', 'data-state': 'empty' },
-      headline('No runs here yet.', 'Start one; this page fills in as rounds finish.'),
-      el('pre', {}, 'gpurun examples/quickstart.yaml'),
-      el(
-        'p',
-        { class: 'muted' },
-        'Looking in ',
-        el('span', { style: { color: 'var(--text)' } }, logdir || 'the log folder'),
-        `, again every ${number(reloadS ?? 5)} s.`,
-      ),
+      'p',
+      { class: 'muted' },
+      'Looking in ',
+      el('span', { style: { color: 'var(--text)' } }, logdir || 'the log folder'),
+      `, again every ${number(reloadS ?? 5)} s.`,
     ),
   );
 }
@@ -29,17 +31,14 @@ export function emptyState(host, logdir, reloadS) {
 export function indexingState(host, label, answer) {
   const share = answer.total_bytes ? answer.done_bytes / answer.total_bytes : 0;
   const left = answer.seconds_left == null ? '' : `, about ${coarse(answer.seconds_left)} left`;
-  replace(
+  box(
     host,
-    el(
-      'div',
-      { class: 'state', 'data-state': 'indexing', role: 'status' },
-      headline(
-        `Indexing the trace of ${label}.`,
-        `${bytes(answer.done_bytes ?? 0)} of ${bytes(answer.total_bytes ?? 0)}${left}. Once; then it opens at once.`,
-      ),
-      meter(share, 'indexed'),
+    { 'data-state': 'indexing', role: 'status' },
+    headline(
+      `Indexing the trace of ${label}.`,
+      `${bytes(answer.done_bytes ?? 0)} of ${bytes(answer.total_bytes ?? 0)}${left}. Once; then it opens at once.`,
     ),
+    meter(share, 'indexed'),
   );
 }
 
@@ -63,43 +62,40 @@ export function meter(share, label) {
 /** A trace that can't be read: which file, where in it, and, in a run of ours, what still works. */
 export function brokenState(host, label, problems, { again, live, isTraces }) {
   const first = problems[0] ?? { file: '', message: 'no reason is known' };
-  replace(
+  box(
     host,
-    el(
-      'div',
-      { class: 'state', 'data-state': 'broken' },
-      headline(
-        isTraces
-          ? `The traces of ${label} can\u2019t be read.`
-          : `The trace of ${label}${ofRank(first.file)} can\u2019t be read.`,
-        whatIsWrong(first),
-      ),
-      problems.map((problem) =>
-        el('p', {}, el('code', {}, problem.file), problems.length > 1 ? ` ${problem.message}` : null),
-      ),
+    { 'data-state': 'broken' },
+    headline(
       isTraces
-        ? null
-        : el(
-            'dl',
-            {},
-            el('dt', {}, 'All other variants'),
-            el('dd', {}, 'shown'),
-            el('dt', {}, 'Splits, Devices'),
-            el('dd', {}, 'not affected'),
-          ),
-      live
-        ? el(
-            'div',
-            { class: 'actions' },
-            el(
-              'button',
-              { class: 'button', type: 'button', onclick: () => navigator.clipboard?.writeText(first.file) },
-              'Copy file name',
-            ),
-            el('button', { class: 'button', type: 'button', onclick: again }, 'Read again'),
-          )
-        : null,
+        ? `The traces of ${label} can\u2019t be read.`
+        : `The trace of ${label}${ofRank(first.file)} can\u2019t be read.`,
+      whatIsWrong(first),
     ),
+    problems.map((problem) =>
+      el('p', {}, el('code', {}, problem.file), problems.length > 1 ? ` ${problem.message}` : null),
+    ),
+    isTraces
+      ? null
+      : el(
+          'dl',
+          {},
+          el('dt', {}, 'All other variants'),
+          el('dd', {}, 'shown'),
+          el('dt', {}, 'Splits, Devices'),
+          el('dd', {}, 'not affected'),
+        ),
+    live
+      ? el(
+          'div',
+          { class: 'actions' },
+          el(
+            'button',
+            { class: 'button', type: 'button', onclick: () => navigator.clipboard?.writeText(first.file) },
+            'Copy file name',
+          ),
+          el('button', { class: 'button', type: 'button', onclick: again }, 'Read again'),
+        )
+      : null,
   );
 }
 
@@ -121,59 +117,47 @@ function saysWhere(message, byte) {
 
 /** A variant without traces: of a run that goes on, they are still to come. */
 export function untracedState(host, label, isRunning = false) {
-  if (isRunning) return stillToTrace(host, label);
-  replace(
-    host,
-    el(
-      'div',
-      { class: 'state', 'data-state': 'none' },
+  if (isRunning)
+    box(
+      host,
+      { 'data-state': 'none' },
+      headline(
+        `${label ?? 'This run'} is not traced yet.`,
+        'Unless the job says otherwise, a few steps are traced when the rounds are done.',
+      ),
+    );
+  else
+    box(
+      host,
+      { 'data-state': 'none' },
       headline(
         label ? `${label} has no trace.` : 'Nothing was traced in this run.',
         'A few steps after the measurement are traced, unless the job says otherwise.',
       ),
       el('pre', {}, 'profile: {steps: 3}'),
-    ),
-  );
-  return undefined;
-}
-
-function stillToTrace(host, label) {
-  replace(
-    host,
-    el(
-      'div',
-      { class: 'state', 'data-state': 'none' },
-      headline(
-        `${label ?? 'This run'} is not traced yet.`,
-        'Unless the job says otherwise, a few steps are traced when the rounds are done.',
-      ),
-    ),
-  );
+    );
 }
 
 /** Somebody's traces of which none may be opened. */
 export function unopenedState(host, label, problems) {
-  replace(
+  box(
     host,
-    el(
-      'div',
-      { class: 'state', 'data-state': 'unopened' },
-      headline(`No trace of ${label} is opened.`, whatIsWrong({ message: `${problems.length > 1 ? 'Each' : 'It'} ${problems[0].message}` })),
-      problems.map((problem) => el('p', {}, el('code', {}, problem.file))),
+    { 'data-state': 'unopened' },
+    headline(
+      `No trace of ${label} is opened.`,
+      whatIsWrong({ message: `${problems.length > 1 ? 'Each' : 'It'} ${problems[0].message}` }),
     ),
+    problems.map((problem) => el('p', {}, el('code', {}, problem.file))),
   );
 }
 
 /** Something failed that should not have. */
 export function failedState(host, message, again) {
-  replace(
+  box(
     host,
-    el(
-      'div',
-      { class: 'state', 'data-state': 'failed', role: 'alert' },
-      headline('This view could not be loaded.', message),
-      el('p', {}, el('button', { class: 'button', type: 'button', onclick: again }, 'Try again')),
-    ),
+    { 'data-state': 'failed', role: 'alert' },
+    headline('This view could not be loaded.', message),
+    el('p', {}, el('button', { class: 'button', type: 'button', onclick: again }, 'Try again')),
   );
 }
 
