@@ -17,6 +17,7 @@ NAMES = (
     "trace",
     "profiler",
     "balanced",
+    "shi2016",
     "timeline",
     "nodes",
 )

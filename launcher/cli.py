@@ -288,8 +288,4 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
-    except BrokenPipeError:
-        # The reader of our output went away (`gpurun report … | head`): there is nobody to say anything to.
-        sys.stderr.close()
-        sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

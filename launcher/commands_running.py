@@ -80,9 +80,12 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
 
     from launcher.run.logs import all_lines, newest_lines
     from launcher.run.open import find_run
+    from launcher.streams import is_reader_gone
 
     found = find_run(run)
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     lines = newest_lines(found, rank, colour) if follow else all_lines(found, rank, launch, colour)
     for line in lines:
         click.echo(line, color=colour)
+        if is_reader_gone():
+            return

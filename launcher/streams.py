@@ -38,6 +38,8 @@ class Watched:
     def __init__(self, stream: TextIO, is_needed: bool) -> None:
         self._stream = stream
         self._is_needed = is_needed
+        self.is_reader_gone = False
+        """Whether who read it has enough, as in `gpurun report RUN | head -3`."""
 
     def write(self, text: str) -> int:
         if text == "":  # by which click finds out what kind of stream it is, and passes over errors
@@ -55,18 +57,23 @@ class Watched:
 
     @contextlib.contextmanager
     def _losses(self) -> Iterator[None]:
-        """Passes over a full disk; a reader that went away is somebody else's to answer.
+        """Passes over a full disk, and over a reader that went away: a command finds the same without it.
 
         Raises:
             MachineError: nothing can be written, and it is needed.
         """
         try:
             yield
-        except BrokenPipeError:
-            raise
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
-            if self._is_needed:
+            if isinstance(error, BrokenPipeError):
+                self.is_reader_gone = True
+            elif self._is_needed:
                 raise MachineError(f"can't write the output: {error.strerror}") from error
+
+
+def is_reader_gone() -> bool:
+    """Whether nobody reads our output any more: a command that would write for ever asks."""
+    return isinstance(sys.stdout, Watched) and sys.stdout.is_reader_gone

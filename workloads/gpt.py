@@ -4,6 +4,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def build(
-    preset: str = "tiny",
+    preset: Literal["tiny", "small", "124M"] = "tiny",
     layers: int | None = None,
     width: int | None = None,
     heads: int | None = None,

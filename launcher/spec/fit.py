@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
+from launcher.spec.builtins import builtin_file, builtin_function, builtin_workloads
 from launcher.spec.draft import Draft
+from launcher.spec.signature import read_module, signature_of
 from launcher.spec.tree import Path
 from launcher.spec.values import Devices
+from launcher.spec.workload import given_params
 from launcher.splits import parts_of
 from launcher.units import plural
 
@@ -24,6 +27,7 @@ def find_misfits(draft: Draft, devices: Sequence[str]) -> list[Problem]:
         *_too_many(draft, len(devices)),
         *_tf32_on_cpu(draft, devices),
         *_foreign_splits(draft, len(devices)),
+        *_foreign_lists(draft, len(devices)),
     ]
 
 
@@ -55,6 +59,34 @@ def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
             used = " or ".join(str(count) for count in dict.fromkeys(counts))
             message = f"the split {text} is for {plural(parts, 'device')}, but the job uses {used}"
             yield draft.spec.problem(path, message, "a split has one number for each device")
+
+
+def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    """Parameters of built-in workloads with a value for each device, but for another number of devices."""
+    counts = draft.values("device_count")
+    if counts is None:
+        return
+    used = max(num_devices if count is None else count for count in counts)
+    if set(draft.values("strategy") or ()) == {"single"}:
+        used = 1
+    per_device = {name for _, workload in draft.placed("workload") for name in _per_device_params(workload)}
+    for place, given in given_params(draft):
+        for name in sorted(per_device & given.keys()):
+            values = given[name]
+            if isinstance(values, list | tuple) and not used <= len(values) <= num_devices:
+                message = (
+                    f"`{name}` has {plural(len(values), 'value')}, but the job uses {plural(used, 'device')}"
+                )
+                hint = "one value for each device, in the job's order, or a single number for all"
+                yield draft.spec.problem((*place, name), message, hint)
+
+
+def _per_device_params(workload: str | None) -> Iterator[str]:
+    if workload is None or workload not in builtin_workloads():
+        return
+    module = read_module(builtin_file(workload))
+    signature = signature_of(module, builtin_function(workload)) if module else None
+    yield from (param.name for param in signature.params if param.is_per_device) if signature else ()
 
 
 def _place(draft: Draft, key: str) -> Path:

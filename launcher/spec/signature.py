@@ -30,6 +30,10 @@ class Param:
     """Of `SIMPLE_TYPES` and `None`; empty if the annotation is missing or says more than these."""
     default: str | None = None
     """As it stands in the source; `None` where there is none."""
+    choices: tuple[str, ...] = ()
+    """The texts that may be given, by `Literal["a", "b"]`; empty where any may."""
+    is_per_device: bool = False
+    """Whether a list has one value for each device; built-in workloads annotate that as `PerDevice`."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +88,65 @@ def signature_of(module: ast.Module, function: str) -> Signature | None:
     node = found[0]
     if node.decorator_list or node.args.posonlyargs:
         return None
-    builtin = SIMPLE_TYPES - names.bound.keys()
-    return Signature(tuple(_params(node.args, builtin)), node.args.kwarg is not None)
+    known = SIMPLE_TYPES - names.bound.keys()
+    if names.bound["Literal"] == 1 and any(map(_imports_literal, module.body)):
+        known |= {"Literal"}
+    return Signature(tuple(_params(node.args, known)), node.args.kwarg is not None)
 
 
-def _params(args: ast.arguments, builtin: frozenset[str]) -> Iterator[Param]:
+def _imports_literal(node: ast.stmt) -> bool:
+    match node:
+        case ast.ImportFrom(module="typing" | "typing_extensions", names=names):
+            return any(alias.name == "Literal" and alias.asname is None for alias in names)
+    return False
+
+
+def _params(args: ast.arguments, known: frozenset[str]) -> Iterator[Param]:
     num_required = len(args.args) - len(args.defaults)
     defaults = [*[None] * num_required, *args.defaults, *args.kw_defaults]
     for arg, default in zip([*args.args, *args.kwonlyargs], defaults, strict=True):
-        types = _types(arg.annotation, builtin)
+        types = _types(arg.annotation, known)
         if types and isinstance(default, ast.Constant) and default.value is None:
             types |= {"None"}
-        yield Param(arg.arg, default is None, types, ast.unparse(default) if default else None)
+        yield Param(
+            name=arg.arg,
+            is_required=default is None,
+            types=types,
+            default=ast.unparse(default) if default else None,
+            choices=_choices(arg.annotation) if types else (),
+            is_per_device=isinstance(arg.annotation, ast.Name) and arg.annotation.id == "PerDevice",
+        )
 
 
-def _types(annotation: ast.expr | None, builtin: frozenset[str]) -> frozenset[str]:
+def _types(annotation: ast.expr | None, known: frozenset[str]) -> frozenset[str]:
     """The simple types that an annotation allows, `int` or `int | None`; empty where there are others."""
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
-        left, right = _types(annotation.left, builtin), _types(annotation.right, builtin)
+        left, right = _types(annotation.left, known), _types(annotation.right, known)
         return left | right if left and right else frozenset()
-    if isinstance(annotation, ast.Name) and annotation.id in builtin:
+    if isinstance(annotation, ast.Name) and annotation.id in known:
         return frozenset({annotation.id})
-    is_none = isinstance(annotation, ast.Constant) and annotation.value is None
-    return frozenset({"None"}) if is_none else frozenset()
+    if "Literal" in known and _choices(annotation):
+        return frozenset({"str"})
+    return frozenset({"None"}) if annotation is not None and _is_none(annotation) else frozenset()
+
+
+def _choices(annotation: ast.expr | None) -> tuple[str, ...]:
+    """The texts of a `Literal` that has nothing but texts, or of several; empty where any text will do."""
+    match annotation:
+        case ast.BinOp(left=left, right=right):
+            sides = [side for side in (left, right) if not _is_none(side)]
+            found = [_choices(side) for side in sides]
+            return tuple(text for texts in found for text in texts) if all(found) else ()
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            values = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            texts = [value.value for value in values if isinstance(value, ast.Constant)]
+            is_all = len(texts) == len(values) and all(isinstance(text, str) for text in texts)
+            return tuple(map(str, texts)) if is_all else ()
+    return ()
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _top_level(node: ast.AST) -> Iterator[ast.AST]:

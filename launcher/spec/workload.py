@@ -132,13 +132,13 @@ def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Ite
     signature = signature_of(module, function) if module else None
     if signature is None:
         return
-    for place, given in _given(draft):
+    for place, given in given_params(draft):
         yield from _wrong_names(draft.spec, signature, place, given)
         yield from _wrong_values(draft.spec, signature, place, given)
     yield from _missing_params(draft, signature)
 
 
-def _given(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
+def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
     """All params that stand in the job, with their places."""
     found: list[tuple[KeyPath, Mapping[str, Any] | None]] = [(("params",), draft.spec.params)]
     found += [(("compare", "params", at), given) for at, given in enumerate(draft.spec.compare.params)]
@@ -163,12 +163,19 @@ def _wrong_values(
     for param in signature.params:
         if param.name in given and not _is_allowed(given[param.name], param):
             path = ".".join([*(str(step) for step in place if isinstance(step, str)), param.name])
-            expected = " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
-            message = f"`{path}`: expected {expected}, got {describe(given[param.name])}"
-            yield spec.problem((*place, param.name), message)
+            message = f"`{path}`: expected {_expected(param)}, got {describe(given[param.name])}"
+            hint = did_you_mean(str(given[param.name]), param.choices) if param.choices else None
+            yield spec.problem((*place, param.name), message, hint)
         elif _is_too_small(spec, given.get(param.name), param):
             message = f"`{param.name}` of {spec.workload} must be at least 1, but it is {given[param.name]}"
             yield spec.problem((*place, param.name), message)
+
+
+def _expected(param: Param) -> str:
+    """What a parameter takes, in words."""
+    if param.choices:
+        return " or ".join(param.choices)
+    return " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
 
 
 def _is_too_small(spec: JobSpec, value: Any, param: Param) -> bool:
@@ -181,6 +188,8 @@ def _is_allowed(value: Any, param: Param) -> bool:
     """A whole number may stand for any number, but `true` for none, though Python counts it as one."""
     if isinstance(value, Unreadable) or not param.types:
         return True
+    if param.choices and isinstance(value, str):
+        return value in param.choices
     return any(type(value) in _TYPES[name][1] for name in param.types)
 
 

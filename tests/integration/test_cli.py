@@ -147,6 +147,22 @@ def test_a_full_disk_behind_the_output_is_told_and_behind_the_messages_passed_ov
     assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("gpurun workloads", 0),
+        ("gpurun workloads --json", 0),
+        ("gpurun check job.yaml", 0),
+        ("gpurun check other.yaml 2>&3", 2),
+    ],
+)
+def test_a_reader_that_has_enough_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    # The reader closes its end before the command can write to it.
+    done = in_shell(tmp_path, f"mkfifo pipe; (: < pipe) & exec 3> pipe; wait; {words} >&3; echo $? > code")
+    assert ((tmp_path / "code").read_text(), done.stderr) == (f"{code}\n", "")
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()

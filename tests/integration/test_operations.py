@@ -47,6 +47,19 @@ def wait_for(happened, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+def follow_one_line(folder: Path, job: subprocess.Popen[str]) -> None:
+    """Somebody reads a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
+    command = f"{sys.executable} -m launcher logs run --follow | head -1"
+    with subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True) as reader:
+
+        def is_read() -> bool:
+            job.send_signal(signal.SIGUSR1)
+            return reader.poll() is not None
+
+        wait_for(is_read, job)
+        assert reader.communicate()[0].endswith("] noticed\n")
+
+
 def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
     tmp_path: Path, all_gone: Any
 ) -> None:
@@ -56,7 +69,10 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
         """
         if calls == 1:
             print("hello from", os.environ["RANK"], flush=True)
-            signal.signal(signal.SIGUSR1, lambda *_: open(f"notice{os.environ['RANK']}", "w").close())
+            def notice(*_):
+                open(f"notice{os.environ['RANK']}", "w").close()
+                os.write(1, b"noticed\\n")
+            signal.signal(signal.SIGUSR1, notice)
         """,
         JOB,
     )
@@ -80,8 +96,8 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
             refused = gpurun(tmp_path, *arguments)
             assert (refused.code, f"in use by process {job.pid}" in refused.err) == (2, True)
 
-        job.send_signal(signal.SIGUSR1)
-        wait_for(lambda: all((tmp_path / f"notice{rank}").exists() for rank in (0, 1)), job)
+        follow_one_line(tmp_path, job)
+        assert all((tmp_path / f"notice{rank}").exists() for rank in (0, 1))
         family = descendants(job.pid)
         job.send_signal(signal.SIGTERM)
         told, said = job.communicate(timeout=30)

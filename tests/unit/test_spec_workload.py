@@ -232,6 +232,65 @@ def test_counts_of_built_in_workloads_count_something(tmp_path: Path, text: str,
     assert not found or str(refused.value) == f"job.yaml:{found}"
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value", "found"),
+    [
+        ('Literal["tiny", "small"]', "small", ""),
+        ('Literal["tiny", "small"]', "tinny", 'expected tiny or small, got the text "tinny"'),
+        ('Literal["tiny"]', "3", "expected tiny, got the number 3"),
+        ('Literal["tiny"] | Literal["small"]', "big", 'expected tiny or small, got the text "big"'),
+        ('Literal["tiny"] | None', "null", ""),
+        ('Literal["tiny"] | None', "big", 'expected tiny, got the text "big"'),
+        ('Literal["tiny"] | str', "big", ""),
+        ('Literal["tiny", 3]', "big", ""),
+        ('Union[Literal["tiny"], str]', "big", ""),
+    ],
+)
+def test_texts_of_a_literal(tmp_path: Path, annotation: str, value: str, found: str) -> None:
+    source = f"from typing import Literal, Union\ndef build(size: {annotation}): ...\n"
+    said = mistakes(tmp_path, source, f"params: {{size: {value}}}\n")
+    assert said.partition("\n")[0] == (f"job.yaml:3:16: `params.size`: {found}" if found else "")
+
+
+def test_a_literal_that_is_not_typings_is_left_to_the_worker(tmp_path: Path) -> None:
+    own = 'from words import Literal\ndef build(size: Literal["tiny"]): ...\n'
+    twice = 'from typing import Literal\nLiteral = dict\ndef build(size: Literal["tiny"]): ...\n'
+    assert mistakes(tmp_path, own, "params: {size: big}\n") == ""
+    assert mistakes(tmp_path, twice, "params: {size: big}\n") == ""
+
+
+def test_a_preset_of_gpt_is_known_before_anything_runs(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "", "params: {preset: 125M}\n", "gpt") == (
+        'job.yaml:3:18: `params.preset`: expected tiny or small or 124M, got the text "125M"\n'
+        "    did you mean `124M`?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("devices: cpu:2\nparams: {alpha_ms: [1, 2]}", ""),
+        (
+            "devices: cpu:2\nparams: {alpha_ms: [1, 2, 3]}",
+            "3:20: `alpha_ms` has 3 values, but the job uses 2 devices",
+        ),
+        (
+            "devices: cpu:2\ncompare: {params: [{beta_ms: 1}, {beta_ms: [1]}]}",
+            "3:44: `beta_ms` has 1 value, but the job uses 2 devices",
+        ),
+        ("devices: cpu:4\nparams: {alpha_ms: [1, 2]}\ncompare: {device_count: [1, 2]}", ""),
+        ("devices: cpu:4\nparams: {alpha_ms: [1, 2, 3, 4]}\ncompare: {device_count: [1, 2]}", ""),
+        ("devices: cpu:2\nparams: {alpha_ms: [1]}\nstrategy: single\ndevice_count: 1", ""),
+        ("devices: cuda\nparams: {alpha_ms: [1, 2, 3]}", ""),
+    ],
+)
+def test_sleep_has_a_time_for_each_device(tmp_path: Path, text: str, found: str) -> None:
+    source = parse_source(f"workload: sleep\n{text}\nglobal_batch: 8\n".encode(), "job.yaml")
+    with pytest.raises(SpecError) if found else nullcontext() as refused:
+        check_source(source, tmp_path)
+    assert not found or str(refused.value).startswith(f"job.yaml:{found}\n    one value for each device")
+
+
 def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         check_source(
