@@ -34,5 +34,6 @@ def did_you_mean(word: str, words: Iterable[str]) -> str | None:
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The one of `words` that `word` may be a slip of, if there is one."""
-    near = difflib.get_close_matches(word.lower(), list(words), n=1)
-    return near[0] if near else None
+    by_lower = {each.lower(): each for each in words}
+    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1)
+    return by_lower[near[0]] if near else None
