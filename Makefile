@@ -37,9 +37,9 @@ $(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
-# Two files at a time, the short tests last; then those that look at times, which have the machine to themselves.
+# Three files at a time, the short tests last: much of a test is waiting, so this suits two cores. Then those that look at times, which have the machine to themselves.
 test: $(READY) $(TRAINER)/.ready ## Run all tests
-	@$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder; most=$$?; \
+	@$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most
 
 lint: $(READY) ## ruff, ruff format, mypy --strict

@@ -74,7 +74,8 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
     write(tmp_path, "job.yaml", JOB)
     plan = gpurun(tmp_path, "check", "job.yaml", "--json").json
     assert [variant["split"] for variant in plan["variants"]] == [[16, 16], []]
-    told = gpurun(tmp_path, "check", "job.yaml", "--set", "devices=cpu:3", "--set", "global_batch=2")
+    three = ("--set", "devices=cpu:3", "--set", "params.alpha_ms=1", "--set", "params.beta_ms=1")
+    told = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
     assert told.code == 0
     assert "2 samples can't give 3 devices 1 each" in told.out
 
