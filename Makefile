@@ -37,7 +37,8 @@ $(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
 demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
-# Three files at a time, the short tests last: much of a test is waiting, so this suits two cores. Then those that look at times, which have the machine to themselves.
+# Three files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that
+# look at times, which have the machine to themselves.
 test: $(READY) $(TRAINER)/.ready ## Run all tests
 	@$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most
