@@ -27,12 +27,13 @@ def workloads_command(runs: tuple[Path, ...], published: bool, as_json: bool) ->
     if runs and not published:
         raise SpecError("runs are set beside published times: gpurun workloads --published RUN")
     if published:
-        from launcher.published.shi2016 import SOURCE, table7
+        from launcher.published.shi2016 import SOURCE, scaling, table7
         from launcher.report.published import render_published
 
         ours = _ours_of_runs(runs)
         if as_json:
-            show_json({"schema": 1, "source": SOURCE, "cells": table7(), "ours": ours})
+            found = {"cells": table7(), "scaling": scaling(), "ours": ours}
+            show_json({"schema": 1, "source": SOURCE, **found})
         else:
             click.echo(render_published(ours))
     else:

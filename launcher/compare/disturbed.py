@@ -48,7 +48,9 @@ def disturbances(results: Sequence[VariantResult]) -> tuple[str, ...]:
     ranked = [result for result in results if is_ranked(result)]
     if len(ranked) < 2:
         return ()
-    return tuple(reasons[0] for result in ranked if (reasons := list(_reasons(result))))
+    return tuple(
+        reasons[0] for result in ranked if (reasons := disturbances_of(result, variant_label(result)))
+    )
 
 
 def unranked(results: Iterable[VariantResult], reasons: Sequence[str]) -> str:
@@ -61,11 +63,16 @@ def unranked(results: Iterable[VariantResult], reasons: Sequence[str]) -> str:
     return f"These splits can't be ranked: {told}{most}. {COOL_DOWN if hot else LESS_AT_ONCE}"
 
 
-def _reasons(result: VariantResult) -> Iterable[str]:
-    label = variant_label(result)
+def disturbances_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
+    """What disturbed one variant, the worst first; with its label where the reader can't know which it is."""
+    of, where = (f" of {label}", f" in {label}") if label else ("", "")
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
-    for rank in sorted(queued, key=lambda rank: -(rank.queue_percent or 0)):
-        yield f"rank {rank.rank} of {label} {queued_text(rank.queue_percent or 0.0)} of its step"
-    for rank in result.ranks:
-        if rank.throttled:
-            yield f"the clock of {rank.device} was throttled in {label}: {rank.throttled}"
+    worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))
+    return (
+        *(f"rank {r.rank}{of} {queued_text(r.queue_percent or 0.0)} of its step" for r in worst_first),
+        *(
+            f"the clock of {rank.device} was throttled{where}: {rank.throttled}"
+            for rank in result.ranks
+            if rank.throttled
+        ),
+    )

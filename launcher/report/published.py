@@ -1,9 +1,10 @@
 """Our seconds per mini-batch beside the published ones of Shi et al. 2016."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.compare.disturbed import disturbances_of
 from launcher.published.shi2016 import (
     CPUS,
     FRAMEWORKS,
@@ -17,7 +18,7 @@ from launcher.published.shi2016 import (
     table7,
 )
 from launcher.report.grid import grid
-from launcher.units import plural
+from launcher.units import Interval, plural
 
 RESTORED, OTHER, UNREADABLE = "~", "*", "?"
 LEGEND = (
@@ -42,6 +43,10 @@ class Ours:
     """Of a network that has several; the paper's is the first."""
     threads: int | None = None
     """Of all its processes; `None` for a GPU, and where it isn't known."""
+    seconds_ci: Interval | None = None
+    """95 % interval of `seconds`."""
+    caveats: tuple[str, ...] = ()
+    """Why the time tells of something else too: other programs, throttled clocks, no steady step."""
 
 
 def ours_of(comparison: Any) -> list[Ours]:
@@ -60,9 +65,20 @@ def ours_of(comparison: Any) -> list[Ours]:
                 seconds=variant.step_ms.median / 1e3,
                 version=params.get("version"),
                 threads=None if _on_gpu(variant) else variant.threads * len(variant.devices) or None,
+                seconds_ci=_in_seconds(variant.step_ms.ci),
+                caveats=(*disturbances_of(variant), *_unsteadiness(variant)),
             )
         )
     return found
+
+
+def _in_seconds(ci_ms: Interval | None) -> Interval | None:
+    return None if ci_ms is None else (ci_ms[0] / 1e3, ci_ms[1] / 1e3)
+
+
+def _unsteadiness(variant: Any) -> Iterator[str]:
+    if variant.status == "unsteady":
+        yield f"unsteady: {variant.reason}"
 
 
 def render_published(ours: Sequence[Ours] = ()) -> str:
@@ -83,7 +99,7 @@ def _network_lines(network: str, cells: Iterable[Cell], ours: Sequence[Ours]) ->
     rows = [_row(framework, own) for framework in FRAMEWORKS]
     lines = [f"{network}, batch {batch}", *grid(header, rows, right=range(1, len(header)))]
     lines += [f"{OTHER} {why}" for (_, name), why in OTHER_WORK.items() if name == network]
-    return [*lines, *_our_lines(own, [one for one in ours if one.global_batch == batch])]
+    return [*lines, *_our_lines(own, ours)]
 
 
 def _row(framework: str, cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -116,15 +132,32 @@ def _our_lines(cells: Sequence[Cell], ours: Sequence[Ours]) -> list[str]:
     """Each of ours with the fastest published time of the same kind of device; one thread with one thread."""
     lines = []
     for one in ours:
-        best = fastest(cell for cell in cells if _is_alike(cell, one))
-        line = f"gpurun  {one.label}: {_format(one.seconds)} s"
+        line = f"gpurun  {one.label}: {_time(one)}"
         if one.version not in (None, 1, 1.0):
             line += f" (version {one.version:g}, which does more than the paper's)"
-        if best is not None and best.seconds is not None:
-            where = f"{best.framework} on {best.device}" + (", 1 thread" if one.threads == 1 else "")
-            line += f"; {_beside(best.seconds / one.seconds)} the fastest published, {where}"
-        lines.append(line)
+        lines.append(line + _comparison(cells, one))
+        lines += [f"        ! {caveat}" for caveat in one.caveats]
     return lines
+
+
+def _time(ours: Ours) -> str:
+    """`0.948 s (0.818 to 1.393)`."""
+    if ours.seconds_ci is None:
+        return f"{_format(ours.seconds)} s"
+    low, high = map(_format, ours.seconds_ci)
+    return f"{_format(ours.seconds)} s ({low} to {high})"
+
+
+def _comparison(cells: Sequence[Cell], ours: Ours) -> str:
+    """What stands behind our time: how it compares, or why it doesn't."""
+    batch = cells[0].batch
+    if ours.global_batch != batch:
+        return f" for a batch of {ours.global_batch}; published are times for {batch}"
+    best = fastest(cell for cell in cells if _is_alike(cell, ours))
+    if best is None or best.seconds is None:
+        return ""
+    where = f"{best.framework} on {best.device}" + (", 1 thread" if ours.threads == 1 else "")
+    return f"; {_beside(best.seconds / ours.seconds)} the fastest published, {where}"
 
 
 def _is_alike(cell: Cell, ours: Ours) -> bool:
@@ -134,8 +167,8 @@ def _is_alike(cell: Cell, ours: Ours) -> bool:
 
 
 def _beside(speed: float) -> str:
-    """`1.8 x the speed of`, or `takes 24.3 x as long as`: never a share that rounds to nothing."""
-    return f"{speed:.1f} x the speed of" if speed >= 1 else f"takes {1 / speed:.1f} x as long as"
+    """`1.8× the speed of`, or `takes 24.3× as long as`: never a share that rounds to nothing."""
+    return f"{speed:.1f}× the speed of" if speed >= 1 else f"takes {1 / speed:.1f}× as long as"
 
 
 def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
@@ -146,14 +179,20 @@ def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
     lines = []
     for batch in dict.fromkeys(line.global_batch for line in stated):
         same = [one for one in ours if one.global_batch == batch]
-        alone = min((one.seconds for one in same if one.num_devices == 1), default=None)
+        alone = min((one for one in same if one.num_devices == 1), key=lambda one: one.seconds, default=None)
         for one in same:
             if one.num_devices > 1:
-                speedup = "" if alone is None else f"{alone / one.seconds:.2f} x one device"
-                found = speedup or f"{_format(one.seconds)} s, but one device was not measured beside it"
                 said = _stated(stated, one.num_devices)
-                lines.append(f"  {one.num_devices} devices, batch {batch}: {found}{said}")
+                lines.append(f"  {one.num_devices} devices, batch {batch}: {_speedup(alone, one)}{said}")
     return lines
+
+
+def _speedup(alone: Ours | None, together: Ours) -> str:
+    """How much faster several devices are than one."""
+    if alone is None:
+        return f"{_format(together.seconds)} s, but one device was not measured beside it"
+    doubt = ", a figure to doubt: see the ! above" if alone.caveats or together.caveats else ""
+    return f"{alone.seconds / together.seconds:.2f}× one device{doubt}"
 
 
 def _stated(lines: Sequence[Scaling], gpus: int) -> str:

@@ -54,20 +54,20 @@ def test_ours_stand_beside_the_published_ones() -> None:
     assert "AlexNet-S" not in text
     assert "1.324~        0.578~ (4)" in text
     assert (
-        "gpurun  2 threads of a CPU: 0.211 s; 1.8 x the speed of the fastest published, Torch on server CPU"
+        "gpurun  2 threads of a CPU: 0.211 s; 1.8× the speed of the fastest published, Torch on server CPU"
         in text
     )
     assert (
-        "gpurun  GPU NVIDIA H200, fp32: 0.002 s; 15.0 x the speed of the fastest published, Caffe on GTX 1080"
+        "gpurun  GPU NVIDIA H200, fp32: 0.002 s; 15.0× the speed of the fastest published, Caffe on GTX 1080"
         in text
     )
 
 
 def test_a_slow_run_on_one_thread_is_told_beside_one_thread() -> None:
     text = render_published([Ours("fcn_s", "1 thread of a CPU", 64, 1, 32.1, threads=1)])
-    assert "32.100 s; takes 26.2 x as long as the fastest published, " in text
+    assert "32.100 s; takes 26.2× as long as the fastest published, " in text
     assert "CNTK on desktop CPU, 1 thread" in text
-    assert "0.0 x" not in text
+    assert "0.0×" not in text
 
 
 def test_without_ours_all_networks_are_shown_with_their_marks() -> None:
@@ -81,13 +81,25 @@ def test_splits_of_a_constant_batch_stand_beside_the_papers_words() -> None:
     times = {1: 1.0, 2: 0.625, 4: 0.5}
     ours = [Ours("fcn_r", f"{n}", 4096, n, seconds) for n, seconds in times.items()]
     text = render_published(ours)
-    assert "2 devices, batch 4096: 1.60 x one device (paper, 2 K80s: CNTK about 1.35x" in text
-    assert (
-        "4 devices, batch 4096: 2.00 x one device (paper, 4 K80s: Torch no further gain over 2 GPUs" in text
-    )
+    assert "2 devices, batch 4096: 1.60× one device (paper, 2 K80s: CNTK about 1.35x" in text
+    assert "4 devices, batch 4096: 2.00× one device (paper, 4 K80s: Torch no further gain over 2 GPUs" in text
     assert {(line.network, line.global_batch) for line in scaling()} == {
         ("FCN-R", 4096), ("AlexNet-R", 1024), ("ResNet-56", 128)
     }  # fmt: skip
+
+
+def test_what_made_a_time_doubtful_stands_beside_it() -> None:
+    doubtful = Ours("fcn_r", "4 x 1 thread of a CPU", 4096, 4, 2.0, 1.0, 4, (1.9, 2.2), ("rank 2 waited",))
+    text = render_published([Ours("fcn_r", "1 thread of a CPU", 4096, 1, 4.0), doubtful])
+    assert "gpurun  4 x 1 thread of a CPU: 2.000 s (1.900 to 2.200) for a batch of 4096; " in text
+    assert "\n        ! rank 2 waited\n" in text
+    assert "4 devices, batch 4096: 2.00× one device, a figure to doubt: see the ! above (paper" in text
+
+
+def test_a_time_for_another_batch_is_shown_but_not_compared() -> None:
+    text = render_published([Ours("fcn_r", "1 thread of a CPU", 64, 1, 0.05)])
+    assert "1 thread of a CPU: 0.05 s for a batch of 64; published are times for 1024\n" in text
+    assert "the fastest published" not in text
 
 
 def test_splits_without_a_time_of_one_device_are_not_left_out() -> None:
@@ -99,7 +111,8 @@ def test_splits_without_a_time_of_one_device_are_not_left_out() -> None:
 
 def variant(**changes: Any) -> SimpleNamespace:
     usual = {
-        "workload": "resnet50", "step_ms": SimpleNamespace(median=500.0), "varied": {}, "global_batch": 16,
+        "workload": "resnet50", "step_ms": SimpleNamespace(median=500.0, ci=(400.0, 700.0)), "varied": {},
+        "global_batch": 16, "status": "ok", "reason": None, "ranks": (),
         "devices": ("cpu:0",), "threads": 1, "strategy": "single", "split": (16,), "precision": "fp32",
     }  # fmt: skip
     return SimpleNamespace(**{**usual, **changes})
@@ -124,7 +137,19 @@ def test_a_run_gives_its_classics_and_tells_another_version() -> None:
         "2 x 1 thread of a CPU, ddp 8/8",
     ]
     assert [one.threads for one in ours] == [1, None, 2]
+    assert ours[0].seconds_ci == (0.4, 0.7)
     assert "version 1.5, which does more than the paper's" in render_published(ours)
+
+
+def test_a_run_gives_its_doubts_with_its_times() -> None:
+    queued = SimpleNamespace(rank=1, device="cpu:1", queue_percent=49.75, throttled=None)
+    disturbed = variant(ranks=(queued,), status="unsteady", reason="no steady step")
+    comparison = SimpleNamespace(variants=[disturbed], job={}, host={})
+    (ours,) = ours_of(comparison)
+    assert ours.caveats == (
+        "rank 1 waited for a free core in 49.8 % of its step",
+        "unsteady: no steady step",
+    )
 
 
 def test_docs_hold_the_catalogue_as_it_is_made() -> None:
