@@ -108,6 +108,13 @@ def round_up(value: float, decimals: int) -> float:
     return math.ceil(value * scale - 1e-6) / scale
 
 
+def least_decimals(value: float, decimals: int) -> int:
+    """`decimals`, or as many as show two digits of a smaller value, at most 6: 0.00013, not 0.00."""
+    if value <= 0:
+        return decimals
+    return max(decimals, min(6, 1 - math.floor(math.log10(value))))
+
+
 def _three_digits(value: float) -> int:
     """Decimals for three significant digits, at most 3."""
     if value <= 0:

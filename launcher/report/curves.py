@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from launcher.compare.label import variant_label
+from launcher.compare.label import varied_texts
 from launcher.compare.model import Comparison, Curve, CurvePoint, VariantResult
 from launcher.report.columns import Column, header_line, row_line
 from launcher.report.plan import devices_text
-from launcher.units import format_number, size_text
+from launcher.units import format_number, least_decimals, size_text
 
 FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
     ("GB/s", lambda point: point.gb_per_s, 2),
@@ -35,8 +35,8 @@ def curve_lines(comparison: Comparison) -> list[Text]:
 
 def _title(variant: VariantResult) -> str:
     devices = devices_text(variant.devices)
-    varied = variant_label(variant).partition(" ")[2] if variant.varied else ""
-    return f"{variant.workload} on {devices}, {variant.precision} {varied}".rstrip()
+    varied = {key: value for key, value in variant.varied.items() if key not in ("precision", "workload")}
+    return " ".join((f"{variant.workload} on {devices}, {variant.precision}", *varied_texts(varied)))
 
 
 def _table(curve: Curve) -> list[Text]:
@@ -47,7 +47,9 @@ def _table(curve: Curve) -> list[Text]:
     ]
     for header, value, decimals in FIGURES:
         values = [value(point) for point in curve.points]
-        cells = tuple(Text("" if v is None else format_number(v, decimals)) for v in values)
+        cells = tuple(
+            Text("" if v is None else format_number(v, least_decimals(v, decimals))) for v in values
+        )
         columns += [Column(header, cells, right=True)] if any(v is not None for v in values) else []
     return [header_line(columns), *(row_line(columns, row) for row in range(len(curve.points)))]
 

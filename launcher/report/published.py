@@ -66,7 +66,7 @@ def ours_of(comparison: Any) -> list[Ours]:
                 version=params.get("version"),
                 threads=None if _on_gpu(variant) else variant.threads * len(variant.devices) or None,
                 seconds_ci=_in_seconds(variant.step_ms.ci),
-                caveats=(*disturbances_of(variant), *_unsteadiness(variant)),
+                caveats=(*disturbances_of(variant)[:1], *_unsteadiness(variant)),
             )
         )
     return found

@@ -25,6 +25,8 @@ from launcher.units import THOUSANDS, format_rate
 BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
 """Least and most width of a bar; a narrower one wouldn't make its column narrower."""
+EFFICIENCY = "eff."
+EFFICIENCY_LEGEND = "speed over that of one device, per device."
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "dim"}
@@ -51,6 +53,8 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
+    if any(column.header == EFFICIENCY for column in figures):
+        lines.append(Text(f"{EFFICIENCY}: {EFFICIENCY_LEGEND}", "dim"))
     lines += _hidden_line([column.header for column in wanted if column not in figures])
     return to_string([*lines, *footer(comparison, page)], page)
 
@@ -82,10 +86,16 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
         Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
         Column("run s", tuple(number_text(v.wall_s, 1) for v in ranked), right=True, drop=2),
-        Column("eff.", tuple(number_text(v.scaling_efficiency, 2) for v in ranked), right=True, drop=3),
+        Column(EFFICIENCY, tuple(number_text(x, 2) for x in _efficiencies(ranked)), right=True, drop=3),
         Column("peak GiB", tuple(number_text(_peak_gib(v), 2) for v in ranked), right=True, drop=4),
     ]
     return [column for column in columns if not column.is_empty]
+
+
+def _efficiencies(ranked: Sequence[VariantResult]) -> list[float | None]:
+    """Of all variants, if one of them has several devices: one device has the efficiency 1 by definition."""
+    is_known = any(len(v.devices) > 1 and v.scaling_efficiency is not None for v in ranked)
+    return [v.scaling_efficiency if is_known else None for v in ranked]
 
 
 def _fitting(names: list[Column], figures: list[Column], width: int, bars: bool) -> list[Column]:

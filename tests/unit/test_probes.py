@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from launcher.compare.probes import crossover, curve, fit, probe_result, probe_s
 from launcher.errors import SpecError
 from launcher.plan.build import build_plan
 from launcher.records import LaunchOrder, PointRecord, VariantOrder
+from launcher.report.curves import curve_lines
 from launcher.report.series import curve_points
 from launcher.rundir import RunDir
 from launcher.spec.load import check_source
@@ -233,3 +235,10 @@ def test_sizes_must_be_positive() -> None:
     for make in (allreduce.allreduce, h2d.h2d, matmul_probe.matmul, crossover_probe.crossover):
         with pytest.raises(ValueError, match="must be at least 1, but it is 0"):
             make(0)
+
+
+def test_the_head_of_curves_says_nothing_twice() -> None:
+    usual = SimpleNamespace(workload="matmul", devices=("cpu:0",), precision="bf16", status="ok", probe=None)
+    usual.varied = {"workload": "matmul", "precision": "bf16", "params": {"max_size": 128}}
+    (head,) = curve_lines(SimpleNamespace(variants=[usual]))  # type: ignore[arg-type]
+    assert head.plain == "matmul on cpu:0, bf16 params=max_size=128"

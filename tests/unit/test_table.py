@@ -207,6 +207,13 @@ def test_what_is_unknown_is_left_out_not_zero() -> None:
         assert word not in text
 
 
+def test_efficiency_is_shown_and_told_only_where_several_devices_have_one() -> None:
+    alone = replace(variant("single-1--"), scaling_efficiency=1.0)
+    assert "eff." not in shown(with_variants(alone, replace(alone, id="other")), 160)
+    text = shown(with_variants(alone, replace(variant("ddp-2-even"), scaling_efficiency=0.93)), 160)
+    assert "eff.: speed over that of one device, per device." in text
+
+
 def test_an_interrupted_run_says_how_to_go_on() -> None:
     assert f"gpurun --resume {RUN} measures" in shown(replace(COMPARISON, complete=False))
     assert "--resume" not in shown(COMPARISON)

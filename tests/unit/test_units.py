@@ -96,3 +96,12 @@ def test_numbers_read_back_as_rounded(value, decimals):
 )
 def test_a_small_rate_keeps_its_digits(rate, text):
     assert units.format_rate(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [(2.345, 2, "2.35"), (0.000127, 2, "0.00013"), (0.0219, 1, "0.022"), (0.5, 0, "0.50"), (0.0, 2, "0.00"),
+     (1e-9, 2, "0.000000")],
+)  # fmt: skip
+def test_a_small_figure_shows_two_digits(value: float, decimals: int, text: str) -> None:
+    assert units.format_number(value, units.least_decimals(value, decimals)) == text
