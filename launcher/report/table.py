@@ -27,6 +27,7 @@ BAR_CELLS = (len(BAR_HEADER), 40)
 """Least and most width of a bar; a narrower one wouldn't make its column narrower."""
 EFFICIENCY = "eff."
 EFFICIENCY_LEGEND = "speed over that of one device, per device."
+VALUE_CHARS = 32
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "dim"}
@@ -68,8 +69,14 @@ def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
     ]
     for key in keys:
         values = (varied_text(key, v.varied[key]) if key in v.varied else "" for v in variants)
-        columns.append(Column(key, tuple(Text(textwrap.shorten(x, 24, placeholder="…")) for x in values)))
+        columns.append(Column(key, tuple(Text(_in_a_cell(value)) for value in values)))
     return [column for column in columns if not column.is_empty]
+
+
+def _in_a_cell(value: str) -> str:
+    """A varied value on one line; of a long one its beginning, whether or not a word ends there."""
+    line = " ".join(value.split())
+    return line if len(line) <= VALUE_CHARS else f"{line[: VALUE_CHARS - 1]}…"
 
 
 def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column]:

@@ -105,9 +105,11 @@ def progress_line(status: Status, width: int) -> Text:
 
 
 def log_line(status: Status) -> str:
-    """`launch 2 of 3 after 50 s, about 2 min left`."""
+    """`launch 2 of 3 after 50 s, about 2 min left`; before the first, nothing is known."""
+    if status.launch == 1:
+        return f"launch 1 of {status.launches}"
     left = f", about {_left(status)}" if status.remaining_s is not None else ""
-    after = f" after {format_duration(status.elapsed_s)}" if status.launch > 1 else ""
+    after = f" after {format_duration(status.elapsed_s)}"
     return f"launch {status.launch} of {status.launches}{after}{left}"
 
 

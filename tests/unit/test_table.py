@@ -207,6 +207,12 @@ def test_what_is_unknown_is_left_out_not_zero() -> None:
         assert word not in text
 
 
+def test_a_long_value_that_varies_keeps_its_beginning() -> None:
+    params = {"heads": 2, "layers": 1, "preset": "tiny", "width": 64}
+    text = shown(with_variants(replace(variant("ddp-2-even"), varied={"params": params})), 160)
+    assert "heads=2,layers=1,preset=tiny,wi…" in text
+
+
 def test_efficiency_is_shown_and_told_only_where_several_devices_have_one() -> None:
     alone = replace(variant("single-1--"), scaling_efficiency=1.0)
     assert "eff." not in shown(with_variants(alone, replace(alone, id="other")), 160)
