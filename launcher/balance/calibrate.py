@@ -146,11 +146,13 @@ class Calibration:
 
     def curves(self) -> tuple[Curve, ...]:
         """The curves of what was measured last."""
-        caps = [
-            fits if failed is not None else None
-            for fits, failed in zip(self.largest, self.too_large, strict=True)
-        ]
-        return tuple(fit_curve(times, cap) for times, cap in zip(self.times_ms, caps, strict=True))
+        return tuple(fit_curve(times, self.cap(device)) for device, times in enumerate(self.times_ms))
+
+    def cap(self, device: int) -> int | None:
+        """The most samples that a device can hold, where that bounds its part of the batch."""
+        found = [self.caps[device]] if self.caps[device] < self.batch else []
+        found += [self.largest[device]] if self.too_large[device] is not None else []
+        return min(found, default=None)
 
     def best(self, curves: Sequence[Curve]) -> Split:
         """The fastest split by the curves.
@@ -158,8 +160,7 @@ class Calibration:
         Raises:
             MemoryError: the devices can't hold the batch.
         """
-        limits = zip(curves, self.caps, strict=True)
-        caps = [min(self.batch, cap if curve.cap is None else curve.cap) for curve, cap in limits]
+        caps = [self.batch if curve.cap is None else min(self.batch, curve.cap) for curve in curves]
         try:
             return solve(costs_of(curves), self.batch, [self.minimum] * len(curves), caps)
         except SpecError as error:

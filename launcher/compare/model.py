@@ -69,7 +69,7 @@ class DeviceCost:
     points: tuple[tuple[int, float], ...]
     """Samples and milliseconds."""
     max_samples: int | None
-    """The most that fitted into the device's memory, where more did not."""
+    """The most that the device's memory holds, where the batch has more."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Balanced:
     optimum_over_measured: float | None
     """T*/T: 1 would be a step of computing alone, perfectly balanced."""
     even: SplitCost | None
+    """`None` where it does not fit."""
     proportional: SplitCost | None
     """In proportion to speed (1/β): what one would take who thinks of speed alone."""
     same_as: tuple[str, ...]

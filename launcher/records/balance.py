@@ -18,7 +18,8 @@ class Curve:
     points: tuple[tuple[int, float], ...]
     """Samples and their measured time, both rising."""
     cap: int | None
-    """The most samples that fitted into its memory, where more did not."""
+    """The most samples that its memory holds, where the batch has more: found here, or for
+    `global_batch: max`."""
 
 
 @dataclass(frozen=True)

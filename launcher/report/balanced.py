@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from launcher.compare.label import split_text, variant_label
-from launcher.compare.model import Balanced, DeviceCost, Interval, SplitCost, VariantResult
+from launcher.compare.model import Balanced, DeviceCost, Interval, VariantResult
 from launcher.report.grid import grid
+from launcher.splits import split_even, split_proportional
 from launcher.units import format_ms, format_number
 
 
@@ -23,7 +24,7 @@ def _lines(variant: VariantResult, found: Balanced, names: Mapping[str, str]) ->
     header = ("device", "per step, ms", "per sample, ms", "curve", "samples")
     lines = [f"{variant_label(variant)}: what the devices cost, and the split that is best for them"]
     lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
-    lines += [f"  {_prediction(found)}", *(f"  {line}" for line in _others(found))]
+    lines += [f"  {_prediction(found)}", *(f"  {line}" for line in _others(found, sum(variant.split)))]
     if found.same_as:
         same = ", ".join(names.get(one, one) for one in found.same_as)
         lines.append(f"  These are the samples of {same} too: both were measured.")
@@ -54,22 +55,39 @@ def _prediction(found: Balanced) -> str:
     return f"{text}; measured {format_ms(found.measured_ms)}: T*/T = {found.optimum_over_measured:.2f}."
 
 
-def _others(found: Balanced) -> list[str]:
+def _others(found: Balanced, batch: int) -> list[str]:
     """What one would have got without measuring."""
+    even, proportional = ("even", found.even), ("in proportion to speed", found.proportional)
     parts = [
-        f"{word} ({split_text(cost.split)}) {format_ms(cost.step_ms)} ms"
-        for word, cost in _named(found)
+        f"{name}{' would take' if cost is found.even else ''} ({split_text(cost.split)}) "
+        f"{format_ms(cost.step_ms)} ms"
+        for name, cost in (even, proportional)
         if cost is not None
     ]
     flat = [device.device for device in found.devices if device.beta_ms == 0]
     lines = [f"By the same figures {', '.join(parts)}."] if parts else []
+    lines += filter(None, (_misfit(name, found, batch) for name, cost in (even, proportional) if not cost))
     if flat:
         lines.append(f"No split is in proportion to speed: samples cost nothing on {', '.join(flat)}.")
     return lines
 
 
-def _named(found: Balanced) -> list[tuple[str, SplitCost | None]]:
-    return [("even would take", found.even), ("in proportion to speed", found.proportional)]
+def _misfit(name: str, found: Balanced, batch: int) -> str:
+    """`Even (62/61) does not fit cpu:1.`; empty where nothing is too large."""
+    split = _split_of(name, found, batch)
+    full = [
+        device.device
+        for device, samples in zip(found.devices, split, strict=False)  # even may have fewer chunks
+        if device.max_samples is not None and samples > device.max_samples
+    ]
+    return f"{name.capitalize()} ({split_text(split)}) does not fit {', '.join(full)}." if full else ""
+
+
+def _split_of(name: str, found: Balanced, batch: int) -> tuple[int, ...]:
+    if name == "even":
+        return split_even(batch, len(found.devices))
+    betas = [device.beta_ms for device in found.devices]
+    return split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else ()
 
 
 def _figure(ms: float) -> str:

@@ -17,7 +17,7 @@ BALANCED = hand_made.variant(
 )
 
 
-def compared(files: Any, *lines: tuple[float, float]) -> Any:
+def compared(files: Any, *lines: tuple[float, float], caps: tuple[int | None, ...] = (None, None)) -> Any:
     """A run of `even` and `balanced`; by the devices' (α, β) if there are any, else it failed before that."""
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, (hand_made.EVEN, BALANCED))
     write_json(files.run.plan, hand_made.plan((hand_made.EVEN, BALANCED), [launch]))
@@ -25,7 +25,8 @@ def compared(files: Any, *lines: tuple[float, float]) -> Any:
     files.close(hand_made.EVEN)
     if lines:
         curves = tuple(
-            fit_curve({size: [a + b * size] * 6 for size in (8, 16, 32, 64)}, None) for a, b in lines
+            fit_curve({size: [a + b * size] * 6 for size in (8, 16, 32, 64)}, cap)
+            for (a, b), cap in zip(lines, caps, strict=False)
         )
         write_json(files.run.balance(BALANCED.id), balance_of(curves, (40, 24), 1.0))
         files.rounds(BALANCED, "01-ddp-2", [90.0] * 28)
@@ -45,6 +46,15 @@ def test_what_was_not_measured_is_told_too(files: Any) -> None:
     said = "\n".join(balanced_lines(compared(files, (5, 1), (3, 3)).variants))
     assert "even would take (32/32) 100 ms, in proportion to speed (48/16) 54.0 ms." in said
     assert "samples cost nothing" not in said
+
+
+def test_what_does_not_fit_is_told_with_the_device_that_it_is_too_large_for(files: Any) -> None:
+    comparison = compared(files, (5, 1), (3, 3), caps=(None, 24))
+    said = "\n".join(balanced_lines(comparison.variants))
+    assert "straight, memory for 24" in said
+    assert "By the same figures in proportion to speed (48/16) 54.0 ms." in said
+    assert "Even (32/32) does not fit cpu:1." in said
+    assert comparison.variants[1].balanced.even is None
 
 
 def test_a_balanced_split_that_was_never_found_keeps_its_name(files: Any) -> None:
