@@ -86,7 +86,8 @@ class Balanced:
 
     devices: tuple[DeviceCost, ...]
     optimum_ms: float
-    """T*: the slowest device's time in the best split of whole samples. No split computes faster."""
+    """T*: the slowest device's time in the best split of whole samples. By straight curves no split computes
+    faster; where one isn't straight, none of those whose sizes were measured."""
     overhead_ms: float
     """What a step takes beyond that: communication, and for `dp` all that its first device does alone."""
     predicted_ms: float

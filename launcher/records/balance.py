@@ -37,11 +37,12 @@ class Balance:
 
     curves: tuple[Curve, ...]
     best: Prediction
-    """Its time is T*: by the curves no split of whole samples is faster."""
+    """Its time is T*: by straight curves no split of whole samples is faster; where one isn't straight, none
+    of those whose sizes were measured."""
     even: Prediction | None
     """`None` where it doesn't fit."""
     proportional: Prediction | None
-    """In proportion to speed, 1/β, which is best only where all α are alike."""
+    """In proportion to speed, 1/β: best only where all α are alike, and `None` where a curve isn't straight."""
     overhead_ms: float
     """What a step of the best split takes beyond its slowest device: communication, measured."""
 
