@@ -42,7 +42,7 @@ class Balance:
     even: Prediction | None
     """`None` where it doesn't fit."""
     proportional: Prediction | None
-    """In proportion to speed, 1/β: best only where all α are alike, and `None` where a curve isn't straight."""
+    """In proportion to speed, 1/β: best only where all α are alike. `None` where a curve isn't straight."""
     overhead_ms: float
     """What a step of the best split takes beyond its slowest device: communication, measured."""
 
