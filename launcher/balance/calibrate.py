@@ -2,6 +2,8 @@
 
 First roughly, at shares of the even split; then around the split that this suggests, so that every device
 works for about as long as in the step that is predicted, and none is judged by batches far from its own.
+Where a curve isn't straight, what lies between its points is a guess: there the split itself is measured,
+with the middles of the gaps around it, until one that was measured is as fast as any that the curves promise.
 """
 
 import math
@@ -9,13 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from launcher.balance.curve import cost_ms, fit_curve
-from launcher.balance.solve import Cost, slowest, solve
+from launcher.balance.curve import fit_curve
+from launcher.balance.refine import HOPE, Split, costs_of, fastest_measured, gap_around, is_as_hoped
+from launcher.balance.solve import slowest, solve
 from launcher.errors import SpecError
 from launcher.records import Balance, Curve, Prediction
 from launcher.splits import split_even, split_near_even, split_proportional
 
-Split = tuple[int, ...]
 MeasureSplit = Callable[[Split, int], Sequence[float]]
 """Milliseconds of a step of each device's own work, from so many steps of a split, all devices at once.
 
@@ -35,6 +37,7 @@ FEW_ROUNDS = 2
 MAX_SEARCHES = 3
 MOVED = 0.15
 """If the split moves by a larger share of a device's samples, it is measured around the new one as well."""
+MAX_REFINEMENTS = 4
 WARM_UP_STEPS = 1
 BLOCK_MS = 50.0
 MAX_BLOCK_STEPS = 20
@@ -83,7 +86,31 @@ class Calibration:
                 split = self.best(self.curves())
             if is_near(split, before):
                 break
+        split = self.refined(split)
         return self.curves(), split
+
+    def refined(self, split: Split) -> Split:
+        """The split, or where a curve isn't straight, the best of those that are measured themselves."""
+        curves = self.curves()
+        if all(curve.straight for curve in curves):
+            return split
+        wanted = {split: None}
+        for _ in range(MAX_REFINEMENTS):
+            hoped = self.best(curves, HOPE)
+            wanted |= {split: None, hoped: None}
+            self.measure_rounds(self.columns_between(split, hoped, curves), ROUNDS)
+            curves = self.curves()
+            split = self.best(curves)
+            fastest = fastest_measured(list(wanted), curves)
+            if fastest and is_as_hoped(curves, fastest, self.best(curves, HOPE)):
+                break
+        return fastest or split
+
+    def columns_between(self, split: Split, hoped: Split, curves: Sequence[Curve]) -> list[Split]:
+        """Both splits, and the middles of the gaps that the first has on either side in the curves."""
+        gaps = [gap_around(curve, size) for curve, size in zip(curves, split, strict=True)]
+        columns = dict.fromkeys(self.scaled(one, 1.0) for one in (split, hoped, *zip(*gaps, strict=True)))
+        return [one for one in columns if sum(one) <= self.most]
 
     def columns_around(self, split: Split) -> list[Split]:
         """Splits that give every device values of b around its samples in this one."""
@@ -146,38 +173,30 @@ class Calibration:
 
     def curves(self) -> tuple[Curve, ...]:
         """The curves of what was measured last."""
-        caps = [
-            fits if failed is not None else None
-            for fits, failed in zip(self.largest, self.too_large, strict=True)
-        ]
-        return tuple(fit_curve(times, cap) for times, cap in zip(self.times_ms, caps, strict=True))
+        return tuple(fit_curve(times, self.cap(device)) for device, times in enumerate(self.times_ms))
 
-    def best(self, curves: Sequence[Curve]) -> Split:
+    def cap(self, device: int) -> int | None:
+        """The most samples that a device can hold, where that bounds its part of the batch."""
+        found = [self.caps[device]] if self.caps[device] < self.batch else []
+        found += [self.largest[device]] if self.too_large[device] is not None else []
+        return min(found, default=None)
+
+    def best(self, curves: Sequence[Curve], hope: float = 0.0) -> Split:
         """The fastest split by the curves.
 
         Raises:
             MemoryError: the devices can't hold the batch.
         """
-        limits = zip(curves, self.caps, strict=True)
-        caps = [min(self.batch, cap if curve.cap is None else curve.cap) for curve, cap in limits]
+        caps = [self.batch if curve.cap is None else min(self.batch, curve.cap) for curve in curves]
         try:
-            return solve(costs_of(curves), self.batch, [self.minimum] * len(curves), caps)
+            return solve(costs_of(curves, hope), self.batch, [self.minimum] * len(curves), caps)
         except SpecError as error:
             raise MemoryError(str(error)) from error
 
 
-def costs_of(curves: Sequence[Curve]) -> list[Cost]:
-    """What the solver needs of the curves."""
-
-    def of(curve: Curve) -> Cost:
-        return lambda samples: cost_ms(curve, samples)
-
-    return [of(curve) for curve in curves]
-
-
 def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> Balance:
     """The split beside those that one would take without measuring."""
-    batch, betas = sum(split), [curve.beta_ms for curve in curves]
+    batch, betas = sum(split), [curve.beta_ms if curve.straight else 0.0 for curve in curves]
     even = split_even(batch, len(curves))  # the job's own `even`, which another variant measures
     proportional = split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else None
     return Balance(

@@ -26,15 +26,20 @@ def fit_curve(times_ms: Times, cap: int | None) -> Curve:
     """The cost curve of one device.
 
     α and β by Theil–Sen on the medians; their intervals by the same fit in each round, from which the
-    distribution-free interval of a median is taken. Where the line misses a median by more than noise, the
-    curve goes through the medians instead.
+    distribution-free interval of a median is taken. A negative α that noise explains is 0: then β is
+    fitted again, through it. Where the line misses a median by more than noise, the curve goes through the
+    medians instead.
     """
     medians = {samples: median(values) for samples, values in sorted(times_ms.items())}
-    alpha_ms, beta_ms = theil_sen(medians)
-    per_round = [
-        theil_sen({samples: values[i] for samples, values in times_ms.items()})
+    rounds = [
+        {samples: values[i] for samples, values in times_ms.items()}
         for i in range(min(map(len, times_ms.values())))
     ]
+    fit = theil_sen
+    (alpha_ms, beta_ms), per_round = fit(medians), [fit(points) for points in rounds]
+    if alpha_ms < 0 and _may_be_zero([alpha for alpha, _ in per_round]):
+        fit = from_zero
+        (alpha_ms, beta_ms), per_round = fit(medians), [fit(points) for points in rounds]
     straight = all(
         abs(medians[samples] - alpha_ms - beta_ms * samples) <= _tolerance(values, medians[samples])
         for samples, values in times_ms.items()
@@ -61,6 +66,12 @@ def theil_sen(points: Mapping[int, float]) -> tuple[float, float]:
     return median(value - beta * samples for samples, value in points.items()), beta
 
 
+def from_zero(points: Mapping[int, float]) -> tuple[float, float]:
+    """As `theil_sen`, but with α ≥ 0: where it comes out negative, β is the median of all quotients."""
+    alpha, beta = theil_sen(points)
+    return (alpha, beta) if alpha >= 0 else (0.0, median(value / size for size, value in points.items()))
+
+
 def isotonic(values: Sequence[float]) -> list[float]:
     """The rising sequence nearest to `values` in squares, by pooling neighbours that fall.
 
@@ -76,24 +87,36 @@ def isotonic(values: Sequence[float]) -> list[float]:
     return [total / count for total, count in pools for _ in range(count)]
 
 
-def cost_ms(curve: Curve, samples: int) -> float:
-    """What the curve says `samples` take, in milliseconds; a device without samples takes no time."""
+def cost_ms(curve: Curve, samples: int, hope: float = 0.0) -> float:
+    """What the curve says `samples` take, in milliseconds; a device without samples takes no time.
+
+    Args:
+        hope: between two points, how far to go from the line through them, 0, to the lower one, 1.
+    """
     if samples == 0:
         return 0.0
     if curve.straight or len(curve.points) < 2:
         return max(0.0, curve.alpha_ms + curve.beta_ms * samples)
-    return _through_points(curve, samples)
+    return _through_points(curve, samples, hope)
 
 
-def _through_points(curve: Curve, samples: int) -> float:
+def _through_points(curve: Curve, samples: int, hope: float) -> float:
     """Between two points, and before the first, on the line through the nearest two; beyond, by β."""
     sizes = [size for size, _ in curve.points]
     values = [value for _, value in curve.points]
     if samples >= sizes[-1]:
         return values[-1] + curve.beta_ms * (samples - sizes[-1])
     right = max(1, bisect_left(sizes, samples))
+    if samples == sizes[right]:
+        return values[right]
     slope = (values[right] - values[right - 1]) / (sizes[right] - sizes[right - 1])
-    return max(0.0, values[right] - slope * (sizes[right] - samples))
+    on_line = max(0.0, values[right] - slope * (sizes[right] - samples))
+    return on_line if samples < sizes[0] else hope * values[right - 1] + (1 - hope) * on_line
+
+
+def _may_be_zero(alphas: Sequence[float]) -> bool:
+    interval = median_interval(alphas)
+    return interval is None or interval[1] >= 0
 
 
 def _tolerance(values: Sequence[float], middle: float) -> float:

@@ -69,7 +69,7 @@ class DeviceCost:
     points: tuple[tuple[int, float], ...]
     """Samples and milliseconds."""
     max_samples: int | None
-    """The most that fitted into the device's memory, where more did not."""
+    """The most that the device's memory holds, where the batch has more."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class Balanced:
 
     devices: tuple[DeviceCost, ...]
     optimum_ms: float
-    """T*: the slowest device's time in the best split of whole samples. No split computes faster."""
+    """T*: the slowest device's time in the best split of whole samples. By straight curves no split computes
+    faster; where one isn't straight, none of those whose sizes were measured."""
     overhead_ms: float
     """What a step takes beyond that: communication, and for `dp` all that its first device does alone."""
     predicted_ms: float
@@ -94,6 +95,7 @@ class Balanced:
     optimum_over_measured: float | None
     """T*/T: 1 would be a step of computing alone, perfectly balanced."""
     even: SplitCost | None
+    """`None` where it does not fit."""
     proportional: SplitCost | None
     """In proportion to speed (1/β): what one would take who thinks of speed alone."""
     same_as: tuple[str, ...]

@@ -141,10 +141,12 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         raise ImpossibleError("threads", "threads are those of CPU devices")
     if wanted.compile and wanted.strategy == "dp":
         raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
-    fewest_samples = min(split.samples, default=wanted.samples // wanted.device_count)
+    # `balanced` may leave a device out, unless there are several micro-batches to be made of its samples.
+    fewest_balanced = wanted.samples // wanted.device_count if wanted.accumulate > 1 else 1
+    fewest_samples = min(split.samples, default=fewest_balanced)
     if fewest_samples < wanted.accumulate:
         fewest = plural(fewest_samples, "sample")
-        reason = f"a device with {fewest} can't make {wanted.accumulate} micro-batches"
+        reason = f"a device with {fewest} can't make {plural(wanted.accumulate, 'micro-batch')}"
         raise ImpossibleError("accumulate", reason)
 
 

@@ -18,7 +18,8 @@ class Curve:
     points: tuple[tuple[int, float], ...]
     """Samples and their measured time, both rising."""
     cap: int | None
-    """The most samples that fitted into its memory, where more did not."""
+    """The most samples that its memory holds, where the batch has more: found here, or for
+    `global_batch: max`."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class Balance:
 
     curves: tuple[Curve, ...]
     best: Prediction
-    """Its time is T*: by the curves no split of whole samples is faster."""
+    """Its time is T*: by straight curves no split of whole samples is faster; where one isn't straight, none
+    of those whose sizes were measured."""
     even: Prediction | None
     """`None` where it doesn't fit."""
     proportional: Prediction | None
-    """In proportion to speed, 1/β, which is best only where all α are alike."""
+    """In proportion to speed, 1/β: best only where all α are alike. `None` where a curve isn't straight."""
     overhead_ms: float
     """What a step of the best split takes beyond its slowest device: communication, measured."""
 

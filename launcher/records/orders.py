@@ -145,6 +145,8 @@ class FitOrder:
     """Its position among the job's devices."""
     num_devices: int
     precision: str
+    accumulate: int
+    """Micro-batches into which a batch is cut."""
     seed: int
     threads: int
     limit_bytes: int | None

@@ -18,6 +18,7 @@ from launcher.records import Attempt, Fit, FitOrder
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
 from launcher.rundir import read_lines, write_json
 from launcher.spec.model import JobSpec
+from launcher.units import plural
 
 MAX_STARTS = 40
 """Processes of one device that may die; doubling and halving need fewer attempts than that."""
@@ -59,7 +60,7 @@ def find_fit(
     caps = [room.samples for room in rooms]
     batch = largest_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
-    say(f"global_batch: max is {batch:,}: there is room for {held}")
+    say(f"global_batch: max is {batch:,}: there is room for {held}{in_micro_batches(spec)}")
     return Fit(batch, tuple(caps))
 
 
@@ -80,6 +81,19 @@ def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
     precisions = spec.compare.precision or (spec.precision,)
     params = [{**spec.params, **more} for more in spec.compare.params or ({},)]
     return itertools.product(precisions, params)
+
+
+def _accumulate(spec: JobSpec) -> int:
+    """Micro-batches that a device's samples are cut into: the fewest of the job's, which need most memory."""
+    return min(spec.compare.accumulate or (spec.accumulate,))
+
+
+def in_micro_batches(spec: JobSpec) -> str:
+    """` in 2 micro-batches, the fewest of the job's`; empty where a device takes all its samples at once."""
+    number, is_varied = _accumulate(spec), len(set(spec.compare.accumulate)) > 1
+    if number == 1 and not is_varied:
+        return ""
+    return f", in {plural(number, 'micro-batch')}" + (", the fewest of those compared" if is_varied else "")
 
 
 @dataclass(frozen=True)
@@ -193,6 +207,7 @@ class Search:
             index=index,
             num_devices=num_devices,
             precision=self.precision,
+            accumulate=_accumulate(self.spec),
             seed=self.spec.seed,
             threads=max(1, self.machine.cpu_cores // num_devices),
             limit_bytes=None if on_gpu else int(share),

@@ -1,9 +1,14 @@
 """What the command ends with once all variants have had their turn: pure."""
 
+import re
+from collections.abc import Sequence
+
 from launcher.compare.model import Comparison
 from launcher.errors import GpurunError, ParamsError, VariantError
 from launcher.units import plural
 
+_HELD = re.compile(r"the devices can hold .*= (?P<samples>\d+) samples?, not")
+"""Words of `balance/solve.py`."""
 _MEASURED = ("ok", "unsteady")
 
 
@@ -25,5 +30,14 @@ def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) ->
         return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
     too_large = [v.id for v in variants if v.status == "oom"]
     if too_large and not any(v.status in _MEASURED for v in variants):
-        return VariantError(f"nothing could be measured; out of memory: {', '.join(too_large)}")
+        hint = _what_fits([v.reason or "" for v in variants if v.status == "oom"])
+        return VariantError(f"nothing could be measured; out of memory: {', '.join(too_large)}\n    {hint}")
     return None
+
+
+def _what_fits(reasons: Sequence[str]) -> str:
+    """The batch that devices were found to hold while a balanced split was looked for, or a smaller one."""
+    held = [int(found["samples"]) for reason in reasons if (found := _HELD.search(reason))]
+    if not held:
+        return "set a smaller `global_batch`, or cut it into micro-batches: `accumulate`"
+    return f"the devices could hold {min(held)} samples: set `global_batch: {min(held)}` or less"

@@ -56,6 +56,9 @@ model: importing torch is no part of a variant, and takes its time on a busy mac
 POLL_S = 0.2
 """How soon logs and progress are shown, at most; that a rank has ended is seen at once."""
 
+BALANCE = "balance"
+"""The stage in which the devices are measured for a balanced split, all at once."""
+
 OnEvent = Callable[[Launch, int, Event | None], None]
 """Called with a launch, its position in the plan and what it does now."""
 
@@ -161,7 +164,7 @@ class Session:
                 self.relay.finish()
             return Ended()
         self.check_disk(launch, exits, name)
-        cause = root_cause(exits, self.run.read_failures(name), stopped_ns)
+        cause = located(root_cause(exits, self.run.read_failures(name), stopped_ns), tail.last)
         failure = self.account.failure(cause, name, self.host_of(launch, cause.rank))
         # A rank that could still say what it was busy with is right: rank 0, whose events these are, may have
         # gone on to a variant while another rank was still building.
@@ -289,7 +292,9 @@ class Session:
         else:
             return None
         hang = diagnose(self.pool.observe(self.run.control(name)))
-        if hangs and hang.is_before_first_step:
+        if tail.last and tail.last.stage == BALANCE:
+            late += " while its split was being found"
+        elif hangs and hang.is_before_first_step:
             late += " (the first was still to come)"
         variant = tail.last.variant if tail.last else None
         self.account.hang(hang, name, f"{variant or launch.id} {late}")
@@ -374,6 +379,13 @@ class Session:
         log = self.run.log(name, rank or 0).relative_to(self.run.path)
         reason = f"{ended.late}{where}"
         return VariantStatus("timeout", reason, name, rank, str(log))
+
+
+def located(cause: Failure, doing: Event | None) -> Failure:
+    """The cause with what the launch was doing, where the rank left no word of it and can't be elsewhere."""
+    if cause.stage is not None or doing is None or doing.stage != BALANCE:
+        return cause
+    return replace(cause, stage=BALANCE, variant=doing.variant)
 
 
 def stopping_text(interruption: Interrupted, grace_s: float) -> str:

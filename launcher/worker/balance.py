@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from launcher.balance.calibrate import BLOCK_MS, MAX_BLOCK_STEPS, Calibration, Split, balance_of, predict
+from launcher.balance.calibrate import BLOCK_MS, MAX_BLOCK_STEPS, Calibration, balance_of, predict
+from launcher.balance.refine import Split
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.worker.batches import StepInput
 from launcher.worker.clock import Clock, StepTiming

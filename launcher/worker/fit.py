@@ -74,7 +74,7 @@ def search(order: FitOrder) -> None:
 def attempt(trainer: Trainer, order: FitOrder, batch: int) -> bool:
     """Whether training steps of so many samples find room."""
     split = (0,) * order.index + (batch,)
-    variant = VariantOrder("fit", split, 1)
+    variant = VariantOrder("fit", split, order.accumulate)
     try:
         for step in range(NUM_STEPS):
             trainer.step(trainer.prepare(variant, step), NoClock())
@@ -106,7 +106,7 @@ def trainer_of(order: FitOrder) -> Trainer:
         precision=order.precision,
         seed=order.seed,
         threads=order.threads,
-        variants=(VariantOrder("fit", (0,) * order.index + (1,), 1),),
+        variants=(VariantOrder("fit", (0,) * order.index + (1,), order.accumulate),),
         baseline=None,
         warmup=0,
         rounds=0,

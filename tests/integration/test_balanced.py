@@ -99,6 +99,14 @@ def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
     assert found["gradient_error"] < 1e-4
 
 
+def test_fewer_samples_than_devices_leave_some_out(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    few = ("--set", "global_batch=1", "--set", "min_local_batch=0", "--set", "compare.split=[balanced]")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *few, "--set", "steps.rounds=2")
+    assert result.code == 0, result.err
+    assert result.variant("ddp-2-balanced")["split"] == [1, 0]
+
+
 FAILING = """
     workload: model.py:build
     devices: cpu:2

@@ -34,6 +34,17 @@ def test_unequal_devices_get_what_all_splits_can_hold_and_resuming_keeps_it(tmp_
     assert "trying batches" not in again.err
 
 
+def test_a_device_has_room_for_its_micro_batches_one_after_the_other(tmp_path: Path) -> None:
+    misbehaving(tmp_path, UNEQUAL, JOB)
+    result = gpurun(
+        tmp_path, "job.yaml", "--out", "run", "--set", "compare.split=[even]", "--set", "accumulate=4"
+    )
+    assert result.code == 0, result.err
+    # 95 % of about 4 * 21, and of 4 * 5 = 20.
+    assert ", 19 on cpu:1, in 4 micro-batches" in result.err
+    assert result.comparison["variants"][0]["split"] == [19, 19]
+
+
 def test_alone_a_balanced_split_may_fill_every_device(tmp_path: Path) -> None:
     misbehaving(
         tmp_path, UNEQUAL.replace("os.kill(os.getpid(), signal.SIGKILL)", "torch.empty(1 << 50)"), JOB

@@ -4,11 +4,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.balance import calibrate
 from launcher.balance.calibrate import Calibration, balance_of
 from launcher.balance.curve import cost_ms, fit_curve, isotonic, theil_sen
 from launcher.balance.solve import slowest, solve
@@ -182,6 +184,80 @@ def test_the_search_comes_within_3_percent_of_the_optimum(num_devices: int) -> N
         assert all(len(curve.points) >= 4 for curve in curves)
 
 
+class KinkedDevices(GlassDevices):
+    """Any costs in place of lines."""
+
+    def __init__(self, *costs: Callable[[int], float]) -> None:
+        super().__init__([(0, 0)] * len(costs))
+        self.costs = costs
+
+    def __call__(self, split: tuple[int, ...], num_steps: int) -> list[float]:
+        noise = super().__call__(split, num_steps)
+        assert noise == [0.0] * len(split)
+        return [
+            cost(size) * (1 + abs(self.rng.gauss(0, self.noise)))
+            for cost, size in zip(self.costs, split, strict=True)
+        ]
+
+
+def tiled(size: int) -> float:
+    return 5.0 + math.ceil(size / 16) * 16
+
+
+def with_a_cliff(size: int) -> float:
+    return 5.0 + size + (15 if size > 20 else 0)
+
+
+def test_where_curves_are_kinked_the_split_itself_is_measured_and_found_again() -> None:
+    devices = KinkedDevices(with_a_cliff, tiled)
+    curves, split = search(devices, 52)
+    assert split == (20, 32)
+    assert split in devices.asked
+    assert not any(curve.straight for curve in curves)
+    assert [dict(curve.points)[size] for curve, size in zip(curves, split, strict=True)] == [
+        pytest.approx(25, rel=0.02),
+        pytest.approx(37, rel=0.02),
+    ]
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+def test_of_kinked_devices_a_split_that_was_measured_is_taken_after_few_steps(num_devices: int) -> None:
+    rng = random.Random(num_devices)
+    for _ in range(10):
+        drawn = [
+            (rng.uniform(1, 30), rng.uniform(0.3, 3), rng.choice([4, 8, 16])) for _ in range(num_devices)
+        ]
+        costs = [lambda n, a=a, b=b, tile=tile: a + b * tile * math.ceil(n / tile) for a, b, tile in drawn]
+        batch = rng.randint(24 * num_devices, 96 * num_devices)
+        devices = KinkedDevices(*costs)
+        split = search(devices, batch)[1]
+        assert sum(split) == batch
+        assert len(devices.asked) < 200
+        best = slowest(costs, solve(costs, batch, [1] * num_devices, [batch] * num_devices))
+        assert slowest(costs, split) <= 1.15 * best
+
+
+def test_straight_curves_are_measured_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, others = GlassDevices([(3.3, 1), (25.5, 2.5)]), GlassDevices([(3.3, 1), (25.5, 2.5)])
+    search(devices, 64)
+    monkeypatch.setattr(calibrate, "MAX_REFINEMENTS", 0)
+    search(others, 64)
+    assert devices.asked == others.asked
+
+
+def test_a_little_less_than_nothing_per_step_is_noise() -> None:
+    rng = random.Random(5)
+    times = {b: [b * 0.1 + rng.gauss(0, 0.3) - 0.02 for _ in range(7)] for b in (40, 60, 80, 100)}
+    assert theil_sen({b: median(values) for b, values in times.items()})[0] < 0
+    curve = fit_curve(times, cap=None)
+    assert (curve.alpha_ms, curve.beta_ms) == (0, pytest.approx(0.1, rel=0.05))
+    assert curve.alpha_ci is not None
+    assert curve.alpha_ci[0] == 0
+    # What no noise explains is left as it is: a curve that bends upwards.
+    bent = fit_curve({b: [b * 1.0 - 9] * 7 for b in (40, 60, 80, 100)}, cap=None)
+    assert bent.alpha_ms == pytest.approx(-9)
+
+
 def test_equal_alphas_are_what_makes_proportional_to_speed_best() -> None:
     curves, split = search(GlassDevices([(3.3, 1), (25.5, 2.5)], noise=0), 64)
     found = balance_of(curves, split, overhead_ms=0.5)
@@ -209,6 +285,18 @@ def test_a_device_with_little_memory_gets_what_it_holds() -> None:
     curves, split = search(GlassDevices([(0, 1), (0, 2.5)], memory=(20, 1000)), 64)
     assert split == (20, 44)
     assert (curves[0].cap, curves[1].cap) == (20, None)
+
+
+def test_the_room_that_max_found_bounds_every_split_that_is_told_of() -> None:
+    devices = GlassDevices([(0, 1), (0, 1)], noise=0)
+    curves, split = Calibration(devices, 123, 1, (95, 28), 1 << 40, "seed").run()
+    assert split == (95, 28)
+    assert [curve.cap for curve in curves] == [95, 28]
+    found = balance_of(curves, split, overhead_ms=0)
+    assert (found.even, found.proportional) == (None, None)
+    # A device that holds the whole batch, or less than was hoped for:
+    curves, split = Calibration(GlassDevices([(0, 1)] * 2, (99, 20)), 64, 1, (95, 28), 99, "seed").run()
+    assert ([curve.cap for curve in curves], split) == ([None, 20], (44, 20))
 
 
 def test_a_batch_that_no_memory_holds_or_a_model_that_never_fits_is_told() -> None:

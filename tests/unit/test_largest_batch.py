@@ -16,7 +16,7 @@ from launcher.errors import Interrupted, SpecError
 from launcher.plan.largest import largest_batch
 from launcher.records import Attempt, FitOrder
 from launcher.report.batch_curve import batch_curve_lines
-from launcher.run.fit import Search, bounds
+from launcher.run.fit import Search, bounds, in_micro_batches
 from launcher.run.job import finish
 from launcher.run.signals import interruptible
 from launcher.rundir import append_lines, read_lines
@@ -72,6 +72,29 @@ def job(text: str) -> JobSpec:
 def test_every_split_of_the_job_must_hold_the_batch(text: str, batch: int) -> None:
     caps = (100, 20)
     assert largest_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
+
+
+@pytest.mark.parametrize(
+    ("text", "accumulate", "said"),
+    [
+        ("", 1, ""),
+        ("accumulate: 4\n", 4, ", in 4 micro-batches"),
+        (
+            "accumulate: 4\ncompare: {accumulate: [8, 2]}\n",
+            2,
+            ", in 2 micro-batches, the fewest of those compared",
+        ),
+        ("compare: {accumulate: [1, 2]}\n", 1, ", in 1 micro-batch, the fewest of those compared"),
+    ],
+)
+def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
+    text: str, accumulate: int, said: str, tmp_path: Path
+) -> None:
+    spec = job(f"devices: cpu:2\n{text}")
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
+    search = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {})
+    assert search.order(1, 0, None).accumulate == accumulate
+    assert in_micro_batches(spec) == said
 
 
 def test_max_is_one_batch_not_one_of_several() -> None:
@@ -143,8 +166,8 @@ def test_where_nothing_fails_the_searchs_own_limit_is_told(
     """No memory runs out in steps that take none."""
     order = FitOrder(
         workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
-        seed=0, threads=1, limit_bytes=None, attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2,
-        fails=None,
+        accumulate=1, seed=0, threads=1, limit_bytes=None, attempts=str(tmp_path / "0.jsonl"),
+        fits=MAX_SAMPLES // 2, fails=None,
     )  # fmt: skip
     monkeypatch.setattr(fit, "attempt", lambda *_: True)
     fit.search(order)

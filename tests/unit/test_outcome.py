@@ -36,3 +36,14 @@ def test_running_out_of_memory_is_a_result_only_beside_another_one(statuses, wor
     if error is not None:
         assert error.exit_code == 4
         assert words in str(error)
+
+
+def test_where_nothing_fits_the_batch_to_try_is_named() -> None:
+    small = "rank 0 ran out of memory: the devices can hold 119 + 119 = 238 samples, not 318"
+    even, balanced = (
+        replace(COMPARISON.variants[0], id=name, status="oom", reason=reason)
+        for name, reason in (("even", "rank 0 ran out of memory"), ("balanced", small))
+    )
+    error = outcome_error(replace(COMPARISON, variants=(even, balanced)))
+    assert "the devices could hold 238 samples: set `global_batch: 238` or less" in str(error)
+    assert "set a smaller `global_batch`" in str(outcome_error(replace(COMPARISON, variants=(even,))))

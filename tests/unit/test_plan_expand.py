@@ -163,6 +163,15 @@ def test_batches_that_a_split_does_not_fit_are_left_out() -> None:
     ]
 
 
+def test_balanced_needs_a_sample_for_each_device_only_if_the_job_says_so() -> None:
+    few = "global_batch: 1\nsplit: balanced\n"
+    with pytest.raises(SpecError, match=r"1 sample can't give 2 devices 1 each; `min_local_batch: 0` lets"):
+        expanded(few)
+    assert ids(expanded(f"{few}min_local_batch: 0\n")) == ["ddp-2-balanced"]
+    with pytest.raises(SpecError, match="a device with 0 samples can't make 2 micro-batches"):
+        expanded(f"{few}min_local_batch: 0\naccumulate: 2\n")
+
+
 def test_params_are_laid_over_those_at_the_top() -> None:
     found = expanded(
         "global_batch: 4\nparams: {width: 8, layers: 2}\ncompare: {params: [{}, {width: 16}, {width: 8}]}\n"
