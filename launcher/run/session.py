@@ -32,6 +32,7 @@ from launcher.run.attempts import (
     variant_rounds,
 )
 from launcher.run.blame import Failure, root_cause
+from launcher.run.doing import allowed_s, is_balancing, located
 from launcher.run.exits import Exit
 from launcher.run.hang import Hang, diagnose
 from launcher.run.pace import Pace
@@ -50,14 +51,8 @@ LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""
 LEFT_BEHIND_S = 8.0
 """How long a rank may outlive another one that ended well; they all end within milliseconds."""
-START_S = 60.0
-"""What a launch has at least, whatever a variant may take, until its ranks are there and have built the
-model: importing torch is no part of a variant, and takes its time on a busy machine."""
 POLL_S = 0.2
 """How soon logs and progress are shown, at most; that a rank has ended is seen at once."""
-
-BALANCE = "balance"
-"""The stage in which the devices are measured for a balanced split, all at once."""
 
 OnEvent = Callable[[Launch, int, Event | None], None]
 """Called with a launch, its position in the plan and what it does now."""
@@ -292,7 +287,7 @@ class Session:
         else:
             return None
         hang = diagnose(self.pool.observe(self.run.control(name)))
-        if tail.last and tail.last.stage == BALANCE:
+        if is_balancing(tail.last):
             late += " while its split was being found"
         elif hangs and hang.is_before_first_step:
             late += " (the first was still to come)"
@@ -381,13 +376,6 @@ class Session:
         return VariantStatus("timeout", reason, name, rank, str(log))
 
 
-def located(cause: Failure, doing: Event | None) -> Failure:
-    """The cause with what the launch was doing, where the rank left no word of it and can't be elsewhere."""
-    if cause.stage is not None or doing is None or doing.stage != BALANCE:
-        return cause
-    return replace(cause, stage=BALANCE, variant=doing.variant)
-
-
 def stopping_text(interruption: Interrupted, grace_s: float) -> str:
     """What a person should know who waits for the ranks to end."""
     if grace_s <= 0:
@@ -396,9 +384,3 @@ def stopping_text(interruption: Interrupted, grace_s: float) -> str:
         f"{interruption.cause}: the ranks are asked to end, and killed after {format_duration(grace_s)}; "
         "another Ctrl-C kills them at once"
     )
-
-
-def allowed_s(limit_s: float, doing: Event | None) -> float:
-    """Seconds that a launch may spend on what it does now, where a variant may take `limit_s`."""
-    is_on_variant = doing is not None and doing.variant is not None
-    return limit_s if is_on_variant else max(limit_s, START_S)

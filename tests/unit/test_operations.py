@@ -15,12 +15,12 @@ from launcher.errors import MachineError, SpecError
 from launcher.records import Event
 from launcher.run.account import Account
 from launcher.run.blame import Failure
+from launcher.run.doing import START_S, allowed_s
 from launcher.run.limits import check_open_files, remedy, start_problem
 from launcher.run.pace import Pace
 from launcher.run.relay import MOST_AT_ONCE_BYTES, Relay
 from launcher.run.restart import can_pass, is_everywhere, pause_s
 from launcher.run.running import Running, boot_id, claimed, entered, read, running_launch
-from launcher.run.session import START_S, allowed_s
 from launcher.rundir import RunDir
 
 FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "RuntimeError", 1)
