@@ -3,6 +3,7 @@
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -96,8 +97,10 @@ def build(
         text: a file, or a folder of files; without it the Python standard library's own source.
 
     Raises:
-        ValueError: the shape makes no sense, or there is not enough text.
+        ValueError: the shape or the learning rate makes no sense, or there is not enough text.
     """
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, but it is {learning_rate:g}")
     base = preset_of(preset)
     shape = checked(
         replace(
@@ -111,7 +114,8 @@ def build(
     )
     source = open_corpus(text) if text else Corpus(corpus())
     if len(source.text) <= shape.context:
-        raise ValueError(f"{text} has {len(source.text)} bytes, but a sample takes {shape.context + 1}")
+        name = text or "the built-in text"
+        raise ValueError(f"{name} has {len(source.text):,} bytes, but a sample takes {shape.context + 1:,}")
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         windows = random_windows(size, shape.context + 1, generator, source.text)

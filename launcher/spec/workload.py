@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem
+from launcher.errors import Problem, SpecError
+from launcher.spec.builtin_values import missing_files, why_refused
 from launcher.spec.builtins import (
     builtin_file,
     builtin_function,
@@ -31,9 +32,6 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "None": ("nothing", (type(None),)),
 }
 """What a simple annotation allows, in words and as the types of a job's values."""
-
-_MAY_BE_ZERO = frozenset({"num_workers"})
-"""Counts of built-in workloads that may be 0."""
 
 _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
 """Keys that say how training steps are made."""
@@ -138,6 +136,26 @@ def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Ite
     yield from _missing_params(draft, signature)
 
 
+def check_files(spec: JobSpec, job_dir: Path) -> None:
+    """Looks for the files and folders that params of built-in workloads name, on the machine of the run.
+
+    A job for several nodes is left to them: each has its own, and this one may have none.
+
+    Raises:
+        SpecError: they are not all there.
+    """
+    draft = Draft(spec)
+    if spec.nodes > 1 or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
+        return
+    problems = [
+        spec.problem((*place, name), text)
+        for place, given in given_params(draft)
+        for name, text in missing_files(given, job_dir)
+    ]
+    if problems:
+        raise SpecError(*problems)
+
+
 def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
     """All params that stand in the job, with their places."""
     found: list[tuple[KeyPath, Mapping[str, Any] | None]] = [(("params",), draft.spec.params)]
@@ -160,14 +178,15 @@ def _wrong_names(
 def _wrong_values(
     spec: JobSpec, signature: Signature, place: KeyPath, given: Mapping[str, Any]
 ) -> Iterator[Problem]:
+    is_builtin = spec.workload in builtin_workloads()
     for param in signature.params:
         if param.name in given and not _is_allowed(given[param.name], param):
             path = ".".join([*(str(step) for step in place if isinstance(step, str)), param.name])
             message = f"`{path}`: expected {_expected(param)}, got {describe(given[param.name])}"
             hint = did_you_mean(str(given[param.name]), param.choices) if param.choices else None
             yield spec.problem((*place, param.name), message, hint)
-        elif _is_too_small(spec, given.get(param.name), param):
-            message = f"`{param.name}` of {spec.workload} must be at least 1, but it is {given[param.name]}"
+        elif is_builtin and (refusal := why_refused(param, given.get(param.name))):
+            message = f"`{param.name}` of {spec.workload} {refusal}, but it is {given[param.name]}"
             yield spec.problem((*place, param.name), message)
 
 
@@ -176,12 +195,6 @@ def _expected(param: Param) -> str:
     if param.choices:
         return " or ".join(param.choices)
     return " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
-
-
-def _is_too_small(spec: JobSpec, value: Any, param: Param) -> bool:
-    """Whether a whole number of a built-in workload, which all count something, counts nothing."""
-    is_count = spec.workload in builtin_workloads() and "int" in param.types
-    return is_count and type(value) is int and value < 1 and param.name not in _MAY_BE_ZERO
 
 
 def _is_allowed(value: Any, param: Param) -> bool:
