@@ -36,6 +36,9 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
 """Keys that say how training steps are made."""
 
+_WITHOUT_PRECISION = {"allreduce": "its sums are of float32", "h2d": "it copies bytes"}
+"""Micro-benchmarks that compute nothing in the job's precision, and why."""
+
 
 def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
     """A workload that is not there, and params that it doesn't take."""
@@ -84,11 +87,13 @@ def _wrong_for_probes(draft: Draft, place: KeyPath) -> Iterator[Problem]:
     for path, strategy in draft.placed("strategy"):
         if strategy not in (own, "single" if own == "dp" else own):
             yield spec.problem(path, f"{spec.workload} runs as {own}, not as {strategy}", "leave it out")
-    for key in _TRAINING_KEYS:
+    foreign = {key: f"{spec.workload} is a micro-benchmark: it has no `{key}`" for key in _TRAINING_KEYS}
+    if reason := _WITHOUT_PRECISION.get(str(spec.workload)):
+        foreign["precision"] = f"{spec.workload} has no `precision`: {reason}"
+    for key, message in foreign.items():
         is_default = getattr(spec, key) == getattr(JobSpec, key)
         is_varied = bool(getattr(spec.compare, key))
         if (not is_default or is_varied) and draft.knows((key,)):
-            message = f"{spec.workload} is a micro-benchmark: it has no `{key}`"
             path = ("compare", key) if is_varied else (key,)
             yield spec.key_problem(path, message, "leave it out")
 
