@@ -43,7 +43,7 @@ def vit_b16(images: str = "", max_images: int = 10_000, num_workers: int = 4) ->
     Args:
         images: a folder of images, one folder per class in it, or images alone; without it they are random.
         max_images: the most files of it that are used, spread evenly over all.
-        num_workers: processes per device that read and decode the images.
+        num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:
         ValueError: the folder has no image that can be read.
