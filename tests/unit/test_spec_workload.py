@@ -6,8 +6,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from launcher.cli import cli
 from launcher.errors import SpecError
+from launcher.run.open import Invocation, load_invocation
 from launcher.spec.builtins import builtin_file, builtin_workloads
 from launcher.spec.load import check_source, load_job
 from launcher.spec.signature import MAX_BYTES, read_module, signature_of
@@ -354,3 +357,17 @@ def test_the_users_own_params_are_no_files_of_ours(tmp_path: Path) -> None:
     text = b"workload: train.py:build\nglobal_batch: 8\nparams: {text: hello}\n"
     (tmp_path / "train.py").write_text("def build(text: str): ...\n")
     check_files(check_source(parse_source(text, "job.yaml"), tmp_path), tmp_path)
+
+
+def test_a_check_and_a_run_look_for_these_files_and_what_is_run_elsewhere_does_not(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: gpt\nglobal_batch: 2\nparams: {text: nope}\n")
+    with pytest.raises(SpecError, match="the text nope does not exist"):
+        load_invocation(Invocation(job, ()))
+    refused = CliRunner().invoke(cli, ["check", str(job)])
+    assert isinstance(refused.exception, SpecError)
+    assert "the text nope does not exist" in str(refused.exception)
+    submitted = CliRunner().invoke(cli, ["submit", str(job), "--slurm", "--dry-run"])
+    assert submitted.exit_code == 0
+    (tmp_path / "nope").write_text("there")
+    assert load_invocation(Invocation(job, ())).params == {"text": "nope"}
