@@ -1,7 +1,4 @@
-"""Values that no built-in workload takes for a parameter of that name, known without loading torch.
-
-What depends on several of them the workload itself refuses when it is built.
-"""
+"""Values that built-in workloads refuse for their parameters, known without loading torch."""
 
 import math
 import os
@@ -9,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.spec.builtins import gpt_shape
 from launcher.spec.signature import Param
 
 _RANGES: Mapping[str, tuple[int, int]] = {"num_workers": (0, 256)}
 """Counts that may be 0, or have a limit: more processes per device than that take minutes to start."""
 _CHOICES: Mapping[str, tuple[float, ...]] = {"version": (1, 1.5)}
 _POSITIVE = frozenset({"learning_rate"})
+_GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
 _FOLDERS: Mapping[str, str] = {"text": "text", "images": "image folder"}
 """Parameters that name a file or folder, and what to call it."""
 
@@ -32,6 +31,20 @@ def why_refused(param: Param, value: Any) -> str | None:
         return f"must be {' or '.join(f'{choice:g}' for choice in _CHOICES[param.name])}"
     if param.name in _POSITIVE and not 0 < value < math.inf:
         return "must be positive"
+    return None
+
+
+def why_refused_together(workload: str, params: Mapping[str, Any]) -> str | None:
+    """Why no model can have these sizes, though each may be right by itself."""
+    if workload != "gpt":
+        return None
+    own = {name: params.get(name) for name in _GPT_SIZES}
+    if any(type(number) not in (int, type(None)) for number in own.values()):
+        return None  # which is said of that one
+    try:
+        gpt_shape().shape_of(str(params.get("preset", "tiny")), **own)
+    except ValueError as error:
+        return str(error)
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, SpecError
-from launcher.spec.builtin_values import missing_files, why_refused
+from launcher.spec.builtin_values import missing_files, why_refused, why_refused_together
 from launcher.spec.builtins import (
     builtin_file,
     builtin_function,
@@ -136,8 +136,11 @@ def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Ite
     if signature is None:
         return
     for place, given in given_params(draft):
-        yield from _wrong_names(draft.spec, signature, place, given)
-        yield from _wrong_values(draft.spec, signature, place, given)
+        found = [
+            *_wrong_names(draft.spec, signature, place, given),
+            *_wrong_values(draft.spec, signature, place, given),
+        ]
+        yield from found or _wrong_together(draft.spec, place, given)
     yield from _missing_params(draft, signature)
 
 
@@ -193,6 +196,15 @@ def _wrong_values(
         elif is_builtin and (refusal := why_refused(param, given.get(param.name))):
             message = f"`{param.name}` of {spec.workload} {refusal}, but it is {given[param.name]}"
             yield spec.problem((*place, param.name), message)
+
+
+def _wrong_together(spec: JobSpec, place: KeyPath, given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Params of a built-in workload that don't go together, in a variant that has them all."""
+    if place[0] == "baseline" or (place == ("params",) and spec.compare.params):
+        return
+    if refusal := why_refused_together(str(spec.workload), {**spec.params, **given}):
+        named = [name for name in given if name in refusal.replace(",", " ").split()]
+        yield spec.problem((*place, *named[:1]), f"params of {spec.workload}: {refusal}")
 
 
 def _expected(param: Param) -> str:

@@ -295,6 +295,42 @@ def test_a_preset_of_gpt_is_known_before_anything_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
+        ("params: {heads: 8}", ""),
+        ("params: {width: 300, heads: 3}", ""),
+        (
+            "params: {heads: 3}",
+            "2:17: params of gpt: width must be a multiple of heads, but 256 is none of 3",
+        ),
+        (
+            "params: {preset: small, heads: 7}",
+            "2:32: params of gpt: width must be a multiple of heads, but 384 is none of 7",
+        ),
+        (
+            "params: {heads: 3}\ncompare: {params: [{width: 300}, {width: 301}]}",
+            "3:42: params of gpt: width must be a multiple of heads, but 301 is none of 3",
+        ),
+        (
+            "compare: {params: [{width: 300, heads: 3}, {}]}\nbaseline: {params: {heads: 3}}",
+            "",
+        ),
+        ("params: {vocabulary: 100}", "2:22: params of gpt: vocabulary must be at least 256, but it is 100"),
+        (
+            "params: {heads: 3, width: x}",
+            '2:27: `params.width`: expected a whole number or nothing, got the text "x"',
+        ),
+        ("params: {heads: -3}", "2:17: `heads` of gpt must be at least 1, but it is -3"),
+    ],
+)
+def test_sizes_of_gpt_that_do_not_go_together(tmp_path: Path, text: str, found: str) -> None:
+    source = parse_source(f"workload: gpt\n{text}\nglobal_batch: 8\n".encode(), "job.yaml")
+    with pytest.raises(SpecError) if found else nullcontext() as refused:
+        check_source(source, tmp_path)
+    assert not found or str(refused.value) == f"job.yaml:{found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
         ("devices: cpu:2\nparams: {alpha_ms: [1, 2]}", ""),
         (
             "devices: cpu:2\nparams: {alpha_ms: [1, 2, 3]}",
