@@ -132,8 +132,10 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     from launcher.plan.build import build_plan
     from launcher.plan.spread import assumed_nodes
     from launcher.spec.load import load_job
+    from launcher.spec.workload import check_files
 
     spec = load_job(job, overrides)
+    check_files(spec, job.parent)
     machine = inspect_machine()
     plan = build_plan(spec, machine, assumed_nodes(machine, spec.nodes))
     if as_json:

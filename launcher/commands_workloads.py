@@ -1,12 +1,13 @@
 """`gpurun workloads`: what is built in, and what others have published of it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.arguments import json_option
-from launcher.errors import SpecError
+from launcher.errors import Problem, SpecError
 from launcher.printing import show_json, width
 
 if TYPE_CHECKING:
@@ -14,38 +15,62 @@ if TYPE_CHECKING:
 
 
 @click.command("workloads")
-@click.argument("runs", type=click.Path(path_type=Path), metavar="[RUN...]", nargs=-1)
+@click.argument("names", metavar="[NAME...]", nargs=-1)
 @click.option("--published", is_flag=True, help="The times that Shi et al. published in 2016 instead.")
 @json_option
-def workloads_command(runs: tuple[Path, ...], published: bool, as_json: bool) -> None:
+def workloads_command(names: tuple[str, ...], published: bool, as_json: bool) -> None:
     """List the built-in workloads: what they do, what bounds them, and their parameters.
 
-    With --published, what each RUN has measured of the classics stands beside the published times.
+    With a NAME, show that one alone, and what each of its parameters means: gpurun workloads gpt
+
+    With --published, each NAME is a run: what it has measured of the classics stands beside the published
+    times.
 
     Example: gpurun workloads --published runs/shi2016/latest runs/shi2016-gpu/latest
     """
-    if runs and not published:
-        raise SpecError("runs are set beside published times: gpurun workloads --published RUN")
     if published:
         from launcher.published.shi2016 import SOURCE, scaling, table7
         from launcher.report.published import render_published
 
-        ours = _ours_of_runs(runs)
+        ours = _ours_of_runs([Path(name) for name in names])
         if as_json:
             found = {"cells": table7(), "scaling": scaling(), "ours": ours}
             show_json({"schema": 1, "source": SOURCE, **found})
         else:
             click.echo(render_published(ours))
     else:
-        from launcher.spec.catalogue import catalogue, render_catalogue
+        from launcher.spec.catalogue import catalogue, render_catalogue, render_entry
 
+        entries = [entry for entry in catalogue() if entry.name in _known(names)] if names else catalogue()
         if as_json:
-            show_json({"schema": 1, "workloads": catalogue()})
+            show_json({"schema": 1, "workloads": entries})
+        elif names:
+            click.echo("\n\n".join(render_entry(entry, width()) for entry in entries))
         else:
             click.echo(render_catalogue(width()))
 
 
-def _ours_of_runs(runs: tuple[Path, ...]) -> "list[Ours]":
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, all of which are built-in workloads.
+
+    Raises:
+        SpecError: one is not.
+    """
+    from launcher.spec.builtins import builtin_workloads
+    from launcher.spec.describe import did_you_mean, shorten
+
+    known = builtin_workloads()
+    for name in names:
+        if name in known:
+            continue
+        if Path(name).is_dir():
+            raise SpecError(f"runs are set beside published times: gpurun workloads --published {name}")
+        hint = did_you_mean(name, known) or f"built in are {', '.join(known)}"
+        raise SpecError(Problem(f"there is no built-in workload `{shorten(name)}`", hint))
+    return names
+
+
+def _ours_of_runs(runs: Sequence[Path]) -> "list[Ours]":
     """What all the runs have measured of the classics.
 
     Raises:

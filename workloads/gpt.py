@@ -3,7 +3,7 @@
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"
 """
 
-from dataclasses import dataclass, replace
+import math
 from typing import Literal
 
 import torch
@@ -11,33 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.base import Workload
+from workloads.gpt_shape import Shape, shape_of
 from workloads.text import Corpus, corpus, open_corpus, random_windows
 from workloads.transformer import Block
-
-BYTES = 256
-"""Tokens are bytes whatever the vocabulary, so that no tokenizer is needed: a larger one only widens the
-first and the last layer, whose work then is that of a model with as many tokens."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a model's size is made of."""
-
-    layers: int
-    width: int
-    heads: int
-    context: int
-    """Tokens of a sample."""
-    vocabulary: int
-    tied: bool
-    """Whether first and last layer share their weights, as in GPT-2."""
-
-
-PRESETS = {
-    "tiny": Shape(layers=4, width=256, heads=4, context=128, vocabulary=BYTES, tied=False),
-    "small": Shape(layers=6, width=384, heads=6, context=256, vocabulary=BYTES, tied=False),
-    "124M": Shape(layers=12, width=768, heads=12, context=1024, vocabulary=50257, tied=True),
-}
 
 
 class GPT(nn.Module):
@@ -96,22 +72,15 @@ def build(
         text: a file, or a folder of files; without it the Python standard library's own source.
 
     Raises:
-        ValueError: the shape makes no sense, or there is not enough text.
+        ValueError: the shape or the learning rate makes no sense, or there is not enough text.
     """
-    base = preset_of(preset)
-    shape = checked(
-        replace(
-            base,
-            layers=base.layers if layers is None else layers,
-            width=base.width if width is None else width,
-            heads=base.heads if heads is None else heads,
-            context=base.context if context is None else context,
-            vocabulary=base.vocabulary if vocabulary is None else vocabulary,
-        )
-    )
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, but it is {learning_rate:g}")
+    shape = shape_of(preset, layers=layers, width=width, heads=heads, context=context, vocabulary=vocabulary)
     source = open_corpus(text) if text else Corpus(corpus())
     if len(source.text) <= shape.context:
-        raise ValueError(f"{text} has {len(source.text)} bytes, but a sample takes {shape.context + 1}")
+        name = text or "the built-in text"
+        raise ValueError(f"{name} has {len(source.text):,} bytes, but a sample takes {shape.context + 1:,}")
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         windows = random_windows(size, shape.context + 1, generator, source.text)
@@ -124,28 +93,3 @@ def build(
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=learning_rate),
         notes=source.notes,
     )
-
-
-def preset_of(name: str) -> Shape:
-    """The preset of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, but it is {name}")
-    return PRESETS[name]
-
-
-def checked(shape: Shape) -> Shape:
-    """The shape, if a model can have it.
-
-    Raises:
-        ValueError: a number is too small, or the heads don't share the width evenly.
-    """
-    for name, least in (("layers", 1), ("width", 1), ("heads", 1), ("context", 1), ("vocabulary", BYTES)):
-        if getattr(shape, name) < least:
-            raise ValueError(f"{name} must be at least {least}, but it is {getattr(shape, name)}")
-    if shape.width % shape.heads:
-        raise ValueError(f"width must be a multiple of heads, but {shape.width} is none of {shape.heads}")
-    return shape

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.base import Workload
+from workloads.files import listed, name_in, not_there, path_of, why_no_file
 from workloads.synthetic import classified
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ CLASSES = 1000
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 CHECK_PIXELS = 32
 """A JPEG file is decoded at the smallest size that is not below this one when it is checked."""
-NAMED_FILES = 5
-"""Of those that are skipped."""
+MAX_WORKERS = 256
+"""Per device: more processes than this take minutes to start."""
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
@@ -34,14 +35,14 @@ class ImageFolder:
     """A map-style dataset of (3, 224, 224) float images and their classes."""
 
     files: tuple[tuple[Path, int], ...]
-    """Readable images, each with its class."""
+    """Readable images, each with the number of its folder."""
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.files[index]
-        return pixels(path), label
+        return pixels(path), label % CLASSES
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Found:
     """What a folder holds."""
 
     dataset: ImageFolder
-    skipped: tuple[tuple[Path, str], ...]
-    """Files that can't be read as images, each with the reason."""
+    skipped: tuple[tuple[str, str], ...]
+    """Files that can't be read as images, by their names in the folder, each with the reason."""
+    num_classes: int
+    """Folders in it; 1 where there are none."""
 
 
 def image_workload(
@@ -63,13 +66,15 @@ def image_workload(
     """A classifier of 224² images into 1000 classes, on random images or on those of the folder `images`.
 
     Raises:
-        ValueError: the folder is missing or has no image that can be read.
+        ValueError: the folder is missing or has no image that can be read, or there can't be as many workers.
     """
+    if not 0 <= num_workers <= MAX_WORKERS:
+        raise ValueError(f"num_workers must be from 0 to {MAX_WORKERS}, but it is {num_workers}")
     if not images:
         return Workload(
             model, classified((3, IMAGE_PIXELS, IMAGE_PIXELS), CLASSES), F.cross_entropy, optimizer=optimizer
         )
-    found = read_folder(Path(images), max_images)
+    found = read_folder(path_of(images), max_images)
     return Workload(
         model,
         None,
@@ -77,7 +82,7 @@ def image_workload(
         optimizer=optimizer,
         dataset=found.dataset,
         num_workers=num_workers,
-        notes=skipped_notes(images, found),
+        notes=(*skipped_notes(images, found), *folded_notes(found)),
     )
 
 
@@ -91,16 +96,15 @@ def read_folder(folder: Path, max_images: int) -> Found:
     """
     if max_images < 1:
         raise ValueError(f"max_images must be at least 1, but it is {max_images}")
+    if not folder.exists():
+        raise ValueError(not_there("image folder", folder))
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise ValueError(
-            f"the image folder {folder} {what}; relative folders are looked for beside the job file"
-        )
+        raise ValueError(f"the image folder {folder} is a file")
     files = list(labelled_files(folder))
     if not files:
-        listed = " ".join(sorted(SUFFIXES))
+        endings = " ".join(sorted(SUFFIXES))
         raise ValueError(
-            f"the image folder {folder} holds no image; files are taken by their ending: {listed}"
+            f"the image folder {folder} holds no image; files are taken by their ending: {endings}"
         )
     chosen = (
         [files[i * len(files) // max_images] for i in range(max_images)] if len(files) > max_images else files
@@ -108,29 +112,30 @@ def read_folder(folder: Path, max_images: int) -> Found:
     with ThreadPoolExecutor() as pool:
         problems = list(pool.map(why_unreadable, (path for path, _ in chosen)))
     readable = tuple(file for file, problem in zip(chosen, problems, strict=True) if problem is None)
-    skipped = tuple((path, why) for (path, _), why in zip(chosen, problems, strict=True) if why is not None)
+    named = ((name_in(folder, path), why) for (path, _), why in zip(chosen, problems, strict=True))
+    skipped = tuple((name, why) for name, why in named if why is not None)
     if not readable:
-        path, why = skipped[0]
-        raise ValueError(
-            f"none of the {len(chosen)} images in {folder} can be read, such as {path.name}: {why}"
-        )
-    return Found(ImageFolder(readable), skipped)
+        name, why = skipped[0]
+        raise ValueError(f"none of the {len(chosen)} images in {folder} can be read, such as {name}: {why}")
+    return Found(ImageFolder(readable), skipped, 1 + max(label for _, label in files))
 
 
 def labelled_files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Images with their classes; those that lie in `folder` itself are class 0."""
+    """Images with the numbers of their folders; those that lie in `folder` itself belong to number 0."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     for label, place in enumerate([folder, *classes]):
         paths = place.iterdir() if place == folder else place.rglob("*")
         for path in sorted(paths):
             if path.suffix.lower() in SUFFIXES and not path.is_dir():
-                yield path, max(0, label - 1) % CLASSES
+                yield path, max(0, label - 1)
 
 
 def why_unreadable(path: Path) -> str | None:
     """What keeps a file from being used as an image; `None` if nothing does."""
     from PIL import Image
 
+    if problem := why_no_file(path):
+        return problem
     try:
         with Image.open(path) as image:
             image.draft("RGB", (CHECK_PIXELS, CHECK_PIXELS))
@@ -164,11 +169,19 @@ def skipped_notes(images: str, found: Found) -> tuple[str, ...]:
     """What to say about files that were left out."""
     if not found.skipped:
         return ()
-    named = [f"{path.name} ({why})" for path, why in found.skipped[:NAMED_FILES]]
-    more = ["…"] if len(found.skipped) > NAMED_FILES else []
+    named = listed([f"{name} ({why})" for name, why in found.skipped])
     total = len(found.skipped) + len(found.dataset)
     count = len(found.skipped)
     return (
         f"{count} of {total} files in {images} can't be read as images and "
-        f"{'is' if count == 1 else 'are'} skipped: {', '.join([*named, *more])}",
+        f"{'is' if count == 1 else 'are'} skipped: {named}",
+    )
+
+
+def folded_notes(found: Found) -> tuple[str, ...]:
+    """What to say where there are more folders than classes."""
+    if found.num_classes <= CLASSES:
+        return ()
+    return (
+        f"{found.num_classes:,} class folders on {CLASSES:,} outputs: labels are taken modulo {CLASSES:,}",
     )

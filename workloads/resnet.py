@@ -68,7 +68,7 @@ def resnet50(
         version: 1 as in Shi et al. 2016, 1.5 as in most figures of today.
         images: a folder of images, one folder per class in it, or images alone; without it they are random.
         max_images: the most files of it that are used, spread evenly over all.
-        num_workers: processes per device that read and decode the images.
+        num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:
         ValueError: there is no such version, or the folder has no image that can be read.

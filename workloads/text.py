@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from workloads.files import listed, name_in, not_there, path_of, why_no_file
+
 MAX_BYTES = 4 << 20
-NAMED_FILES = 5
-"""Of those that are skipped."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Corpus:
 @lru_cache(maxsize=1)
 def corpus() -> torch.Tensor:
     """The first `MAX_BYTES` of the library's top-level modules in order of their names, as uint8."""
-    return read_corpus(sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")), "the library").text
+    library = Path(sysconfig.get_path("stdlib"))
+    return read_corpus(sorted(library.glob("*.py")), "the library", library).text
 
 
 def open_corpus(place: str) -> Corpus:
@@ -35,16 +36,14 @@ def open_corpus(place: str) -> Corpus:
     Raises:
         ValueError: there is no such file or folder, or no text in it.
     """
-    path = Path(place)
+    path = path_of(place)
     if not path.exists():
-        raise ValueError(
-            f"the text {place} does not exist; relative names are looked for beside the job file"
-        )
-    return read_corpus(sorted(path.rglob("*")) if path.is_dir() else [path], place)
+        raise ValueError(not_there("text", path))
+    return read_corpus(sorted(path.rglob("*")) if path.is_dir() else [path], place, path)
 
 
-def read_corpus(paths: list[Path], place: str) -> Corpus:
-    """The first `MAX_BYTES` of the files' text; what is no text is skipped, and said.
+def read_corpus(paths: list[Path], place: str, folder: Path) -> Corpus:
+    """The first `MAX_BYTES` of the text of files in `folder`; what is no text is skipped, and said.
 
     Raises:
         ValueError: no file has text.
@@ -53,13 +52,13 @@ def read_corpus(paths: list[Path], place: str) -> Corpus:
     for path, outcome in read_files(paths):
         num_files += 1
         if isinstance(outcome, str):
-            skipped.append(f"{path.name} ({outcome})")
+            skipped.append(f"{name_in(folder, path)} ({outcome})")
         else:
             content += outcome
         if len(content) >= MAX_BYTES:
             break
     if not content:
-        reason = f"its files are no text: {', '.join(skipped[:NAMED_FILES])}" if skipped else "it has no file"
+        reason = f"its files are no text: {listed(skipped)}" if skipped else "it has no file"
         raise ValueError(f"there is no text in {place}: {reason}")
     text = torch.frombuffer(content[:MAX_BYTES], dtype=torch.uint8)
     return Corpus(text, skipped_notes(skipped, num_files, place))
@@ -70,15 +69,16 @@ def read_files(paths: list[Path]) -> Iterator[tuple[Path, bytes | str]]:
     for path in paths:
         if path.is_dir():
             continue
-        try:
-            content = path.read_bytes() if path.is_file() else b""
-        except OSError as error:
-            yield path, error.strerror or type(error).__name__
-            continue
-        if b"\0" in content:
-            yield path, "binary"
-        else:
-            yield path, content or ("empty" if path.is_file() else "no file")
+        yield path, why_no_file(path) or read_text(path)
+
+
+def read_text(path: Path) -> bytes | str:
+    """A file's content, or the reason why it is no text."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return "binary" if b"\0" in content else content or "empty"
 
 
 def skipped_notes(skipped: list[str], num_files: int, place: str) -> tuple[str, ...]:
@@ -86,8 +86,7 @@ def skipped_notes(skipped: list[str], num_files: int, place: str) -> tuple[str, 
     if not skipped:
         return ()
     verb = "is" if len(skipped) == 1 else "are"
-    named = [*skipped[:NAMED_FILES], *(["…"] if len(skipped) > NAMED_FILES else [])]
-    return (f"{len(skipped)} of {num_files} files in {place} {verb} no text and skipped: {', '.join(named)}",)
+    return (f"{len(skipped)} of {num_files} files in {place} {verb} no text and skipped: {listed(skipped)}",)
 
 
 def random_windows(size: int, length: int, generator: torch.Generator, text: torch.Tensor) -> torch.Tensor:

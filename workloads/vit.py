@@ -20,7 +20,9 @@ class VisionTransformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, WIDTH, PATCH_PIXELS, PATCH_PIXELS)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        # Of one dimension, so that its gradient is a sum even for one sample: else that would be a view into
+        # another gradient, whose strides DDP has to copy and warns of.
+        self.class_token = nn.Parameter(torch.zeros(WIDTH))
         num_tokens = (IMAGE_PIXELS // PATCH_PIXELS) ** 2 + 1
         self.positions = nn.Parameter(torch.empty(1, num_tokens, WIDTH).normal_(std=0.02))
         self.blocks = nn.Sequential(*(Block(WIDTH, HEADS, is_causal=False) for _ in range(LAYERS)))
@@ -29,7 +31,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patches(images).flatten(2).transpose(1, 2)
-        first = self.class_token.expand(len(images), -1, -1)
+        first = self.class_token.expand(len(images), 1, WIDTH)
         x = self.blocks(torch.cat((first, patches), 1) + self.positions)
         logits: Tensor = self.head(self.norm(x[:, 0]))
         return logits
@@ -41,7 +43,7 @@ def vit_b16(images: str = "", max_images: int = 10_000, num_workers: int = 4) ->
     Args:
         images: a folder of images, one folder per class in it, or images alone; without it they are random.
         max_images: the most files of it that are used, spread evenly over all.
-        num_workers: processes per device that read and decode the images.
+        num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:
         ValueError: the folder has no image that can be read.

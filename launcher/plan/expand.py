@@ -158,6 +158,9 @@ def _split(wanted: Combination, num_devices: int, least: int) -> Split:
     if wanted.device_count > num_devices:
         reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
         raise ImpossibleError("device_count", reason)
+    if wanted.workload == "allreduce" and wanted.device_count < 2:
+        key = "devices" if num_devices < 2 else "device_count"
+        raise ImpossibleError(key, "an all-reduce needs two devices or more, and this has one")
     if is_probe(wanted.workload):
         return Split("-", (1,) * wanted.device_count)
     try:
@@ -273,6 +276,9 @@ def _check_machine(spec: JobSpec, num_devices: int) -> None:
         have = plural(num_devices, "device")
         message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
         raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
+    if spec.devices in ("auto", "cuda") and spec.workload == "allreduce" and num_devices < 2:
+        message = f"an all-reduce needs two devices or more, and `devices: {spec.devices}` finds one here"
+        raise MachineError(str(spec.problem(("devices",), message)))
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:
@@ -285,4 +291,4 @@ def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleErro
 
 
 def _place(spec: JobSpec, key: str) -> tuple[str, ...]:
-    return ("compare", key) if getattr(spec.compare, key) else (key,)
+    return ("compare", key) if getattr(spec.compare, key, None) else (key,)

@@ -14,6 +14,7 @@ from launcher.rundir import RunDir, read_json, unwritable, write_bytes, write_js
 from launcher.spec.command import program_job
 from launcher.spec.load import load_job, load_text
 from launcher.spec.model import JobSpec
+from launcher.spec.workload import check_files
 
 LATEST = "latest"
 """A text file that holds the newest run's folder name; a link would make TensorBoard read the run twice."""
@@ -53,7 +54,9 @@ def load_invocation(given: Invocation) -> JobSpec:
     """
     if given.text is not None:
         return load_text(given.text, str(given.job_file), given.overrides, given.folder)
-    return load_job(given.job_file, given.overrides, given.job_dir)
+    spec = load_job(given.job_file, given.overrides, given.job_dir)
+    check_files(spec, given.folder)
+    return spec
 
 
 def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine, out: Path | None) -> RunDir:

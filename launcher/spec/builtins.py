@@ -1,9 +1,11 @@
 """The built-in workloads, for checking a job without importing torch."""
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -66,11 +68,21 @@ def _registry() -> Mapping[str, Any]:
     `import workloads.registry` would run the package's `__init__`, which needs torch; the registry itself
     does not, so it is loaded from its file.
     """
-    path = _PACKAGES / "workloads" / "registry.py"
-    spec = importlib.util.spec_from_file_location("gpurun_workload_registry", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no workload registry at {path}")
-    registry = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(registry)
-    builtins: Mapping[str, Any] = registry.BUILTINS
+    builtins: Mapping[str, Any] = _from_file("registry").BUILTINS
     return builtins
+
+
+@cache
+def gpt_shape() -> ModuleType:
+    """`workloads.gpt_shape`, loaded as the registry is."""
+    return _from_file("gpt_shape")
+
+
+def _from_file(module: str) -> ModuleType:
+    path, name = _PACKAGES / "workloads" / f"{module}.py", f"gpurun_workload_{module}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no {path}")
+    loaded = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+    spec.loader.exec_module(loaded)
+    return loaded

@@ -85,7 +85,7 @@ def render_catalogue(width: int) -> str:
             f"{kind}:",
             *(line for entry in catalogue() if entry.kind == kind for line in _lines(entry, width)),
         ]
-    last = "In a job: `workload: NAME` and `params: {…}`; more: docs/workloads.md"
+    last = "In a job: `workload: NAME` and `params: {…}`; what each means: gpurun workloads NAME"
     return "\n".join([*lines, "", *textwrap.wrap(last, width)])
 
 
@@ -107,6 +107,19 @@ def _lines(entry: Entry, width: int) -> list[str]:
             )
         ),
     ]
+
+
+def render_entry(entry: Entry, width: int) -> str:
+    """One workload with the meaning of each of its parameters, at most `width` wide."""
+    batch = f"; batch {entry.global_batch} unless the job says otherwise" if entry.global_batch else ""
+    texts = [f"{entry.name}: {entry.summary}", entry.about, f"{entry.kind}, bound by {entry.bound_by}{batch}"]
+    lines = [line for text in texts for line in textwrap.wrap(text, width, subsequent_indent="  ")]
+    lines += ["", "params:"] if entry.params else ["It takes no params."]
+    for param in entry.params:
+        # Over two lines, so that the meanings begin in one column however long a default is.
+        lines.append(f"  {param.name}{'' if param.default is None else f'={param.default}'}")
+        lines += textwrap.wrap(param.meaning, width, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
 
 
 _HEAD = """\

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem
+from launcher.errors import Problem, SpecError
+from launcher.spec.builtin_values import missing_files, why_refused, why_refused_together
 from launcher.spec.builtins import (
     builtin_file,
     builtin_function,
@@ -32,11 +33,11 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 }
 """What a simple annotation allows, in words and as the types of a job's values."""
 
-_MAY_BE_ZERO = frozenset({"num_workers"})
-"""Counts of built-in workloads that may be 0."""
-
 _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
 """Keys that say how training steps are made."""
+
+_WITHOUT_PRECISION = {"allreduce": "its sums are of float32", "h2d": "it copies bytes"}
+"""Micro-benchmarks that compute nothing in the job's precision, and why."""
 
 
 def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
@@ -86,11 +87,13 @@ def _wrong_for_probes(draft: Draft, place: KeyPath) -> Iterator[Problem]:
     for path, strategy in draft.placed("strategy"):
         if strategy not in (own, "single" if own == "dp" else own):
             yield spec.problem(path, f"{spec.workload} runs as {own}, not as {strategy}", "leave it out")
-    for key in _TRAINING_KEYS:
+    foreign = {key: f"{spec.workload} is a micro-benchmark: it has no `{key}`" for key in _TRAINING_KEYS}
+    if reason := _WITHOUT_PRECISION.get(str(spec.workload)):
+        foreign["precision"] = f"{spec.workload} has no `precision`: {reason}"
+    for key, message in foreign.items():
         is_default = getattr(spec, key) == getattr(JobSpec, key)
         is_varied = bool(getattr(spec.compare, key))
         if (not is_default or is_varied) and draft.knows((key,)):
-            message = f"{spec.workload} is a micro-benchmark: it has no `{key}`"
             path = ("compare", key) if is_varied else (key,)
             yield spec.key_problem(path, message, "leave it out")
 
@@ -133,9 +136,32 @@ def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Ite
     if signature is None:
         return
     for place, given in given_params(draft):
-        yield from _wrong_names(draft.spec, signature, place, given)
-        yield from _wrong_values(draft.spec, signature, place, given)
+        found = [
+            *_wrong_names(draft.spec, signature, place, given),
+            *_wrong_values(draft.spec, signature, place, given),
+        ]
+        yield from found or _wrong_together(draft.spec, place, given)
     yield from _missing_params(draft, signature)
+
+
+def check_files(spec: JobSpec, job_dir: Path) -> None:
+    """Looks for the files and folders that params of built-in workloads name, on the machine of the run.
+
+    A job for several nodes is left to them: each has its own, and this one may have none.
+
+    Raises:
+        SpecError: they are not all there.
+    """
+    draft = Draft(spec)
+    if spec.nodes > 1 or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
+        return
+    problems = [
+        spec.problem((*place, name), text)
+        for place, given in given_params(draft)
+        for name, text in missing_files(given, job_dir)
+    ]
+    if problems:
+        raise SpecError(*problems)
 
 
 def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
@@ -160,15 +186,25 @@ def _wrong_names(
 def _wrong_values(
     spec: JobSpec, signature: Signature, place: KeyPath, given: Mapping[str, Any]
 ) -> Iterator[Problem]:
+    is_builtin = spec.workload in builtin_workloads()
     for param in signature.params:
         if param.name in given and not _is_allowed(given[param.name], param):
             path = ".".join([*(str(step) for step in place if isinstance(step, str)), param.name])
             message = f"`{path}`: expected {_expected(param)}, got {describe(given[param.name])}"
             hint = did_you_mean(str(given[param.name]), param.choices) if param.choices else None
             yield spec.problem((*place, param.name), message, hint)
-        elif _is_too_small(spec, given.get(param.name), param):
-            message = f"`{param.name}` of {spec.workload} must be at least 1, but it is {given[param.name]}"
+        elif is_builtin and (refusal := why_refused(param, given.get(param.name))):
+            message = f"`{param.name}` of {spec.workload} {refusal}, but it is {given[param.name]}"
             yield spec.problem((*place, param.name), message)
+
+
+def _wrong_together(spec: JobSpec, place: KeyPath, given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Params of a built-in workload that don't go together, in a variant that has them all."""
+    if place[0] == "baseline" or (place == ("params",) and spec.compare.params):
+        return
+    if refusal := why_refused_together(str(spec.workload), {**spec.params, **given}):
+        named = [name for name in given if name in refusal.replace(",", " ").split()]
+        yield spec.problem((*place, *named[:1]), f"params of {spec.workload}: {refusal}")
 
 
 def _expected(param: Param) -> str:
@@ -176,12 +212,6 @@ def _expected(param: Param) -> str:
     if param.choices:
         return " or ".join(param.choices)
     return " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
-
-
-def _is_too_small(spec: JobSpec, value: Any, param: Param) -> bool:
-    """Whether a whole number of a built-in workload, which all count something, counts nothing."""
-    is_count = spec.workload in builtin_workloads() and "int" in param.types
-    return is_count and type(value) is int and value < 1 and param.name not in _MAY_BE_ZERO
 
 
 def _is_allowed(value: Any, param: Param) -> bool:

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, default_collate
 
+from launcher.errors import ParamsError
 from launcher.records import VariantOrder
+from launcher.units import plural
 from launcher.worker.precision import Precision
 from launcher.worker.scatter import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from launcher.worker.user_error import Place, UserError, place_of, users_code
 from workloads.base import Workload
+from workloads.images import ImageFolder
 
 Rows = tuple[int, int]
 """Samples of the global batch: first, and one past the last."""
@@ -242,7 +245,8 @@ class DatasetSource:
         """A handle on the step; reading ahead starts now, unless it is under way.
 
         Raises:
-            UserError: the dataset is smaller than one global batch.
+            ParamsError: a folder of images is smaller than one global batch.
+            UserError: a dataset of the user's own is.
         """
         if (variant.id, step - 1) != self.prepared:
             self.seek(variant, step)
@@ -319,9 +323,20 @@ def checked_batch(batch: Any, size: int, what: str, place: Place | None) -> tupl
 
 
 def check_dataset_size(workload: Workload, num_samples: int) -> None:
-    """Raises `UserError` where one global batch is more than the dataset has."""
+    """Whether the dataset, if there is one, has enough for one global batch.
+
+    Raises:
+        ParamsError: a folder of images that the job names has too few.
+        UserError: a dataset of the user's own has.
+    """
+    if workload.dataset is None or len(workload.dataset) >= num_samples:
+        return
     size = len(workload.dataset)
-    if size < num_samples:
-        expected, got = f"at least one global batch, {num_samples} samples", f"{size} samples"
-        place = place_of(workload.dataset)
-        raise UserError("the dataset is too small", expected=expected, got=got, place=place)
+    if isinstance(workload.dataset, ImageFolder):
+        raise ParamsError(
+            f"a global batch takes {plural(num_samples, 'image')}, but only {size} can be used: "
+            "`images` has too few, or `max_images` is too small"
+        )
+    expected, got = f"at least one global batch, {plural(num_samples, 'sample')}", plural(size, "sample")
+    place = place_of(workload.dataset)
+    raise UserError("the dataset is too small", expected=expected, got=got, place=place)

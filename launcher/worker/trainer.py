@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from launcher.records import LaunchOrder, VariantOrder
-from launcher.worker.batches import BatchSource, DatasetSource, Layout, LoadedStep, Source, StepInput
+from launcher.worker.batches import (
+    BatchSource,
+    DatasetSource,
+    Layout,
+    LoadedStep,
+    Source,
+    StepInput,
+    check_dataset_size,
+)
 from launcher.worker.collection import no_garbage_collection
 from launcher.worker.compiled import compile_in_place
 from launcher.worker.precision import PRECISIONS, Precision
@@ -45,8 +53,11 @@ class Trainer:
         """Moves the model to its device, tries it out, and wraps it; for `ddp` the process group must exist.
 
         Raises:
-            UserError: the workload's model, batch, loss or optimizer is wrong.
+            ParamsError: the job's folder of images has less than a global batch.
+            UserError: the workload's model, batch, dataset, loss or optimizer is wrong.
         """
+        # Before torch's DataLoader has anything to say of the dataset: none of these variants can run.
+        check_dataset_size(workload, min(sum(variant.split) for variant in order.variants))
         self.workload, self.model = workload, workload.model
         self.channels_last = order.channels_last
         self.precision = PRECISIONS[order.precision]

@@ -46,7 +46,9 @@ def try_out(
     Raises:
         UserError: the model or the loss raised, or gave something else than they must.
     """
-    step = source.whole(min(NUM_SAMPLES, global_batch), step=0)
+    # A dataset may have less than this batch, but enough for another variant's: that is seen in its turn.
+    available = NUM_SAMPLES if workload.dataset is None else len(workload.dataset)
+    step = source.whole(min(NUM_SAMPLES, global_batch, available), step=0)
     micro, counting = step.micro_batches[0], Counting()
     with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
         loss = first_loss(workload, micro, device)

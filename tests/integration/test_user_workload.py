@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
+from PIL import Image
 
-from launcher.errors import VariantError
+from launcher.errors import ParamsError, VariantError
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.worker.load import load_workload
 from launcher.worker.step import NoClock
@@ -200,3 +202,35 @@ def test_listing_the_builtins_imports_no_torch() -> None:
         assert "torch" not in sys.modules
     """)
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+SMALL_DATASET = GOOD.replace("batch, loss)", "None, loss, dataset=[(torch.zeros(4), torch.zeros(1))] * size)")
+
+
+def test_a_dataset_that_is_too_small_is_told_of_the_global_batch(tmp_path: Path) -> None:
+    source = SMALL_DATASET.replace("def build(", "def build(size, ")
+    with pytest.raises(UserError) as error:
+        start(source, tmp_path, size=1)
+    assert "at least one global batch, 8 samples" in str(error.value)
+    assert "got:      1 sample\n" in f"{error.value}\n"
+
+
+def test_a_folder_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_path: Path) -> None:
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    workload = load_workload("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
+    with pytest.raises(
+        ParamsError, match=r"^a global batch takes 8 images, but only 3 can be used: `images`"
+    ):
+        Trainer(workload, order(), 0)
+
+
+def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: Path) -> None:
+    for number in range(2):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    params = {"images": str(tmp_path), "max_images": 1, "num_workers": 0}
+    variants = (VariantOrder("large", (2,), 1), VariantOrder("small", (1,), 1))
+    trainer = Trainer(load_workload("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
+    trainer.prepare(variants[1], 0)
+    with pytest.raises(ParamsError, match="takes 2 images, but only 1 can"):
+        trainer.prepare(variants[0], 0)

@@ -1,15 +1,17 @@
 """Text and images of a person's own: what can't be read is skipped, counted and said."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from launcher.errors import ParamsError
 from launcher.worker.load import load_workload
-from workloads import Workload
-from workloads.images import read_folder
+from workloads import Workload, images
+from workloads.images import image_workload, read_folder
 from workloads.text import open_corpus
 
 TINY = {"layers": 1, "width": 8, "heads": 1, "context": 4}
@@ -62,7 +64,7 @@ def test_of_many_images_some_are_used(tmp_path: Path) -> None:
         (lambda folder: (folder / "x.png").write_text("x"), "none of the 1 images in"),
         (
             lambda folder: folder.rmdir(),
-            "does not exist; relative folders are looked for beside the job file",
+            "images does not exist",
         ),
         (lambda folder: (folder.rmdir(), folder.write_text("")), "is a file"),
     ],
@@ -111,7 +113,7 @@ def test_a_few_skipped_files_are_all_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "does not exist; relative names are looked for beside the job file"),
+        (None, "text does not exist"),
         (b"", "there is no text in"),
         (b"\0", "(binary)"),
         (b"abc", "has 3 bytes, but a sample takes 5"),
@@ -139,3 +141,68 @@ def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, params: dict[str, obj
     with pytest.raises(ParamsError) as refused:
         load_workload("gpt", params, tmp_path)
     assert said in str(refused.value)
+
+
+def test_a_learning_rate_and_a_number_of_workers_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="learning_rate must be positive, but it is -1"):
+        load_workload("gpt", {**TINY, "learning_rate": -1}, tmp_path)
+    for count in (-1, 100_000):
+        with pytest.raises(ParamsError, match=f"num_workers must be from 0 to 256, but it is {count}"):
+            load_workload("resnet50", {"num_workers": count}, tmp_path)
+
+
+def test_a_context_that_is_too_long_for_the_built_in_text(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError) as refused:
+        load_workload("gpt", {**TINY, "context": 100_000_000}, tmp_path)
+    assert str(refused.value) == (
+        "params of `gpt`: the built-in text has 4,194,304 bytes, but a sample takes 100,000,001"
+    )
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("hello")
+    photo(tmp_path / "images" / "a.png")
+    assert bytes(open_corpus("~/a.txt").text.tolist()) == b"hello"
+    workload = load_workload("resnet50", {"images": "~/images", "num_workers": 0}, tmp_path)
+    assert isinstance(workload, Workload)
+    assert len(workload.dataset) == 1
+    with pytest.raises(ValueError, match=f"^the text {tmp_path}/nope does not exist$"):
+        open_corpus("~/nope")
+
+
+def test_files_that_are_none_are_named_with_their_folder(tmp_path: Path) -> None:
+    for kind in ("txt", "png"):
+        folder = tmp_path / kind / "cat"
+        folder.mkdir(parents=True)
+        (folder / f"gone.{kind}").symlink_to(folder / "nowhere")
+        (folder / f"null.{kind}").symlink_to("/dev/null")
+        os.mkfifo(folder / f"pipe.{kind}")
+    (tmp_path / "txt" / "a.txt").write_text("hello")
+    photo(tmp_path / "png" / "a.png")
+    (text,) = open_corpus(str(tmp_path / "txt")).notes
+    assert text.endswith(
+        "skipped: cat/gone.txt (a link to nothing), cat/null.txt (not a regular file), "
+        "cat/pipe.txt (not a regular file)"
+    )
+    assert read_folder(tmp_path / "png", 10).skipped == (
+        ("cat/gone.png", "a link to nothing"),
+        ("cat/null.png", "not a regular file"),
+        ("cat/pipe.png", "not a regular file"),
+    )
+
+
+def test_more_folders_than_classes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "CLASSES", 2)
+    for name in ("cats", "dogs"):
+        photo(tmp_path / name / "a.png")
+    notes = load_images(tmp_path).notes
+    assert notes == ()
+    photo(tmp_path / "foxes" / "a.png")
+    workload = load_images(tmp_path)
+    assert workload.notes == ("3 class folders on 2 outputs: labels are taken modulo 2",)
+    assert [workload.dataset[i][1] for i in range(3)] == [0, 1, 0]
+
+
+def load_images(folder: Path) -> Workload:
+    return image_workload(nn.Linear(1, 1), str(folder), max_images=10, num_workers=0)

@@ -10,7 +10,7 @@ import torch
 
 from launcher.compare.model import Curve, CurvePoint, ProbeResult
 from launcher.compare.probes import crossover, curve, fit, probe_result, probe_summary
-from launcher.errors import SpecError
+from launcher.errors import MachineError, SpecError
 from launcher.plan.build import build_plan
 from launcher.records import LaunchOrder, PointRecord, VariantOrder
 from launcher.report.curves import curve_lines
@@ -53,6 +53,8 @@ def test_a_probe_needs_no_batch_and_gives_each_device_one_share() -> None:
         ("global_batch: 8", "job.yaml:2:1: allreduce is a micro-benchmark: it has no `global_batch`"),
         ("compare: {split: [even]}", "allreduce is a micro-benchmark: it has no `split`"),
         ("compile: true", "it has no `compile`"),
+        ("precision: bf16", "job.yaml:2:1: allreduce has no `precision`: its sums are of float32"),
+        ("compare: {precision: [fp32, bf16]}", "allreduce has no `precision`: its sums are of float32"),
         ("strategy: dp", "allreduce runs as ddp, not as dp"),
         ("params: {max_mb: 3}", "allreduce has no parameter `max_mb`\n    did you mean `max_mib`?"),
         ("params: {max_mib: big}", '`params.max_mib`: expected a whole number, got the text "big"'),
@@ -63,6 +65,27 @@ def test_what_a_probe_has_not_is_refused(line: str, said: str) -> None:
     with pytest.raises(SpecError) as refused:
         spec_of(f"workload: allreduce\n{line}\n")
     assert said in str(refused.value)
+
+
+def test_only_what_computes_in_it_has_a_precision() -> None:
+    with pytest.raises(SpecError, match="h2d has no `precision`: it copies bytes\n    leave it out"):
+        spec_of("workload: h2d\nprecision: bf16\n")
+    for name in ("matmul", "crossover"):
+        assert spec_of(f"workload: {name}\nprecision: bf16\n").precision == "bf16"
+    assert spec_of("workload: allreduce\nprecision: fp32\n").precision == "fp32"
+
+
+def test_an_allreduce_on_one_device_is_refused_or_left_out() -> None:
+    for lines, line in (("devices: cpu:1", 2), ("devices: cpu:4\ndevice_count: 1", 3)):
+        with pytest.raises(SpecError, match=rf":{line}:.*an all-reduce needs two devices or") as refused:
+            build_plan(spec_of(f"workload: allreduce\n{lines}\n"), FakeMachine())
+        assert refused.value.exit_code == 2
+    with pytest.raises(MachineError, match="an all-reduce needs two devices or more, and"):
+        build_plan(spec_of("workload: allreduce\n"), FakeMachine(cpu_cores=1))
+    both = spec_of("workload: allreduce\ndevices: cpu:4\ncompare: {device_count: [1, 2]}\n")
+    plan = build_plan(both, FakeMachine())
+    assert [len(variant.devices) for variant in plan.variants] == [2]
+    assert "an all-reduce needs two devices" in plan.left_out[0].reason
 
 
 @dataclass

@@ -9,6 +9,7 @@ from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from launcher.cli import cli
@@ -16,7 +17,7 @@ from launcher.errors import SpecError
 from launcher.published.shi2016 import NETWORKS, fastest, scaling, table7
 from launcher.report.published import Ours, ours_of, render_published
 from launcher.spec.builtins import builtin_workloads, default_batch
-from launcher.spec.catalogue import catalogue, render_catalogue, workload_reference
+from launcher.spec.catalogue import catalogue, render_catalogue, render_entry, workload_reference
 from launcher.spec.signature import read_module, signature_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +166,31 @@ def test_the_catalogue_has_every_workload_and_every_parameter() -> None:
     assert entries["fcn_s"].global_batch == 64
     assert entries["allreduce"].kind == "micro-benchmark"
     assert all(len(line) <= 60 for line in render_catalogue(60).splitlines())
+
+
+def test_one_workload_is_shown_with_what_its_parameters_mean() -> None:
+    shown = CliRunner().invoke(cli, ["workloads", "gpt"]).output
+    (entry,) = [entry for entry in catalogue() if entry.name == "gpt"]
+    assert "rows of the first and last layer, at least 256" in " ".join(shown.split())
+    assert all(f"\n  {param.name}={param.default}\n" in shown for param in entry.params)
+    assert "resnet50" not in shown
+    assert all(len(line) <= 40 for line in render_entry(entry, 40).splitlines())
+    listed = json.loads(CliRunner().invoke(cli, ["workloads", "lstm", "gpt", "--json"]).output)
+    assert [one["name"] for one in listed["workloads"]] == ["gpt", "lstm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gtp"], "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
+        (["gpt", "zzz"], "there is no built-in workload `zzz`\n    built in are gpt, vit_b16"),
+        (["."], "runs are set beside published times: gpurun workloads --published ."),
+    ],
+)
+def test_names_that_are_no_workloads_are_mistakes(words: list[str], said: str) -> None:
+    refused = CliRunner().invoke(cli, ["workloads", *words])
+    assert isinstance(refused.exception, SpecError)
+    assert said in str(refused.exception)
 
 
 def test_listing_needs_no_torch() -> None:

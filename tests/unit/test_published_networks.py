@@ -90,3 +90,13 @@ def test_versions_of_resnet_differ_in_where_the_stride_is() -> None:
 
 def test_images_become_classes_in_the_vision_transformer() -> None:
     assert on_meta("vit_b16").model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+
+
+def test_gradients_of_the_vision_transformer_lie_in_memory_as_its_parameters() -> None:
+    model = on_meta("vit_b16").model  # else DDP copies them, and torch warns
+    model(torch.zeros(1, 3, 224, 224, device="meta")).sum().backward()
+    strides = {
+        name: (p.stride(), p.grad.stride()) for name, p in model.named_parameters() if p.grad is not None
+    }
+    assert {name for name, (own, gradient) in strides.items() if own != gradient} == set()
+    assert "class_token" in strides

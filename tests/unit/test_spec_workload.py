@@ -6,12 +6,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from launcher.cli import cli
 from launcher.errors import SpecError
+from launcher.run.open import Invocation, load_invocation
 from launcher.spec.builtins import builtin_file, builtin_workloads
 from launcher.spec.load import check_source, load_job
 from launcher.spec.signature import MAX_BYTES, read_module, signature_of
 from launcher.spec.source import parse_source
+from launcher.spec.workload import check_files
 from workloads.registry import BUILTINS
 
 PLAIN = """\
@@ -222,9 +226,31 @@ def test_sleep_takes_a_time_or_one_for_each_device(tmp_path: Path) -> None:
             "2:40: `width` of mlp must be at least 1, but it is 0",
         ),
         ("workload: vit_b16\nparams: {num_workers: 0}", ""),
+        (
+            "workload: vit_b16\nparams: {num_workers: -1}",
+            "2:23: `num_workers` of vit_b16 must be at least 0, but it is -1",
+        ),
+        (
+            "workload: resnet50\nparams: {num_workers: 100000}",
+            "2:23: `num_workers` of resnet50 must be at most 256, but it is 100000",
+        ),
+        (
+            "workload: gpt\nparams: {learning_rate: -1}",
+            "2:25: `learning_rate` of gpt must be positive, but it is -1",
+        ),
+        (
+            "workload: gpt\ncompare: {params: [{}, {learning_rate: 0}]}",
+            "2:40: `learning_rate` of gpt must be positive, but it is 0",
+        ),
+        (
+            "workload: resnet50\nparams: {version: 2}",
+            "2:19: `version` of resnet50 must be 1 or 1.5, but it is 2",
+        ),
+        ("workload: resnet50\nparams: {version: 1.5}", ""),
+        ("workload: sleep\nparams: {alpha_ms: 0}", ""),
     ],
 )
-def test_counts_of_built_in_workloads_count_something(tmp_path: Path, text: str, found: str) -> None:
+def test_built_in_workloads_refuse_values_that_make_no_sense(tmp_path: Path, text: str, found: str) -> None:
     batch = "" if "h2d" in text else "\nglobal_batch: 8"
     source = parse_source(f"{text}{batch}\n".encode(), "job.yaml")
     with pytest.raises(SpecError) if found else nullcontext() as refused:
@@ -269,6 +295,42 @@ def test_a_preset_of_gpt_is_known_before_anything_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
+        ("params: {heads: 8}", ""),
+        ("params: {width: 300, heads: 3}", ""),
+        (
+            "params: {heads: 3}",
+            "2:17: params of gpt: width must be a multiple of heads, but 256 is none of 3",
+        ),
+        (
+            "params: {preset: small, heads: 7}",
+            "2:32: params of gpt: width must be a multiple of heads, but 384 is none of 7",
+        ),
+        (
+            "params: {heads: 3}\ncompare: {params: [{width: 300}, {width: 301}]}",
+            "3:42: params of gpt: width must be a multiple of heads, but 301 is none of 3",
+        ),
+        (
+            "compare: {params: [{width: 300, heads: 3}, {}]}\nbaseline: {params: {heads: 3}}",
+            "",
+        ),
+        ("params: {vocabulary: 100}", "2:22: params of gpt: vocabulary must be at least 256, but it is 100"),
+        (
+            "params: {heads: 3, width: x}",
+            '2:27: `params.width`: expected a whole number or nothing, got the text "x"',
+        ),
+        ("params: {heads: -3}", "2:17: `heads` of gpt must be at least 1, but it is -3"),
+    ],
+)
+def test_sizes_of_gpt_that_do_not_go_together(tmp_path: Path, text: str, found: str) -> None:
+    source = parse_source(f"workload: gpt\n{text}\nglobal_batch: 8\n".encode(), "job.yaml")
+    with pytest.raises(SpecError) if found else nullcontext() as refused:
+        check_source(source, tmp_path)
+    assert not found or str(refused.value) == f"job.yaml:{found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
         ("devices: cpu:2\nparams: {alpha_ms: [1, 2]}", ""),
         (
             "devices: cpu:2\nparams: {alpha_ms: [1, 2, 3]}",
@@ -298,3 +360,50 @@ def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -
         )
     (problem,) = refused.value.problems
     assert "there is no built-in workload `foo`" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("params: {images: there}", ""),
+        ("params: {images: ~/there}", ""),
+        ("params: {images: ''}", ""),
+        (
+            "params: {images: nope}",
+            "2:18: the image folder nope does not exist; relative names are looked for beside the job file",
+        ),
+        ("params: {images: /nope}", "2:18: the image folder /nope does not exist"),
+        ("params: {images: ~/nope}", "2:18: the image folder HOME/nope does not exist"),
+        ("compare: {params: [{}, {images: /nope}]}", "2:33: the image folder /nope does not exist"),
+        ("nodes: 2\nparams: {images: /nope}", ""),
+    ],
+)
+def test_files_that_params_name_are_looked_for(
+    tmp_path: Path, text: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = check_source(parse_source(f"workload: resnet50\n{text}\n".encode(), "job.yaml"), tmp_path)
+    with pytest.raises(SpecError) if found else nullcontext() as refused:
+        check_files(spec, tmp_path)
+    assert not found or str(refused.value) == f"job.yaml:{found}".replace("HOME", str(tmp_path))
+
+
+def test_the_users_own_params_are_no_files_of_ours(tmp_path: Path) -> None:
+    text = b"workload: train.py:build\nglobal_batch: 8\nparams: {text: hello}\n"
+    (tmp_path / "train.py").write_text("def build(text: str): ...\n")
+    check_files(check_source(parse_source(text, "job.yaml"), tmp_path), tmp_path)
+
+
+def test_a_check_and_a_run_look_for_these_files_and_what_is_run_elsewhere_does_not(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: gpt\nglobal_batch: 2\nparams: {text: nope}\n")
+    with pytest.raises(SpecError, match="the text nope does not exist"):
+        load_invocation(Invocation(job, ()))
+    refused = CliRunner().invoke(cli, ["check", str(job)])
+    assert isinstance(refused.exception, SpecError)
+    assert "the text nope does not exist" in str(refused.exception)
+    submitted = CliRunner().invoke(cli, ["submit", str(job), "--slurm", "--dry-run"])
+    assert submitted.exit_code == 0
+    (tmp_path / "nope").write_text("there")
+    assert load_invocation(Invocation(job, ())).params == {"text": "nope"}
