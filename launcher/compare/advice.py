@@ -15,6 +15,10 @@ _ADVICE: dict[Kind, str] = {
     "split": "try split: balanced",
     "straggler": "find out what slows that rank, or try split: balanced",
 }
+_ADVICE_IF_BALANCED: dict[Kind, str] = {
+    "split": "find out why the ranks take other times than when this split was found",
+    "straggler": "find out what slows that rank",
+}
 _ADVICE_ON_CPU = _ADVICE | {"host": "try larger batches, fewer operators, or torch.compile"}
 
 
@@ -28,9 +32,15 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
     found = largest_loss(fastest.ranks)
     if found is None or found.ms < LARGE_FROM * found.span_ms:
         return None
-    advice = _ADVICE_ON_CPU if on_cpu(fastest.ranks) else _ADVICE
     where = "In" if alone else "Even in"
-    return f"{where} {variant_label(fastest)} {told(found, fastest)}: {advice[found.kind]}."
+    return f"{where} {variant_label(fastest)} {told(found, fastest)}: {advice(found.kind, fastest)}."
+
+
+def advice(kind: Kind, variant: VariantResult) -> str:
+    """What to do about a loss; nobody is told to try what the variant does already."""
+    if kind in ("split", "straggler") and variant.split_name == "balanced":
+        return _ADVICE_IF_BALANCED[kind]
+    return (_ADVICE_ON_CPU if on_cpu(variant.ranks) else _ADVICE)[kind]
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:

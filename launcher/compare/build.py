@@ -125,6 +125,7 @@ def variant_result(
             measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
         ),
         wall_s=median(measured.wall_s) if measured.wall_s else None,
+        loss=facts.loss,
     )
 
 

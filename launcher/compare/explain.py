@@ -21,6 +21,11 @@ TRACED_AS_TIMED = 0.15
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
+EVERY = 0.9
+"""Share of the loss told that a rank must lose at least for it to be told of every rank."""
+ALL_HOST = 0.9
+"""Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
+
 Kind = Literal["input", "copies", "host", "transfer", "split", "straggler"]
 """`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
 
@@ -118,7 +123,8 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     ms = _part_ms(slowest, kind)
     traced = [rank for rank in ranks if rank.span_ms is not None]
     alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
-    who = "every rank" if len(alike) == len(ranks) > 1 else f"rank {slowest.rank}"
+    is_every = len(traced) == len(ranks) > 1 and all(_part_ms(rank, kind) >= EVERY * ms for rank in traced)
+    who = "every rank" if is_every else f"rank {slowest.rank}"
     what = (_OWN_ON_CPU if on_cpu(ranks) else _OWN)[kind]
     if kind == "transfer" and slowest.wait_ms is None:
         what = "spends {ms} on communication, or waiting for it, that nothing overlaps"
@@ -136,8 +142,12 @@ def _part_ms(rank: RankFigures, kind: Kind) -> float:
 
 
 def _wait(ranks: Sequence[RankFigures]) -> Loss:
-    """The longest wait of a rank, as far as another one's longer computing explains it."""
-    waiting = max(ranks, key=lambda rank: rank.exposed_wait_ms or 0.0)
+    """The longest wait of a rank, as far as another one's longer computing explains it.
+
+    One without samples only ever waits, and is meant to.
+    """
+    busy = [rank for rank in ranks if rank.local_batch != 0] or ranks
+    waiting = max(busy, key=lambda rank: rank.exposed_wait_ms or 0.0)
     cause = max(ranks, key=_work_ms)
     wait_ms = waiting.exposed_wait_ms or 0.0
     if _work_ms(cause) - _work_ms(waiting) < MOST * wait_ms:
@@ -150,7 +160,9 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
 
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
-    """What the cause loses more than its samples explain."""
+    """What the cause loses more than its samples explain; nothing where that is all that ranks do."""
+    if kind == "host" and all(_part_ms(rank, kind) >= ALL_HOST * _work_ms(rank) for rank in (cause, waiting)):
+        return 0.0
     samples = max(1.0, _samples_ratio(cause, waiting))
     return _part_ms(cause, kind) - samples * _part_ms(waiting, kind)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from launcher.records import LossOver
+
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
 Interval = tuple[float, float]
@@ -230,6 +232,8 @@ class VariantResult:
     """What a micro-benchmark measured; it has no steps."""
     wall_s: float | None = None
     """How long a program runs, from its start to the end of its last rank: median over launches."""
+    loss: LossOver | None = None
+    """What the workload's loss is over its samples; `None` of a program, and in older runs."""
 
 
 @dataclass(frozen=True)

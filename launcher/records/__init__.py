@@ -5,7 +5,7 @@ JSON, encoded and checked by msgspec.
 """
 
 from launcher.records.balance import Attempt, Balance, Curve, Fit, Prediction
-from launcher.records.measured import Kind, PointRecord, RoundTime, StepRecord, VariantFacts
+from launcher.records.measured import Kind, LossOver, PointRecord, RoundTime, StepRecord, VariantFacts
 from launcher.records.orders import (
     BalanceOrder,
     CaptureRequest,
@@ -31,6 +31,7 @@ __all__ = [
     "FitOrder",
     "Kind",
     "LaunchOrder",
+    "LossOver",
     "OrderHead",
     "OrderedVariant",
     "PointRecord",

@@ -6,6 +6,8 @@ from typing import Literal
 
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
+LossOver = Literal["mean", "sum", "counted"]
+"""What a workload's loss is over its samples; `counted`: the mean over as many as its `count` says."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,5 @@ class VariantFacts:
     """Floating-point operations of forward and backward; `None` where an operator can't be counted."""
     bytes_per_sample: float | None = None
     """Memory of a sample's inputs and targets."""
+    loss: LossOver | None = None
+    """`None` in runs that are older than this field."""

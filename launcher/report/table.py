@@ -20,7 +20,7 @@ from launcher.report.footer import footer
 from launcher.report.names import split_label
 from launcher.report.order import by_rank
 from launcher.report.page import Page, to_string
-from launcher.units import THOUSANDS, format_rate
+from launcher.units import format_rate
 
 BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
@@ -43,7 +43,7 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
         return to_string([*curve_lines(comparison), Text(), *footer(comparison, page)], page)
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
-    figures = _figure_columns(ranked, plain)
+    figures = _figure_columns(ranked)
     bars = bar.parts_of(ranked)
     wanted = figures
     figures = wanted if plain else _fitting(names, wanted, width, any(bars))
@@ -79,7 +79,7 @@ def _in_a_cell(value: str) -> str:
     return line if len(line) <= VALUE_CHARS else f"{line[: VALUE_CHARS - 1]}…"
 
 
-def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column]:
+def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
     """Everything that is a number; columns without any are left out."""
     decimals = _step_decimals(ranked)
     columns = [
@@ -88,8 +88,8 @@ def _figure_columns(ranked: Sequence[VariantResult], plain: bool) -> list[Column
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
-        Column("samples/s", tuple(_samples_text(v.samples_per_s, plain) for v in ranked), right=True, drop=2),
-        Column("GFLOP/s", tuple(_giga_text(v.flop_per_s, plain) for v in ranked), right=True, drop=5),
+        Column("samples/s", tuple(_samples_text(v.samples_per_s) for v in ranked), right=True, drop=2),
+        Column("GFLOP/s", tuple(_giga_text(v.flop_per_s) for v in ranked), right=True, drop=5),
         Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
         Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
         Column("run s", tuple(number_text(v.wall_s, 1) for v in ranked), right=True, drop=2),
@@ -166,18 +166,13 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
     return textwrap.wrap(reason, room, max_lines=REASON_LINES, placeholder=" …")
 
 
-def _samples_text(samples_per_s: float | None, plain: bool) -> Text:
-    """A program that reads the plain table gets digits only."""
-    text = "" if samples_per_s is None else format_rate(samples_per_s)
-    return Text(text.replace(THOUSANDS, "") if plain else text)
+def _samples_text(samples_per_s: float | None) -> Text:
+    return Text("" if samples_per_s is None else format_rate(samples_per_s))
 
 
-def _giga_text(rate: float | None, plain: bool) -> Text:
+def _giga_text(rate: float | None) -> Text:
     """A rate in 10⁹ per second; small ones with decimals."""
-    if rate is None:
-        return Text("")
-    text = number_text(rate / 1e9, 0 if rate >= 1e11 else 2)
-    return Text(text.plain.replace(THOUSANDS, "")) if plain else text
+    return Text("") if rate is None else number_text(rate / 1e9, 0 if rate >= 1e11 else 2)
 
 
 def _percent_text(share: float | None) -> Text:

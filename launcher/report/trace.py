@@ -14,6 +14,7 @@ from launcher.trace.diff import Change, TraceDiff
 from launcher.trace.explain import explain
 from launcher.trace.mean import mean_stretch, stretches_told, tells_steps
 from launcher.trace.model import Breakdown, CollectiveReport, DeviceTrace, NameTotal, RankTrace, TraceReport
+from launcher.units import format_count, format_number
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -38,7 +39,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
     ("idle", 0, lambda each: _ms(each.idle_us)),
     ("host", 110, lambda each: _ms(each.idle_by_cause_us.host)),
     ("data", 120, lambda each: _ms(each.idle_by_cause_us.data)),
-    ("kernels", 120, lambda each: f"{each.num_kernels:,}" if each.num_kernels else "-"),
+    ("kernels", 120, lambda each: format_count(each.num_kernels) if each.num_kernels else "-"),
 )
 """Name, from which width of the terminal on it is shown, content."""
 _LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  idle ·"
@@ -164,7 +165,7 @@ def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
     waits = [part.wait_us for each in same for part in each.ranks if part.wait_us is not None]
     return (
         str(len(same)),
-        f"{sum(sizes) / 1e6:,.1f}" if sizes else "-",
+        format_number(sum(sizes) / 1e6, 1) if sizes else "-",
         _mean(each.algorithm_gb_per_s for each in same),
         _mean(each.bus_gb_per_s for each in same),
         _ms(sum(waits)) if waits else "-",
@@ -173,7 +174,7 @@ def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
 
 def _mean(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):,.2f}" if known else "-"
+    return format_number(sum(known) / len(known), 2) if known else "-"
 
 
 def _names(
@@ -190,7 +191,7 @@ def _names(
     table = _table(("ms", "count"), expand=True)
     table.add_column(f"{title}, per rank", no_wrap=True, overflow="ellipsis", ratio=1)
     for name, (count, total_us) in longest:
-        table.add_row(_ms(total_us / len(ranks)), f"{count / len(ranks):,.0f}", _clean(name))
+        table.add_row(_ms(total_us / len(ranks)), format_count(count / len(ranks)), _clean(name))
     return ["", table]
 
 
@@ -199,14 +200,20 @@ def _changes(title: str, changes: Sequence[Change]) -> Table:
     table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
     for each in changes:
         name = _clean(each.name.replace("_", " ") if not title else each.name)
-        table.add_row(_ms(each.a_us), _ms(each.b_us), f"{each.change_us / 1000:+,.3f}", _percent(each), name)
+        table.add_row(_ms(each.a_us), _ms(each.b_us), _signed_ms(each.change_us), _percent(each), name)
     return table
+
+
+def _signed_ms(us: float) -> str:
+    return format_number(us / 1000, 3, signed=True)
 
 
 def _percent(each: Change) -> str:
     if each.percent is None:
         return "new" if each.b_us else "-"
-    return f"{each.percent:+.1f}" if each.percent < MAX_PERCENT else f"× {each.b_us / each.a_us:,.0f}"
+    if each.percent < MAX_PERCENT:
+        return format_number(each.percent, 1, signed=True)
+    return f"× {format_count(each.b_us / each.a_us)}"
 
 
 def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
@@ -223,7 +230,7 @@ def _table(columns: Iterable[str], expand: bool = False) -> Table:
 
 
 def _ms(us: float) -> str:
-    return f"{us / 1000:,.3f}" if us else "-"
+    return format_number(us / 1000, 3) if us else "-"
 
 
 def _clean(text: str) -> str:

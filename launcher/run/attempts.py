@@ -100,6 +100,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
         flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),
         bytes_per_sample=next((f.bytes_per_sample for f in known if f.bytes_per_sample is not None), None),
+        loss=next((f.loss for f in known if f.loss is not None), None),
     )
 
 

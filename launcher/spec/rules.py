@@ -1,5 +1,6 @@
 """Mistakes that lie between the keys of a job and need no knowledge of the machine."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:
+    if "max" in (draft.values("global_batch") or ()):
+        yield from _numbers_of_max(draft)
     batches = batches_of(draft)
     if not batches:
         return
@@ -62,11 +65,22 @@ def _wrong_sums(draft: Draft) -> Iterator[Problem]:
             yield draft.spec.problem(path, message, _sum_hint(split, batches[0]))
 
 
+def _numbers_of_max(draft: Draft) -> Iterator[Problem]:
+    """Splits that name samples of a batch that is still to be found."""
+    for path, split in draft.placed("split"):
+        if isinstance(split, tuple):
+            message = f"the split {list(split)} names samples, but `global_batch: max` is still to be found"
+            divisor = math.gcd(*split)
+            ratio = ":".join(str(size // divisor) for size in split)
+            hint = f'state `global_batch: {sum(split)}`, or give the proportions: `split: "{ratio}"`'
+            yield draft.spec.problem(path, message, hint)
+
+
 def batches_of(draft: Draft) -> tuple[int, ...]:
-    """Every global batch that a variant may have; none where one of them isn't known."""
+    """Every global batch that a variant may have; none where one of them isn't known, as with `max`."""
     stated, workloads = draft.values("global_batch"), draft.values("workload")
     if stated != (None,) or workloads is None:
-        return stated if stated and None not in stated else ()
+        return stated if stated and None not in stated and "max" not in stated else ()
     own = tuple(default_batch(name) for name in workloads)
     return tuple(batch for batch in own if batch is not None) if None not in own else ()
 

@@ -196,6 +196,26 @@ def _wrong_values(
         elif is_builtin and (refusal := why_refused(param, given.get(param.name))):
             message = f"`{param.name}` of {spec.workload} {refusal}, but it is {given[param.name]}"
             yield spec.problem((*place, param.name), message)
+        elif param.name in given and param.is_per_device and spec.workload in builtin_workloads():
+            yield from _wrong_per_device(spec, (*place, param.name), given[param.name])
+
+
+def _wrong_per_device(spec: JobSpec, path: KeyPath, given: Any) -> Iterator[Problem]:
+    """What is no number, or below 0, where there is one for all devices or a list with one for each."""
+    values = given if isinstance(given, list | tuple) else [given]
+    wrong = [value for value in values if not isinstance(value, Unreadable) and not _is_amount(value)]
+    if wrong:
+        name = ".".join(str(step) for step in path if isinstance(step, str))
+        where = " in the list" if isinstance(given, list | tuple) else ""
+        message = (
+            f"`{name}`: expected a number, 0 or more, or a list with one for each device,"
+            f" got {describe(wrong[0])}{where}"
+        )
+        yield spec.problem(path, message)
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
 
 
 def _wrong_together(spec: JobSpec, place: KeyPath, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -51,12 +51,17 @@ def record_failure(
         type=encodable(type(error.__cause__ if is_explained else error).__name__),
         message=message_of(error),
         # A user's mistake tells its place itself; our own frames would only hide it.
-        traceback="" if isinstance(error, GpurunError) else traceback_of(error),
+        traceback="" if is_told(error) else traceback_of(error),
         secondary=is_secondary(error),
     )
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))
     write_json(run.failure(launch, rank), record)
     return record
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether the message is one of ours, meant for a user: also that there is no room for any split."""
+    return isinstance(error, GpurunError) or isinstance(error.__cause__, GpurunError)
 
 
 def kind_of(error: BaseException) -> Kind:

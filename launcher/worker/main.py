@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from launcher.errors import MachineError
-from launcher.records import LaunchOrder, VariantOrder
+from launcher.records import LaunchOrder, LossOver, VariantOrder
 from launcher.rundir import read_json
 from launcher.worker.balance import resolve_balanced
 from launcher.worker.child import exit_code, print_to_log
@@ -25,6 +25,7 @@ from launcher.worker.peers import Alone, Group, Peers
 from launcher.worker.probe import ProbeBench, site_of
 from launcher.worker.tracing import trace_steps
 from launcher.worker.trainer import Trainer
+from workloads.base import Workload
 from workloads.probes.base import Probe
 
 
@@ -108,12 +109,20 @@ def check(trainer: Trainer, journal: Journal) -> None:
             warnings=tuple(model_warnings(trainer)),
             flops_per_sample=trainer.trial.flops_per_sample,
             bytes_per_sample=trainer.trial.bytes_per_sample,
+            loss=loss_over(trainer.workload),
         )
     if not order.gradient_check:
         return
     found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))
     for variant_id, facts in found.items():
         journal.add_facts(variant_id, **facts)
+
+
+def loss_over(workload: Workload) -> LossOver:
+    """What the loss is over its samples: a training loop of one's own must weight it by that."""
+    if workload.reduction == "sum":
+        return "sum"
+    return "mean" if workload.count is None else "counted"
 
 
 def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from launcher.worker.batches import MicroBatch, Source
+from launcher.units import plural
+from launcher.worker.batches import LoadedStep, MicroBatch, Source
+from launcher.worker.failure import is_out_of_memory, words_of
 from launcher.worker.flops import Counting
 from launcher.worker.precision import Precision
 from launcher.worker.preserve import preserved
@@ -45,10 +47,26 @@ def try_out(
 
     Raises:
         UserError: the model or the loss raised, or gave something else than they must.
+        MemoryError: not even these samples fit.
     """
     # A dataset may have less than this batch, but enough for another variant's: that is seen in its turn.
     available = NUM_SAMPLES if workload.dataset is None else len(workload.dataset)
-    step = source.whole(min(NUM_SAMPLES, global_batch, available), step=0)
+    num_samples = min(NUM_SAMPLES, global_batch, available)
+    try:
+        return try_step(workload, source.whole(num_samples, step=0), precision, device, index)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        words = words_of(error).strip().partition("\n")[0]
+        text = f"not even the model and {plural(num_samples, 'sample')} fit"
+        told = MemoryError(f"{text}: {words}" if words else text)
+        raise told.with_traceback(error.__traceback__) from None  # the user's line is what matters
+
+
+def try_step(
+    workload: Workload, step: LoadedStep, precision: Precision, device: torch.device, index: int
+) -> Trial:
+    """What forward and backward of the step show."""
     micro, counting = step.micro_batches[0], Counting()
     with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
         loss = first_loss(workload, micro, device)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.errors import VariantError
+from launcher.errors import SpecError, VariantError
 from launcher.rundir import RunDir
 from launcher.worker.failure import Kind, record_failure
 
@@ -43,6 +43,18 @@ def record_of(tmp_path: Path, error: BaseException) -> tuple[Kind, bool]:
 )
 def test_memory_that_ran_out_is_told_apart(tmp_path: Path, error: BaseException) -> None:
     assert record_of(tmp_path, error) == ("oom", False)
+
+
+def test_what_is_told_to_a_user_has_no_traceback_of_ours(tmp_path: Path) -> None:
+    try:
+        try:
+            raise SpecError("the devices can hold 100 + 30 = 130 samples, not 200")
+        except SpecError as error:
+            raise MemoryError(str(error)) from error
+    except MemoryError as caught:
+        record = record_failure(tmp_path, "01-ddp-2", 0, "ddp-2-balanced", "balance", caught)
+    assert (record.kind, record.type, record.traceback) == ("oom", "MemoryError", "")
+    assert record.message == "the devices can hold 100 + 30 = 130 samples, not 200"
 
 
 class Wordless(ValueError):

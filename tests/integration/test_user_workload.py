@@ -178,6 +178,17 @@ def test_running_out_of_memory_is_nobodys_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "words"),
+    [("MemoryError", ""), ("RuntimeError('CUDA out of memory.')", ": CUDA out of memory.")],
+)
+def test_a_device_that_is_too_small_for_anything_is_told(error: str, words: str, tmp_path: Path) -> None:
+    source = GOOD.replace("        return super()", f"        raise {error}\n        return super()")
+    with pytest.raises(MemoryError, match=f"^not even the model and 2 samples fit{words}$") as caught:
+        start(source, tmp_path)
+    assert caught.traceback[-1].path == tmp_path / "train.py"
+
+
+@pytest.mark.parametrize(
     ("old", "new", "warns"),
     [
         ("generator=generator", "generator=generator", False),

@@ -41,7 +41,7 @@ global_batch: 9
 accumulate: 2
 seed: 7
 compare:
-  params: [{alpha_ms: 1.5}, {beta_ms: [x, null]}]
+  params: [{alpha_ms: 1.5}, {beta_ms: [2, 0.5]}]
   precision: [tf32, bf16]
   global_batch: [9, 18]
   seed: [1, 2]

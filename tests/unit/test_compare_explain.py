@@ -215,3 +215,48 @@ def test_trace_against_ablation(
 ) -> None:
     found = disagreement(ExposedComm(trace, ablation), interval, step_ms=60.0)
     assert found is None if said is None else found is not None and said in found
+
+
+def asleep(number: int, batch: int, work_ms: float, wait_ms: float = 0.0) -> RankFigures:
+    """A rank that runs hardly any operator."""
+    return rank(number, batch, work_ms, wait_ms, host=work_ms - 0.8)
+
+
+FIT = variant("ddp-52-12", (52, 12), 58.6, asleep(0, 52, 57.5), asleep(1, 12, 57.4, 1.1))
+RATIO = variant("ddp-46-18", (46, 18), 73.2, asleep(0, 46, 52.0, 21.2), asleep(1, 18, 73.2))
+
+
+def test_a_rank_that_waits_for_the_slowest_is_told_where_the_cpu_is_the_work() -> None:
+    assert why_slower(RATIO, FIT) == (
+        "rank 0 waits 21.2 of 73.2 ms for rank 1, which takes longer for fewer samples"
+    )
+
+
+def test_what_is_said_of_every_rank_holds_of_every_rank() -> None:
+    """A figure that only one of them has is told of that one."""
+    uneven = rank(0, 46, 65.0, 8.0, host=16.0), rank(1, 18, 73.0, host=24.0)
+    said = sentence([variant("ddp-46-18", (46, 18), 73.0, *uneven)], {})
+    assert "rank 1 spends 24.0 of 73.0 ms between operators" in said
+    assert "every rank" not in said
+
+
+def test_a_rank_without_samples_waits_for_nobodys_larger_batch() -> None:
+    idle = rank(1, 0, 0.7, 24.1)
+    alone = variant("ddp-13-0-8", (13, 0, 8), 25.0, rank(0, 13, 24.8), idle, rank(2, 8, 24.7))
+    assert sentence([alone], {}).endswith("; no other variant was measured.")
+
+
+@pytest.mark.parametrize(
+    ("slow", "advice"),
+    [
+        (rank(0, 40, 60.0), "find out why the ranks take other times than when this split was found."),
+        (rank(0, 24, 60.0), "find out what slows that rank."),
+    ],
+)
+def test_nobody_is_told_to_balance_a_balanced_split(slow: RankFigures, advice: str) -> None:
+    quick = rank(1, 64 - (slow.local_batch or 0), 30.0, 30.0)
+    uneven = variant("ddp-a", (slow.local_batch or 0, quick.local_batch or 0), 60.0, slow, quick)
+    assert "try split: balanced" in sentence([uneven], {})
+    said = sentence([replace(uneven, split_name="balanced")], {})
+    assert said.endswith(f": {advice}")
+    assert "split: balanced" not in said

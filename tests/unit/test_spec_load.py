@@ -307,6 +307,13 @@ def test_a_missing_key_hides_no_other_mistake(tmp_path: Path) -> None:
     assert "adds up" not in found  # to what, is not known
 
 
+@pytest.mark.parametrize("text", ["split: [52, 12]", "compare: {split: [even, [52, 12]]}"])
+def test_samples_by_number_need_a_batch_by_number(tmp_path: Path, text: str) -> None:
+    found = mistakes(tmp_path, f"workload: sleep\ndevices: cpu:2\nglobal_batch: max\n{text}\n")
+    assert "the split [52, 12] names samples, but `global_batch: max` is still to be found" in found
+    assert 'state `global_batch: 64`, or give the proportions: `split: "13:3"`' in found
+
+
 @pytest.mark.parametrize(
     "text",
     [

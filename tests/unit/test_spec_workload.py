@@ -217,6 +217,25 @@ def test_sleep_takes_a_time_or_one_for_each_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ("x", 'got the text "x"'),
+        ("-1", "got the number -1"),
+        ("true", "got `true`"),
+        ("[1, x]", 'got the text "x" in the list'),
+        ("[-0.5, 1]", "got the number -0.5 in the list"),
+        ("[1, [2]]", "got a list in the list"),
+    ],
+)
+def test_values_per_device_are_numbers(tmp_path: Path, value: str, got: str) -> None:
+    found = mistakes(tmp_path, "", f"params: {{alpha_ms: {value}}}\n", "sleep")
+    expected = "expected a number, 0 or more, or a list with one for each device"
+    assert f"`params.alpha_ms`: {expected}, {got}" in found
+    compared = mistakes(tmp_path, "", f"compare: {{params: [{{beta_ms: {value}}}]}}\n", "sleep")
+    assert f"`compare.params.beta_ms`: {expected}, {got}" in compared
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ("workload: gpt\nparams: {layers: -2}", "2:18: `layers` of gpt must be at least 1, but it is -2"),

@@ -12,9 +12,10 @@ import pytest
 from launcher.errors import MachineError, SpecError
 from launcher.report.trace import render_trace, render_trace_diff
 from launcher.trace.analyse import analyse_paths
-from launcher.trace.diff import diff_traces
+from launcher.trace.diff import Change, TraceDiff, diff_traces
 from launcher.trace.merge import merge_traces
 from launcher.trace.merged_file import is_merged
+from launcher.units import MINUS, THOUSANDS
 from tests.unit.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -125,6 +126,14 @@ def test_the_difference_of_two_captures(tmp_path) -> None:
     assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
     assert "× 12" in render_trace_diff(diff_traces(a, record("c.json", 1200, 2)), 100)
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
+
+
+def test_thousands_stand_apart_as_in_every_report() -> None:
+    changes = (Change("gemm", 2e6, 1.5e6, -5e5, -25.0), Change("copy", 1e3, 2e6, 1.999e6, 199900.0))
+    said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), changes, (), ()), 100)
+    shown = said.replace(THOUSANDS, "_").replace(MINUS, "-")
+    for text in ("2_000.000", "1_500.000", "-500.000", "-25.0", "+1_999.000", "× 2_000"):
+        assert text in shown
 
 
 def test_a_merged_trace_keeps_every_event_on_one_clock(capture, tmp_path) -> None:
