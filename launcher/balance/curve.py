@@ -35,11 +35,8 @@ def fit_curve(times_ms: Times, cap: int | None) -> Curve:
         {samples: values[i] for samples, values in times_ms.items()}
         for i in range(min(map(len, times_ms.values())))
     ]
-    fit = theil_sen
+    fit = from_zero if _may_be_positive([theil_sen(points)[0] for points in rounds]) else theil_sen
     (alpha_ms, beta_ms), per_round = fit(medians), [fit(points) for points in rounds]
-    if alpha_ms < 0 and _may_be_zero([alpha for alpha, _ in per_round]):
-        fit = from_zero
-        (alpha_ms, beta_ms), per_round = fit(medians), [fit(points) for points in rounds]
     straight = all(
         abs(medians[samples] - alpha_ms - beta_ms * samples) <= _tolerance(values, medians[samples])
         for samples, values in times_ms.items()
@@ -114,7 +111,7 @@ def _through_points(curve: Curve, samples: int, hope: float) -> float:
     return on_line if samples < sizes[0] else hope * values[right - 1] + (1 - hope) * on_line
 
 
-def _may_be_zero(alphas: Sequence[float]) -> bool:
+def _may_be_positive(alphas: Sequence[float]) -> bool:
     interval = median_interval(alphas)
     return interval is None or interval[1] >= 0
 

@@ -147,6 +147,8 @@ class FitOrder:
     precision: str
     accumulate: int
     """Micro-batches into which a batch is cut."""
+    keeps_gradients: bool
+    """Whether gradients have memory of their own all the time, as in DDP's buckets."""
     seed: int
     threads: int
     limit_bytes: int | None

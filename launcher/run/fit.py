@@ -208,6 +208,7 @@ class Search:
             num_devices=num_devices,
             precision=self.precision,
             accumulate=_accumulate(self.spec),
+            keeps_gradients="ddp" in (self.spec.compare.strategy or (self.spec.strategy,)),
             seed=self.spec.seed,
             threads=max(1, self.machine.cpu_cores // num_devices),
             limit_bytes=None if on_gpu else int(share),

@@ -8,7 +8,14 @@ from typing import Protocol
 
 import torch
 
-from launcher.balance.calibrate import BLOCK_MS, MAX_BLOCK_STEPS, Calibration, balance_of, predict
+from launcher.balance.calibrate import (
+    BLOCK_MS,
+    MAX_BLOCK_STEPS,
+    Calibration,
+    MeasureSplit,
+    balance_of,
+    predict,
+)
 from launcher.balance.refine import Split
 from launcher.records import LaunchOrder, VariantOrder
 from launcher.worker.batches import StepInput
@@ -61,13 +68,12 @@ def resolve(
     """One variant with its samples."""
     if variant.balance is None:
         return variant
-    journal.enter("balance", variant.id)
     devices: Devices = Replicas(variant, trainer, clock)
     if order.strategy == "ddp":
         devices = Ranks(variant, trainer, clock, peers)
     dataset = trainer.workload.dataset
     calibration = Calibration(
-        measure=devices.own_ms,
+        measure=told(devices.own_ms, journal, variant.id),
         batch=sum(variant.split),
         minimum=variant.balance.minimum,
         caps=variant.balance.caps,
@@ -78,6 +84,16 @@ def resolve(
     overhead_ms = measure_overhead_ms(devices, split, predict(curves, split).compute_ms)
     journal.add_balance(variant.id, balance_of(curves, split, overhead_ms))
     return replace(variant, split=split, balance=None)
+
+
+def told(measure: MeasureSplit, journal: Journal, variant: str) -> MeasureSplit:
+    """`measure` with a sign of life before each block: no step of them is counted, and together they last."""
+
+    def measure_and_tell(split: Split, num_steps: int) -> Sequence[float]:
+        journal.enter("balance", variant)
+        return measure(split, num_steps)
+
+    return measure_and_tell
 
 
 def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> float:

@@ -77,6 +77,8 @@ def attempt(trainer: Trainer, order: FitOrder, batch: int) -> bool:
     variant = VariantOrder("fit", split, order.accumulate)
     try:
         for step in range(NUM_STEPS):
+            if order.keeps_gradients:
+                fill_gradients(trainer.model)
             trainer.step(trainer.prepare(variant, step), NoClock())
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
@@ -85,6 +87,13 @@ def attempt(trainer: Trainer, order: FitOrder, batch: int) -> bool:
         check_memory(error)
     release(trainer)
     return False
+
+
+def fill_gradients(model: torch.nn.Module) -> None:
+    """Gives every parameter a gradient before the step, where DDP's buckets lie."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def trainer_of(order: FitOrder) -> Trainer:

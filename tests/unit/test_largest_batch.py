@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,24 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
     assert in_micro_batches(spec) == said
 
 
+@pytest.mark.parametrize(
+    ("text", "keeps"), [("", True), ("strategy: dp\n", False), ("compare: {strategy: [single, ddp]}\n", True)]
+)
+def test_batches_are_tried_beside_the_memory_of_ddps_buckets(text: str, keeps: bool, tmp_path: Path) -> None:
+    spec = job(f"devices: cpu:2\n{text}")
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
+    order = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).order(0, 0, None)
+    model, filled = torch.nn.Linear(4, 4), []
+    trainer: Any = SimpleNamespace(
+        model=model,
+        device=torch.device("cpu"),
+        prepare=lambda *_: None,
+        step=lambda *_: filled.append(all(p.grad is not None for p in model.parameters())),
+    )
+    assert fit.attempt(trainer, order, 1)
+    assert filled == [keeps] * fit.NUM_STEPS
+
+
 def test_max_is_one_batch_not_one_of_several() -> None:
     with pytest.raises(SpecError, match="can't be one of several batches"):
         job("compare: {global_batch: [8, max]}\n")
@@ -166,8 +185,8 @@ def test_where_nothing_fails_the_searchs_own_limit_is_told(
     """No memory runs out in steps that take none."""
     order = FitOrder(
         workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
-        accumulate=1, seed=0, threads=1, limit_bytes=None, attempts=str(tmp_path / "0.jsonl"),
-        fits=MAX_SAMPLES // 2, fails=None,
+        accumulate=1, keeps_gradients=False, seed=0, threads=1, limit_bytes=None,
+        attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
     )  # fmt: skip
     monkeypatch.setattr(fit, "attempt", lambda *_: True)
     fit.search(order)
