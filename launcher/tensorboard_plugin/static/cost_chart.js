@@ -6,8 +6,10 @@ import { line, look, names, Plot, roomFor } from './plot.js';
 import { fromZero } from './scale.js';
 
 const HEIGHT = 210;
-/** Names of more devices would cover the lines; the table beside has them. */
+/** More names would cover the lines; the table beside has them. */
 const MOST_NAMES = 8;
+/** Devices whose lines end within this share of the plot have one name. */
+const TOGETHER = 0.05;
 
 /** The curves of a balanced split, as wide as their place. */
 export function costChart(found, split, label) {
@@ -17,16 +19,17 @@ export function costChart(found, split, label) {
 }
 
 function parts(found, split, width) {
-  const curves = found.devices.map((device, index) => curveOf(device, split[index]));
+  const curves = found.devices.map((device, index) => curveOf(device, split[index], index));
   const { scale, step } = fromZero(Math.max(...curves.map((one) => one.last)), 6);
+  const mostMs = Math.max(found.optimum_ms, ...curves.flatMap((one) => one.line.map(([, ms]) => ms)));
+  const groups = grouped(curves, TOGETHER * scale.high, TOGETHER * mostMs);
+  const shown = groups.length <= MOST_NAMES ? groups : [];
   const best = `T* ${three(found.optimum_ms)} ms`;
-  const hasNames = curves.length <= MOST_NAMES;
-  const texts = [best, ...(hasNames ? found.devices.map((device) => device.device) : [])];
   const plot = new Plot({
     width,
     height: HEIGHT,
-    right: roomFor(texts),
-    most: Math.max(found.optimum_ms, ...curves.flatMap((one) => one.line.map(([, ms]) => ms))),
+    right: roomFor([best, ...shown.map(nameOf)]),
+    most: mostMs,
     share: (samples) => scale.share(samples),
   });
   const marks = scale.ticks(Math.max(1, step)).map((tick) => [tick, number(tick)]);
@@ -39,26 +42,50 @@ function parts(found, split, width) {
     ...curves.map((one) => one.chosen && ring(at(one.chosen))),
     ...names([
       { text: best, x: plot.end + 6, y: plot.y(found.optimum_ms) + 4, class: 'best-name' },
-      ...(hasNames ? curves.flatMap((one, index) => labels(one, index, at, found.devices[index].device)) : []),
+      ...shown.flatMap((group) => labels(group, at)),
     ]),
   ].filter(Boolean);
 }
 
-function labels(curve, index, at, device) {
-  const [x, y] = at(curve.line.at(-1));
-  const chosen = curve.chosen && at(curve.chosen);
-  return [
-    { text: device, x: x + 7, y: y + 1, class: index ? '' : 'strong' },
-    chosen && { text: number(curve.chosen[0]), x: chosen[0] + 7, y: chosen[1] + 15, class: 'strong' },
-  ].filter(Boolean);
+// Equal devices have lines that lie on each other: one name for them all.
+function grouped(curves, samples, ms) {
+  const groups = [];
+  for (const one of curves) {
+    const [x, y] = one.line.at(-1);
+    const near = ([first]) => Math.abs(first.line.at(-1)[0] - x) < samples && Math.abs(first.line.at(-1)[1] - y) < ms;
+    const group = groups.find(near);
+    if (group) group.push(one);
+    else groups.push([one]);
+  }
+  return groups;
 }
 
-/** A device's line from no samples to the last that was measured or chosen; `chosen` lies on it. */
-function curveOf(device, samples) {
+function nameOf([first, ...others]) {
+  return first.device + (others.length ? ` and ${number(others.length)} more` : '');
+}
+
+function labels(group, at) {
+  const [first] = group;
+  const [x, y] = at(first.line.at(-1));
+  const name = { text: nameOf(group), x: x + 7, y: y + 1, class: first.index ? '' : 'strong' };
+  const chosen = group.filter((one) => one.chosen).map((one) => one.chosen);
+  if (!chosen.length) return [name];
+  const sizes = chosen.map(([samples]) => samples);
+  const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
+  const text = number(least) + (most > least ? ` to ${number(most)}` : '');
+  const place = at(chosen.find(([samples]) => samples === most));
+  return [name, { text, x: place[0] + 7, y: place[1] + 15, class: 'strong' }];
+}
+
+/** A device's line from no samples, or from its first point, to the last measured or chosen; `chosen` lies on it. */
+function curveOf(device, samples, index) {
   const last = Math.max(samples, ...device.points.map(([size]) => size));
   const isStraight = device.straight || device.points.length < 2;
-  const places = isStraight ? [0, last] : [0, ...device.points.map(([size]) => size), last];
+  const sizes = device.points.map(([size]) => size);
+  const places = isStraight ? [0, last] : [Math.min(sizes[0], samples || sizes[0]), ...sizes, last];
   return {
+    index,
+    device: device.device,
     last,
     points: device.points,
     line: [...new Set(places)].map((size) => [size, heightAt(device, size, isStraight)]),

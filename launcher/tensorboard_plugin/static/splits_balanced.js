@@ -7,6 +7,8 @@ import { number, three } from './format.js';
 export const TITLE = 'What the devices cost, and the split that is best for them';
 /** More of them are folded away. */
 const MOST_OPEN = 8;
+/** A table of more devices scrolls. */
+const MOST_ROWS = 12;
 
 /** A panel for each of these variants that is split by measured costs; `null` where none is. */
 export function balancedPanels(variants) {
@@ -39,13 +41,17 @@ function panel(variant, found) {
       el(
         'figcaption',
         { class: 'muted' },
-        'Dots: measured. Rings: samples chosen. T*: no split of whole samples computes faster.',
+        'Dots: measured. Rings: samples chosen. T*: the slowest device\u2019s time in the best split.',
       ),
     ),
     el(
       'div',
       { class: 'cost-figures' },
-      figures(found, split, variant.label),
+      el(
+        'div',
+        found.devices.length > MOST_ROWS ? { class: 'scrolls', tabindex: 0 } : {},
+        figures(found, split, variant.label),
+      ),
       variant.planned.cost_sentences.map((text) => el('p', {}, text)),
       hiddenTable(
         `${variant.label}: measured points`,
@@ -72,8 +78,9 @@ function figures(found, split, label) {
           'tr',
           {},
           el('th', { scope: 'row' }, device.device),
-          el('td', {}, withInterval(device.alpha_ms, device.alpha_ci)),
-          el('td', {}, withInterval(device.beta_ms, device.beta_ci)),
+          // Where the curve isn't α + β·b, these two say nothing.
+          el('td', {}, device.straight ? withInterval(device.alpha_ms, device.alpha_ci) : '\u2013'),
+          el('td', {}, device.straight ? withInterval(device.beta_ms, device.beta_ci) : '\u2013'),
           el('td', {}, curveWords(device)),
           el('td', { class: 'right' }, number(split[index])),
         ),
