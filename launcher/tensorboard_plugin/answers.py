@@ -10,6 +10,7 @@ from launcher.compare.label import variant_label
 from launcher.compare.model import VariantResult
 from launcher.plan.model import Variant
 from launcher.rundir import RunDir
+from launcher.tensorboard_plugin.costs import cost_sentences
 from launcher.tensorboard_plugin.documents import (
     changed_s,
     outline,
@@ -104,8 +105,14 @@ def variants(listed: Listed) -> list[dict[str, Any]]:
         return [_of_traces(listed)]
     comparison, plan = read_comparison(listed), read_plan(listed)
     if comparison is not None:
-        told = {each.id: explanation(each, comparison) for each in comparison.variants}
-        return [_entry(listed, each, told[each.id]) for each in comparison.variants if is_name(each.id)]
+        return [
+            {
+                **_entry(listed, each, explanation(each, comparison)),
+                "cost_sentences": cost_sentences(each, comparison.variants),
+            }
+            for each in comparison.variants
+            if is_name(each.id)
+        ]
     return [_entry(listed, each, None) for each in (plan.variants if plan else ()) if is_name(each.id)]
 
 
@@ -137,6 +144,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -
         "status": ended[0],
         "reason": ended[1],
         "explanation": told,
+        "cost_sentences": [],
         "traces": _traces(listed, variant.id),
     }
 
@@ -150,6 +158,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         **unknown,
         "devices": [],
         "split": [],
+        "cost_sentences": [],
         "status": "ok",
         "traces": _traces(listed, TRACES),
         "problems": unopened(listed, TRACES),

@@ -64,6 +64,8 @@ def _answer(comparison: Comparison) -> str:
     if best is not base and difference and difference.verdict == "faster" and difference.percent is not None:
         ci = None if difference.ci is None else (-difference.ci[1], -difference.ci[0])
         by = format_percent(-difference.percent, ci)
+        if best.global_batch != base.global_batch:  # steps of different batches are different work
+            return f"{variant_label(best)} takes {by} less time per sample than {variant_label(base)}."
         return f"{variant_label(best)} is {by} faster than {variant_label(base)}."
     return _ahead_of_the_next(best, comparison) or _clauses(comparison)[0]
 
@@ -88,7 +90,12 @@ def _ahead_of_the_next(best: VariantResult, comparison: Comparison) -> str | Non
     if difference.verdict != "slower":
         return None
     by = format_percent(percent, difference.ci)
-    return f"{variant_label(best)} is the fastest; the next, {variant_label(following)}, is {by} slower."
+    slower = (
+        f"is {by} slower"
+        if following.global_batch == best.global_batch
+        else f"takes {by} more time per sample"
+    )
+    return f"{variant_label(best)} is the fastest; the next, {variant_label(following)}, {slower}."
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:

@@ -15,6 +15,8 @@ from launcher.rundir import RunDir, read_json
 from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
 from tests.browser.sample_runs import (
     write_apart,
+    write_balanced,
+    write_batches,
     write_broken,
     write_changing,
     write_damaged,
@@ -32,6 +34,8 @@ LIGHT = ["--disable-gpu", "--disable-extensions", "--disable-background-networki
 """A browser without what no test here looks at."""
 SAMPLES = {
     "gpt": write_gpt_splits,
+    "balanced": write_balanced,
+    "batches": write_batches,
     "many": write_many,
     "ranks": write_ranks,
     "hostile": write_hostile,

@@ -12,11 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.compare.model import (
+    Balanced,
+    BatchCurve,
+    BatchPoint,
     Comparison,
+    DeviceCost,
     Difference,
     ExposedComm,
     Noise,
     RankFigures,
+    SplitCost,
     StepTime,
     VariantResult,
 )
@@ -84,17 +89,24 @@ def variant(
     )  # fmt: skip
 
 
-def write_comparison(path: Path, name: str, variants: Sequence[VariantResult], summary: str = "") -> RunDir:
+def write_comparison(
+    path: Path,
+    name: str,
+    variants: Sequence[VariantResult],
+    summary: str = "",
+    batch_curves: Sequence[BatchCurve] = (),
+) -> RunDir:
     """The run directory with what the reports read."""
     run = RunDir(path)
-    best = min((one for one in variants if one.step_ms), key=lambda one: one.step_ms.median, default=None)
+    measured = [one for one in variants if one.step_ms]
+    best = min(measured, key=lambda one: one.step_ms.median / one.global_batch, default=None)
     base = next(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
-        summary=summary, notes=(), complete=True,
+        summary=summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
     )  # fmt: skip
     write_json(run.comparison, comparison)
     write_json(run.host, HOST)
@@ -165,6 +177,62 @@ def write_gpt_splits(path: Path, traced: Sequence[tuple[int, ...]] = TRACED) -> 
         if one.strategy == "ddp" and one.split in traced:
             write_traces(run.variant(one.id), [rank.compute_ms or 0.0 for rank in one.ranks])
     return run
+
+
+def write_balanced(path: Path) -> RunDir:
+    """Two devices, one of them slow to start and slow per sample, split by what they cost; once straight and
+    measured, once through the points of a device that is full, and never measured."""
+    costs = (
+        DeviceCost("cpu:0", 4.86, (2.95, 5.41), 1.0, (0.987, 1.06), True,
+                   ((31, 35.8), (42, 46.9), (52, 57.0), (62, 66.8)), None),
+        DeviceCost("cpu:1", 26.75, (26.59, 26.94), 2.53, (2.49, 2.57), True,
+                   ((7, 44.5), (10, 51.9), (12, 57.4), (14, 62.1)), None),
+    )  # fmt: skip
+    found = Balanced(
+        costs, optimum_ms=57.1, overhead_ms=0.588, predicted_ms=57.688, measured_ms=58.6,
+        optimum_over_measured=57.1 / 58.6, even=SplitCost((32, 32), 108.2),
+        proportional=SplitCost((46, 18), 72.8), same_as=("ddp-2-32-32",),
+    )  # fmt: skip
+    full = replace(costs[1], straight=False, points=((4, 30.0), (8, 44.0), (12, 66.0)), max_samples=12)
+    unmeasured = replace(
+        found, devices=(costs[0], full), measured_ms=None, optimum_over_measured=None, even=None, same_as=()
+    )
+    both = ("cpu:0", "cpu:1")
+    variants = [
+        variant("ddp", (32, 32), 108.0, devices=both),
+        replace(
+            variant("ddp", (52, 12), 58.6, percent=-45.8, verdict="faster", devices=both),
+            split_name="balanced", balanced=found,
+        ),
+        replace(
+            variant("ddp", (53, 11), 0.0, devices=both, status="failed", reason="rank 1 was killed"),
+            split_name="balanced", balanced=unmeasured,
+        ),
+    ]  # fmt: skip
+    return write_comparison(path, "balanced", variants)
+
+
+STEPS_MS = {8: 15.1, 32: 20.6, 128: 45.1, 512: 141.0, 1024: 269.0}
+"""By global batch; with the knee at 512."""
+
+
+def write_batches(path: Path) -> RunDir:
+    """One split at rising batches; another one that still gains at the largest."""
+    variants, curves = [], []
+    for name, percent, factor in (("even", 0.0, 1.0), ("balanced", -3.0, 1.4)):
+        points = []
+        for batch, step_ms in STEPS_MS.items():
+            found_ms = step_ms / (1 + (factor - 1) * batch / 1024)
+            behind = 100 * (found_ms / batch) / (STEPS_MS[8] / 8) - 100 + percent
+            verdict = "inconclusive" if batch == 32 else "faster"
+            one = variant("ddp", (batch // 2, batch // 2), found_ms, verdict=verdict, devices=("cpu:0", "cpu:1"),
+                          percent=None if (name, batch) == ("even", 8) else behind,
+                          varied={"precision": "fp32", "global_batch": str(batch)})  # fmt: skip
+            one = replace(one, id=f"ddp-2-{name}-global_batch-{batch}", split_name=name)
+            variants.append(one)
+            points.append(BatchPoint(one.id, batch, one.samples_per_s or 0.0))
+        curves.append(BatchCurve(f"ddp {name} on 2", tuple(points), 512 if name == "even" else None))
+    return write_comparison(path, "batches", variants, batch_curves=curves)
 
 
 def write_many(path: Path, count: int = 500) -> RunDir:

@@ -10,7 +10,7 @@ from launcher.compare.model import Comparison
 from launcher.report.html import render_html
 from launcher.rundir import RunDir, read_json
 from tests.browser.pages import watched_page
-from tests.browser.sample_runs import write_gpt_splits, write_hostile
+from tests.browser.sample_runs import write_balanced, write_batches, write_gpt_splits, write_hostile
 
 MOST_BYTES = 1_000_000
 
@@ -58,6 +58,16 @@ def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path)
         page.keyboard.type("gelu")
         page.keyboard.press("Enter")  # before the search has been answered, or even asked for
         expect(page.locator(".matches").first).to_contain_text("1 of ")
+
+
+def test_it_has_cost_curves_and_throughput_over_the_batch(browser: Browser, tmp_path: Path) -> None:
+    balanced, batches = written(write_balanced(tmp_path / "a")), written(write_batches(tmp_path / "b"))
+    with watched_page(browser, None) as watched:
+        watched.page.goto(balanced.as_uri())
+        expect(watched.page.locator(".cost circle.chosen")).to_have_count(4)
+        expect(watched.page.locator(".costs")).to_contain_text("measured 58.6: T*/T = 0.97.")
+        watched.page.goto(batches.as_uri())
+        expect(watched.page.locator(".batches text.knee")).to_have_text("knee: 512")
 
 
 def test_names_with_markup_stay_text_in_the_file(browser: Browser, tmp_path: Path) -> None:

@@ -39,31 +39,20 @@ export function hidden(text) {
 
 /** A table for screen readers with the figures that a chart draws. */
 export function hiddenTable(caption, header, rows) {
-  return el(
+  const cells = (name, texts, attributes) => texts.map((text) => el(name, attributes, String(text)));
+  const table = el(
     'table',
-    { class: 'visually-hidden' },
+    {},
     el('caption', {}, caption),
-    el(
-      'thead',
-      {},
-      el(
-        'tr',
-        {},
-        header.map((name) => el('th', { scope: 'col' }, name)),
-      ),
-    ),
+    el('thead', {}, el('tr', {}, cells('th', header, { scope: 'col' }))),
     el(
       'tbody',
       {},
-      rows.map((row) =>
-        el(
-          'tr',
-          {},
-          row.map((cell) => el('td', {}, String(cell))),
-        ),
-      ),
+      rows.map((row) => el('tr', {}, cells('td', row, {}))),
     ),
   );
+  // A table itself is as high as its rows, even beyond the end of the page.
+  return el('div', { class: 'visually-hidden' }, table);
 }
 
 /** Replaces what is in `parent`, keeping the focus on the element with the same `data-key`. */

@@ -8,6 +8,8 @@ import { Scale } from './scale.js';
 const REACHES = [12, 25, 50, 100, 200, 400];
 /** The nearest reach is taken that shows at least this share of the variants with their intervals. */
 const ENOUGH = 0.5;
+/** Ticks that all have their figure on a narrow page. */
+const MOST_NARROW = 6;
 /** Differences within this, in percent, count as the same. */
 export const SAME = 1;
 
@@ -43,24 +45,23 @@ export function tone(verdict) {
       : 'neutral';
 }
 
-/** One row of the plot, as wide as its cell. */
-export function forestRow(difference, axis, height) {
-  const middle = height / 2;
+/** One row of the plot, as wide and as high as its cell. */
+export function forestRow(difference, axis) {
   return svg(
     'svg',
-    { height, 'aria-hidden': 'true', style: { height: `${height}px` } },
-    background(axis, height),
-    difference?.percent == null ? null : mark(difference, axis.scale, middle),
+    { 'aria-hidden': 'true' },
+    background(axis),
+    difference?.percent == null ? null : mark(difference, axis.scale, '50%'),
   );
 }
 
-function background({ scale, step }, height) {
+function background({ scale, step }) {
   const band = svg('rect', {
     class: 'band',
     x: scale.at(-SAME),
     width: `${(200 * SAME) / (scale.high - scale.low)}%`,
     y: 0,
-    height,
+    height: '100%',
   });
   const lines = scale.ticks(step).map((tick) =>
     svg('line', {
@@ -68,7 +69,7 @@ function background({ scale, step }, height) {
       x1: scale.at(tick),
       x2: scale.at(tick),
       y1: 0,
-      y2: height,
+      y2: '100%',
     }),
   );
   return [band, ...lines];
@@ -136,16 +137,21 @@ function arrow(value, scale, y, look) {
 /** The axis below the rows. */
 export function forestScale({ scale, step }) {
   const decimals = tickDecimals(step);
+  const ticks = scale.ticks(step);
+  // On a narrow page there is no room for more.
+  const isSpare = (tick) => ticks.length > MOST_NARROW && Math.round(tick / step) % 2 !== 0;
   return svg(
     'svg',
     { height: 36, 'aria-hidden': 'true' },
     svg('line', { class: 'axis', x1: 0, x2: '100%', y1: 0.5, y2: 0.5 }),
-    scale
-      .ticks(step)
-      .map((tick) => [
-        svg('line', { class: 'axis', x1: scale.at(tick), x2: scale.at(tick), y1: 0, y2: 4 }),
-        svg('text', { x: scale.at(tick), y: 16, 'text-anchor': 'middle' }, number(tick, decimals, true)),
-      ]),
+    ticks.map((tick) => [
+      svg('line', { class: 'axis', x1: scale.at(tick), x2: scale.at(tick), y1: 0, y2: 4 }),
+      svg(
+        'text',
+        { class: isSpare(tick) ? 'wide-only' : null, x: scale.at(tick), y: 16, 'text-anchor': 'middle' },
+        number(tick, decimals, true),
+      ),
+    ]),
     svg('text', { x: -4, y: 31 }, '\u2190 faster'),
     svg(
       'svg',

@@ -21,6 +21,11 @@ export function three(value) {
   return number(value, Math.min(3, Math.max(0, digits)));
 }
 
+/** A rate per second in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`. */
+export function rate(perSecond) {
+  return perSecond >= 100 ? number(perSecond) : three(perSecond);
+}
+
 /** `+13.8`, always one decimal and a sign; zero has none. */
 export function percent(value) {
   return value === 0 ? '0' : number(value, 1, true);

@@ -21,6 +21,18 @@ export class Run {
     return this.answer.kind === 'traces';
   }
 
+  /** Whether global batches differ: then steps are other work, and variants are compared by time per sample. */
+  get hasBatches() {
+    const workload = this.baseline?.result?.workload;
+    const compared = [...this.results.values()].filter((result) => result.workload === workload);
+    return new Set(compared.map((result) => result.global_batch)).size > 1;
+  }
+
+  /** What differences from the baseline are of. */
+  get whatIsCompared() {
+    return this.hasBatches ? 'time per sample' : 'step time';
+  }
+
   get isRunning() {
     return this.answer.status === 'running';
   }

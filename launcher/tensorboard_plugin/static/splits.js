@@ -7,6 +7,8 @@ import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from 
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from './phases.js';
+import { balancedPanels } from './splits_balanced.js';
+import { batchCharts } from './splits_batches.js';
 import { showWaiting } from './splits_waiting.js';
 import { subSentence, whyUnranked } from './splits_words.js';
 import { oneVariant } from './states.js';
@@ -18,7 +20,7 @@ const MANY = 40;
 
 const COLUMNS = [
   { key: 'variant', name: 'variant', sort: (row) => row.label },
-  { key: 'forest', name: (view) => `step time against ${view.baselineLabel}, %` },
+  { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
   { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
   { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
   { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true },
@@ -56,6 +58,7 @@ export function showSplits(host, app) {
     headline(run.answer.headline ?? run.answer.summary, subSentence(run)),
     view.controls(),
     ...view.parts(),
+    ...view.found(),
   );
   return { state };
 }
@@ -147,11 +150,19 @@ class View {
     return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
   }
 
+  /** What the run found out beside the ranking: throughput over the batch, and what devices cost. */
+  found() {
+    const shown = new Set(this.passing.map((variant) => variant.id));
+    const curves = this.run.comparison?.batch_curves ?? [];
+    const passing = curves.filter((curve) => curve.points.some((point) => shown.has(point.variant)));
+    return [batchCharts(passing), balancedPanels([...this.passing, ...this.others])];
+  }
+
   table() {
     const body = el('tbody');
     const table = el(
       'table',
-      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants, ranked by step time', ...this.labelRoom() },
+      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': `variants, ranked by ${this.run.whatIsCompared}`, ...this.labelRoom() },
       el(
         'colgroup',
         {},
@@ -245,9 +256,13 @@ class View {
   cells(row) {
     const { result } = row;
     return {
-      variant: row.isNoise ? [row.label, ' again ', el('span', { class: 'muted' }, '(noise)')] : row.label,
+      variant: el(
+        'span',
+        { class: 'label' },
+        row.isNoise ? [row.label, ' again ', el('span', { class: 'muted' }, '(noise)')] : row.label,
+      ),
       forest: [
-        forestRow(row.difference, this.axis, this.height),
+        forestRow(row.difference, this.axis),
         hidden(spokenDifference(row.difference, this.run.comparison?.ci_level)),
       ],
       diff: percent(row.difference?.percent ?? NaN),
@@ -326,7 +341,7 @@ class View {
   }
 
   axisRow(level) {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are of paired rounds or launches, not of the medians in ms.`;
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are${this.run.hasBatches ? ' of the time per sample,' : ''} of paired rounds or launches, not of the medians in ms.`;
     return el(
       'tr',
       { class: 'axis-row plain' },

@@ -4,6 +4,7 @@ import { headline } from './controls.js';
 import { el, replace } from './dom.js';
 import { bytes, coarse, columnDecimals, halfWidth, number, roundUp } from './format.js';
 import { legend } from './phases.js';
+import { balancedPanels } from './splits_balanced.js';
 
 /** The frame of every state. */
 function box(host, attributes, ...children) {
@@ -200,6 +201,7 @@ export function oneVariant(host, app) {
       el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
       el('pre', {}, 'compare: {split: [even, "3:1"]}'),
     ),
+    balancedPanels([variant]),
   );
   app.drawBlocks(bars, [variant]);
   return {};

@@ -1,0 +1,134 @@
+"""Below the ranking: what the devices of a balanced split cost, and throughput over the batch."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import OpenTab
+from tests.browser.pages import Tab
+
+LOOKS = [(1280, False), (1280, True), (800, False), (800, True)]
+CLIPPED = """all => all.filter((one) => one.scrollWidth > one.clientWidth ||
+    one.scrollHeight > one.clientHeight).map((one) => one.textContent)"""
+"""Which of these don't show all that they hold."""
+OUTSIDE = """all => all.filter((one) => {
+    const [box, page] = [one.getBoundingClientRect(), document.querySelector('main').getBoundingClientRect()];
+    return box.left < page.left || box.right > page.right;
+}).map((one) => one.textContent)"""
+"""Which of these stick out of the page."""
+ROW = """rows => rows.map((row) => [...row.children].map((cell) => cell.innerText))"""
+
+
+def drawn(tab: Tab) -> Tab:
+    """The tab, once its charts have been drawn to their width."""
+    tab.settled()
+    for chart in tab.find("svg.line-chart").all():
+        chart.locator("path").first.wait_for()
+    return tab
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: int, dark: bool) -> None:
+    tab = drawn(open_tab("balanced", width=width, height=1400, dark=dark))
+    expect(tab.find(".costs h2")).to_have_text("What the devices cost, and the split that is best for them")
+    panel = tab.find("[data-balanced=ddp-2-52-12]")
+    expect(panel.locator("h3")).to_have_text("ddp balanced 52/12")
+    table = panel.get_by_role("table", name="what each device costs")
+    expect(table.get_by_role("columnheader")).to_have_text(
+        ["device", "per step, ms", "per sample, ms", "curve", "samples"]
+    )
+    assert table.locator("tbody tr").evaluate_all(ROW) == [
+        ["cpu:0", "4.86 (2.95 to 5.41)", "1.00 (0.99 to 1.06)", "straight", "52"],
+        ["cpu:1", "26.75 (26.59 to 26.94)", "2.53 (2.49 to 2.57)", "straight", "12"],
+    ]
+    expect(panel).to_contain_text("Predicted 57.7 ms: T* = 57.1, which no split of whole samples beats")
+    expect(panel).to_contain_text("measured 58.6: T*/T = 0.97.")
+    expect(panel).to_contain_text("even would take (32/32) 108 ms, in proportion to speed (46/18) 72.8 ms.")
+    expect(panel).to_contain_text("These are the samples of ddp 32/32 too: both were measured.")
+    chart = panel.get_by_role("img", name="Samples chosen: cpu:0 52, cpu:1 12. T* is 57.1 ms.")
+    expect(chart.locator("circle.chosen")).to_have_count(2)
+    expect(chart.locator("circle:not(.chosen)")).to_have_count(8)
+    assert sorted(chart.locator("text.name").all_text_contents()) == [
+        "12",
+        "52",
+        "T* 57.1 ms",
+        "cpu:0",
+        "cpu:1",
+    ]
+    assert tab.widths() == (width, width), "the page must not scroll sideways"
+    end, bottom = tab.find(".costs").evaluate(
+        "costs => [costs.getBoundingClientRect().bottom, document.body.scrollHeight]"
+    )
+    assert bottom - max(end, 1400) < 60, "nothing hidden makes the page longer"
+    assert tab.find(".costs text, .costs td, .costs p").evaluate_all(OUTSIDE) == []
+    tab.watched.shoot(f"balanced-{width}-{'dark' if dark else 'light'}")
+
+
+def test_curves_end_where_they_meet_the_line_of_the_best(open_tab: OpenTab) -> None:
+    chart = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-52-12] svg.line-chart")
+    best = float(chart.locator(".best-line").get_attribute("y1") or 0)
+    for ring in chart.locator("circle.chosen").all():
+        assert float(ring.get_attribute("cy") or 0) == pytest.approx(best, abs=1.5)
+
+
+def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) -> None:
+    panel = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-53-11]")
+    expect(panel).to_contain_text("overhead; not measured.")
+    expect(panel.locator("tbody tr", has_text="cpu:1").first).to_have_text(
+        "cpu:1––by its points, memory for 1211"
+    )
+    expect(panel.locator("svg path").nth(1)).to_have_attribute("d", re.compile("^M[^L]+(L[^L]+){2}$"))
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width: int, dark: bool) -> None:
+    tab = drawn(open_tab("batches", width=width, height=1400, dark=dark))
+    chart = tab.find(".batches svg")
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile("Throughput of ddp even on 2 .*; knee at 512.*balanced on 2.*; no knee")
+    )
+    expect(chart.locator("circle.chosen")).to_have_count(1)
+    expect(chart.locator("text.knee")).to_have_text("knee: 512")
+    expect(chart).to_contain_text("global batch, logarithmic")
+    x = [float(one.get_attribute("cx") or 0) for one in chart.locator("circle.solid").all()]
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.01), "8, 32 and 128 lie equally far apart"
+    expect(tab.find(".batches figcaption")).to_contain_text("ddp balanced on 2: no knee")
+    table = tab.find(".batches").get_by_role("table", name="ddp even on 2")
+    expect(table.get_by_role("row", name=re.compile("512.*knee"))).to_have_count(1)
+    assert tab.find(".batches text").evaluate_all(OUTSIDE) == []
+    tab.watched.shoot(f"batches-{width}-{'dark' if dark else 'light'}")
+
+
+def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTab) -> None:
+    tab = open_tab("batches")
+    assert "less time per sample than ddp 4/4 precision=fp32 global_batch=8" in tab.title()
+    expect(tab.find("th.c-forest")).to_have_text(
+        "time per sample against ddp 4/4 precision=fp32 global_batch=8, %"
+    )
+    said = tab.find(".sub").inner_text()
+    assert "ms a step" not in said
+    assert re.search(r"5.329 samples/s against the baseline’s 530", said)
+    assert "Global batches differ, so variants are compared by their time per sample." in said
+    expect(tab.find(".axis-row .note")).to_contain_text("Differences are of the time per sample")
+
+
+def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
+    tab = open_tab("batches", width=800)
+    assert tab.widths() == (800, 800)
+    assert tab.find(".splits td.c-verdict").evaluate_all(CLIPPED) == []
+    names = tab.find(".splits tr[data-variant] .label")
+    assert names.evaluate_all(CLIPPED) == []
+    expect(names).to_have_count(10)
+    row = tab.find(".splits tr.best")
+    heights = row.evaluate(
+        "row => [row.offsetHeight, row.querySelector('.band').getBoundingClientRect().height]"
+    )
+    assert heights[0] == pytest.approx(heights[1], abs=1), "the plot has no gaps between its rows"
+
+
+def test_a_run_without_either_shows_nothing_of_it(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt")
+    expect(tab.find(".costs, .batches")).to_have_count(0)
+    expect(tab.find("th.c-forest")).to_have_text("step time against ddp 32/32, %")
+    expect(tab.find(".sub")).to_contain_text("48.2 ms a step against 50.7")
