@@ -18,7 +18,7 @@ from launcher.records import Attempt, Fit, FitOrder
 from launcher.run.pool import OPTIMIZING, StartRequest, WorkerPool
 from launcher.rundir import read_lines, write_json
 from launcher.spec.model import JobSpec
-from launcher.units import plural
+from launcher.units import format_count, plural
 
 MAX_STARTS = 40
 """Processes of one device that may die; doubling and halving need fewer attempts than that."""
@@ -60,7 +60,7 @@ def find_fit(
     caps = [room.samples for room in rooms]
     batch = largest_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
-    say(f"global_batch: max is {batch:,}: there is room for {held}{in_micro_batches(spec)}")
+    say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
     return Fit(batch, tuple(caps))
 
 
@@ -73,7 +73,11 @@ class Room:
     """Why no more was tried, where it isn't memory that ended the search."""
 
     def __str__(self) -> str:
-        return f"at least {self.samples:,} ({self.open_end})" if self.open_end else f"{self.samples:,}"
+        return (
+            f"at least {format_count(self.samples)} ({self.open_end})"
+            if self.open_end
+            else f"{format_count(self.samples)}"
+        )
 
 
 def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -164,7 +168,9 @@ class Search:
     def too_late(self) -> str:
         """That time is up, what is known by then, and what to do."""
         fitted = [bounds(self.attempts(index))[0] for index in range(len(self.devices))]
-        known = ", ".join(f"{fits:,} on {device}" for fits, device in zip(fitted, self.devices, strict=True))
+        known = ", ".join(
+            f"{format_count(fits)} on {device}" for fits, device in zip(fitted, self.devices, strict=True)
+        )
         return (
             f"the largest batch was not found within {self.spec.timeout_s:g} s\n"
             f"    so far there was room for {known}; raise `timeout`, or name a batch in place of `max`"

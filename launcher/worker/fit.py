@@ -12,6 +12,7 @@ from launcher.balance.largest import next_attempt
 from launcher.errors import GpurunError, SpecError
 from launcher.records import Attempt, FitOrder, LaunchOrder, VariantOrder
 from launcher.rundir import append_lines, read_json
+from launcher.units import format_count
 from launcher.worker.balance import check_memory, release
 from launcher.worker.child import finish, print_to_log
 from launcher.worker.failure import words_of
@@ -63,12 +64,14 @@ def search(order: FitOrder) -> None:
             fits = batch
             note(order, "fits", batch)
             if time.monotonic() - start > NUM_STEPS * MAX_STEP_S:
-                note(order, "done", message=f"a step of {batch:,} takes more than {MAX_STEP_S:g} s")
+                note(
+                    order, "done", message=f"a step of {format_count(batch)} takes more than {MAX_STEP_S:g} s"
+                )
                 return
         else:
             fails = batch
             note(order, "fails", batch)
-    note(order, "done", message="" if fails else f"no more than {fits:,} are tried")
+    note(order, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
 
 
 def attempt(trainer: Trainer, order: FitOrder, batch: int) -> bool:

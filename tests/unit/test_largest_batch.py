@@ -155,7 +155,7 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path)
     slow = [Attempt("fits", 4096), Attempt("done", 0, "a step of 4,096 takes more than 10 s")]
     full = [Attempt("fits", 100), Attempt("fails", 102), Attempt("done", 0)]
     search = search_in(tmp_path, slow, full)
-    assert str(search.found(0)) == "at least 3,891 (a step of 4,096 takes more than 10 s)"
+    assert str(search.found(0)) == "at least 3\u202f891 (a step of 4,096 takes more than 10 s)"
     assert str(search.found(1)) == "95"
     assert min(search.found(0), search.found(1)).samples == 95
 
@@ -191,4 +191,4 @@ def test_where_nothing_fails_the_searchs_own_limit_is_told(
     monkeypatch.setattr(fit, "attempt", lambda *_: True)
     fit.search(order)
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
-    assert (last.outcome, last.message) == ("done", "no more than 1,048,576 are tried")
+    assert (last.outcome, last.message) == ("done", "no more than 1\u202f048\u202f576 are tried")
