@@ -73,11 +73,8 @@ class Room:
     """Why no more was tried, where it isn't memory that ended the search."""
 
     def __str__(self) -> str:
-        return (
-            f"at least {format_count(self.samples)} ({self.open_end})"
-            if self.open_end
-            else f"{format_count(self.samples)}"
-        )
+        samples = format_count(self.samples)
+        return f"at least {samples} ({self.open_end})" if self.open_end else samples
 
 
 def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:

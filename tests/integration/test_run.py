@@ -47,7 +47,8 @@ def test_the_table_and_the_sentence_name_the_fastest_split(quiet: Result) -> Non
     said = quiet.out
     assert "Fastest: ddp 4/4" in said
     assert "slower" in said
-    assert re.search(r"rank 1 waits [\d.]+ of [\d.]+ ms for rank 0's larger batch", said)
+    # "17.9 more" where the even split's ranks waited for each other as well, for a moment.
+    assert re.search(r"rank 1 waits [\d.]+ of [\d.]+ ms (\([\d.]+ more\) )?for rank 0's larger batch", said)
 
 
 def test_the_figures_are_those_of_the_formula(quiet: Result) -> None:
