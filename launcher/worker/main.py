@@ -57,7 +57,8 @@ def account_for(error: BaseException, journal: Journal) -> int:
         return os.EX_IOERR
     if isinstance(error, SystemExit):
         return exit_code(error)
-    print_to_log(record.traceback or record.message)
+    # Of a rank that only lost its peer nobody looks for the place; its record has that all the same.
+    print_to_log(record.message if record.secondary else record.traceback or record.message)
     return 1
 
 
