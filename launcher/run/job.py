@@ -8,21 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cluster.facts import NodeFlags
-from launcher.compare.label import variant_label
-from launcher.compare.model import Comparison
-from launcher.errors import GpurunError, Interrupted, NodesError, SpecError
-from launcher.host import Machine, inspect_machine
-from launcher.plan.build import build_plan, estimate_s
-from launcher.plan.model import Launch, Plan
-from launcher.plan.nodes import Node
-from launcher.records import Event
-from launcher.report.plan import headlines
-from launcher.run.account import Account
-from launcher.run.fit import find_fit, wants_max, with_batch
-from launcher.run.guard import Guard
-from launcher.run.limits import check_open_files
-from launcher.run.open import (
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, SpecError
+from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.failures.reporter import Account
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.machine.host import Machine, inspect_machine
+from gpurun.launcher.machine.limits import check_open_files
+from gpurun.launcher.nodes.facts import NodeFlags
+from gpurun.launcher.plan.build import build_plan, estimate_s
+from gpurun.launcher.plan.model import Launch, Plan
+from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.processes.guard import Guard
+from gpurun.launcher.processes.pool import WorkerPool
+from gpurun.launcher.processes.pools import WorkerPools
+from gpurun.launcher.processes.ranks import Pools
+from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.report.terminal.plan import headlines
+from gpurun.launcher.run.largest_batch import find_fit, wants_max, with_batch
+from gpurun.launcher.run.open import (
     Invocation,
     find_run,
     load_invocation,
@@ -30,17 +36,11 @@ from launcher.run.open import (
     read_invocation,
     resume_run,
 )
-from launcher.run.outcome import outcome_error
-from launcher.run.pool import WorkerPool
-from launcher.run.pools import WorkerPools
-from launcher.run.progress import Progress, Status
-from launcher.run.ranks import Pools
-from launcher.run.relay import Relay
-from launcher.run.running import claimed
-from launcher.run.session import Session
-from launcher.run.signals import forwarded
-from launcher.rundir import RunDir, write_json
-from launcher.spec.model import JobSpec
+from gpurun.launcher.run.progress import Progress, Status
+from gpurun.launcher.run.session import Session
+from gpurun.launcher.rundir.claim import claimed
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import Event
 
 LATEST = Path("latest")
 
@@ -150,7 +150,7 @@ def run_job(
     given = invocation or read_invocation(resume or Path())
     job = Job(given, load_invocation(given), out, resume, output)
     if job.spec.nodes > 1:
-        from launcher.cluster.run import run_on_nodes
+        from gpurun.launcher.start_on_nodes import run_on_nodes
 
         return run_on_nodes(guard, pools, job, flags or NodeFlags())
     if flags is not None and flags.given:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import gpurun, misbehaving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ JOB = """
 @contextmanager
 def running(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     """`gpurun job.yaml --out run` in the background, once its ranks make steps."""
-    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run", *args]
+    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run", *args]
     with subprocess.Popen(
         argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     ) as process:
