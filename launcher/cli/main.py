@@ -100,7 +100,8 @@ def job_command(
         from gpurun.launcher.processes.pools import early_servers
 
         with early_servers(guard) as pools:
-            from gpurun.launcher.run.job import Output, invocation_of, run_job
+            from gpurun.launcher.run.job import Output
+            from gpurun.launcher.start import invocation_of, run_job
 
             given, output = invocation_of(job, overrides), Output(quiet, only_rank)
             finished = run_job(guard, pools, given, out, resume, output, node_flags(**place))

@@ -8,8 +8,7 @@ from gpurun.launcher.inspect.collectives import History
 from gpurun.launcher.inspect.flight_recorder import ask_histories
 from gpurun.launcher.inspect.stacks import Thread, parse_threads
 from gpurun.launcher.machine.process_tree import send_signal
-from gpurun.launcher.processes.protocol import STACKS_SIGNAL
-from gpurun.launcher.rundir.control import RankState, read_states, stacks_path
+from gpurun.launcher.rundir.control import STACKS_SIGNAL, RankState, read_states, stacks_path
 from gpurun.launcher.rundir.files import num_bytes
 
 STACKS_S = 2.0

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.schedulers.hostlist import expand_hosts
+from gpurun.launcher.schedulers.slurm_environment import expand_hosts, slurm_port
 
 DEFAULT_PORT = 29400
 """Source: torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.DEFAULT_PORT."""
-FIRST_SLURM_PORT, NUM_SLURM_PORTS = 20_000, 10_000
-"""Below Linux's range of ports for outgoing connections, 32768 and up."""
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 
 _WAYS = (
@@ -81,11 +79,6 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise SpecError(f"the rendezvous {text!r} is no HOST[:PORT], such as node0.example.org:29400")
     return host, int(port)
-
-
-def slurm_port(job_id: int) -> int:
-    """A port that two jobs on one node are unlikely to share."""
-    return FIRST_SLURM_PORT + job_id % NUM_SLURM_PORTS
 
 
 def _rank(flags: NodeFlags, environ: Mapping[str, str]) -> int | None:

@@ -1,4 +1,4 @@
-"""The command's handle on its link to the other nodes (`worker.entry.node_link`): nothing here ever blocks."""
+"""The handle of the command on its link to the other nodes: nothing here ever blocks."""
 
 import contextlib
 import os

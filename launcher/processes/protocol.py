@@ -1,14 +1,9 @@
 """What the command and the server that forks the ranks say to each other: lines of JSON on a socket."""
 
-import signal
 import socket
 from collections.abc import Mapping
 
 import msgspec
-
-STACKS_SIGNAL = signal.SIGUSR2
-"""Makes a rank write the stacks of all its threads to its log, even while C code holds the GIL."""
-
 
 SERVICE_RANK = -1
 """A process that serves the ranks and is none: it is ended with them, and its own end is no news."""

@@ -7,6 +7,7 @@ step may look between any two others. The page cache is one: a reader of the fil
 import contextlib
 import mmap
 import os
+import signal
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ _MAGIC = 0x6770_7572_756E_0001
 _LAYOUT = struct.Struct("=5Q")
 _STEPS, _BELL = 3, 4
 """Positions among magic, process id, start time of the process, steps, bell."""
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
 FOLDER_MODE = 0o700
 """Of the folder with all blocks: who may write here can have the ranks write traces."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpurun import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.nodes.facts import FIRST_SLURM_PORT, NUM_SLURM_PORTS
+from gpurun.launcher.schedulers.slurm_environment import FIRST_SLURM_PORT, NUM_SLURM_PORTS
 
 _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
 """What stands in options of sbatch; no space or quote, which would begin something else in the script."""

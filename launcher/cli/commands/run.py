@@ -68,8 +68,9 @@ def run_command(
         from gpurun.launcher.processes.pools import early_servers
 
         with early_servers(guard) as pools:
-            from gpurun.launcher.run.job import Output, run_job
+            from gpurun.launcher.run.job import Output
             from gpurun.launcher.run.open import program_invocation
+            from gpurun.launcher.start import run_job
 
             overrides = (*overrides, *([f"nodes={nodes}"] if nodes else []))
             given = program_invocation(script, module, args, devices, overrides)

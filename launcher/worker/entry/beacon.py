@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpurun.launcher.processes.protocol import STACKS_SIGNAL
-from gpurun.launcher.rundir.control import ControlBlock, make_folder, socket_path, stacks_path
+from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlBlock, make_folder, socket_path, stacks_path
 
 FLIGHT_RECORDER_ENTRIES = "2000"
 """Collectives that torch remembers per rank; what NCCL's recorder has by default, 1 MB as JSON."""

@@ -1,4 +1,4 @@
-"""Slurm's short form of many host names."""
+"""What Slurm's environment says about a job: its host names, and a port of its own."""
 
 import itertools
 import re
@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 from gpurun.launcher.errors import SpecError
 
+FIRST_SLURM_PORT, NUM_SLURM_PORTS = 20_000, 10_000
+"""Below Linux's range of ports for outgoing connections, 32768 and up."""
 MAX_HOSTS = 100_000
 _PART = re.compile(r"\[([^\][]*)\]|([^\][]+)")
 _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
+
+
+def slurm_port(job_id: int) -> int:
+    """A port that two jobs on one node are unlikely to share."""
+    return FIRST_SLURM_PORT + job_id % NUM_SLURM_PORTS
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
