@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e ".[dev]"
-	@$(BIN)/python -m compileall -q src/gpurun
+	@$(BIN)/python -m compileall -q launcher workloads src/gpurun # it follows no links
 	@touch $@
 
 trainer: $(TRAINER)/.ready ## Make the environment of the test with a Hugging Face Trainer

@@ -55,7 +55,9 @@ def main(failures: int = 50, runs: int = 200, kills: int = 20) -> None:
     with (
         tempfile.TemporaryDirectory() as name,
         split_process() as guard,
-        WorkerPool(guard, TORCH, {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}"}) as pool,
+        WorkerPool(
+            guard, TORCH, {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}:{TESTS.parents[1]}/src"}
+        ) as pool,
     ):
         folder = Path(name)
         gone_s: list[float] = []

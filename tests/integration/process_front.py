@@ -12,7 +12,8 @@ from gpurun.launcher.processes.pool import StartRequest, WorkerPool
 from gpurun.launcher.processes.signals import interruptible
 
 GRACE_S = 0.2
-PYTHONPATH = f"{Path(__file__).parent}:{Path(__file__).resolve().parents[2]}"
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"
 
 
 def main(folder: str, bodies: list[str]) -> int:

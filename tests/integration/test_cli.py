@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,9 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
 
 def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
     """A command line of shell, with `gpurun` and `python` in it."""
-    script = words.replace("python", sys.executable).replace("gpurun", f"{sys.executable} -m launcher")
+    script = re.sub(
+        r"\bgpurun\b(?!\.)", f"{sys.executable} -m gpurun", words.replace("python", sys.executable)
+    )
     return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -200,7 +203,7 @@ def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedP
         pytest.skip("mounting a small disk needs root")
     write(folder, "job.yaml", SLEEP_JOB)
     mount = f"mkdir disk && mount -t tmpfs -o size={size} tmpfs disk || exit 77\n"
-    run = f"{sys.executable} -m launcher"
+    run = f"{sys.executable} -m gpurun"
     script = mount + textwrap.dedent(script).replace("gpurun", run)
     argv = ["unshare", "--mount", "sh", "-c", script]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)

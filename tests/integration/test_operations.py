@@ -49,7 +49,7 @@ def wait_for(happened, process: subprocess.Popen[str]) -> None:
 
 def follow_one_line(folder: Path, job: subprocess.Popen[str]) -> None:
     """Somebody reads a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
-    command = f"{sys.executable} -m launcher logs run --follow | head -1"
+    command = f"{sys.executable} -m gpurun logs run --follow | head -1"
     with subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True) as reader:
 
         def is_read() -> bool:

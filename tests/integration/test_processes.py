@@ -20,7 +20,8 @@ from gpurun.launcher.processes.pool import OPTIMIZING, TORCH, TRAINING, StartReq
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchOrder
 
-BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).resolve().parents[2]}"}
+ROOT = Path(__file__).resolve().parents[2]
+BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
 TIMES = 5
 WORLD = 3
 

@@ -15,7 +15,7 @@ def test_a_trainer_runs_unchanged_and_its_steps_are_seen(tmp_path: Path) -> None
     done = subprocess.run(
         [PYTHON, "-m", "gpurun", "run", "trainer.py", "--devices", "cpu:2", "--out", "run"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=300,
