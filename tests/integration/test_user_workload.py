@@ -13,7 +13,7 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from PIL import Image
 
 from gpurun.launcher.errors import ParamsError, VariantError
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.user_error import UserError
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.step import NoClock
@@ -44,11 +44,11 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchOrder:
-    return LaunchOrder(
+def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchConfig:
+    return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantOrder("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
     )  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: P
     for number in range(2):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     params = {"images": str(tmp_path), "max_images": 1, "num_workers": 0}
-    variants = (VariantOrder("large", (2,), 1), VariantOrder("small", (1,), 1))
+    variants = (VariantConfig("large", (2,), 1), VariantConfig("small", (1,), 1))
     trainer = Trainer(load_workload("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
     trainer.prepare(variants[1], 0)
     with pytest.raises(ParamsError, match="takes 2 images, but only 1 can"):
