@@ -1,30 +1,29 @@
-"""The seven networks of Shi et al. 2016 on this machine, beside the published times.
+"""The seven networks of Shi et al. 2016 on this machine, next to the published times.
 
-`python -m benchmarks.shi2016 [RUN]`: of a run of `examples/shi2016.yaml` that is there, else of a new one.
+`python -m benchmarks shi2016` measures them and writes their section of `RESULTS.md`.
+`python -m benchmarks.shi2016 [RUN…]` shows the published times, next to those of runs of `examples/shi2016*.yaml`.
 """
 
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.shi2016.report import ours_of_runs, render_published
 from benchmarks.timing import machine_facts, record, wall_s
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "shi2016.yaml"
-GPURUN = (sys.executable, "-m", "launcher")
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "shi2016.yaml"
 
 
-def main(run: Path | None = None) -> None:
-    """Writes the section "Shi et al. 2016"."""
+def main() -> None:
+    """Measures the networks, some minutes, and writes the section "Shi et al. 2016"."""
     facts = machine_facts()
-    with tempfile.TemporaryDirectory() as folder:
-        if run is None:
-            run = Path(folder) / "run"
-            wall_s([*GPURUN, str(EXAMPLE), "--out", str(run)], Path(folder))
-        argv = [*GPURUN, "report", str(run), "--format", "shi2016"]
-        told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    record("Shi et al. 2016", f"```\n{told.rstrip()}\n```", facts)
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory) / "run"
+        wall_s([sys.executable, "-m", "launcher", str(EXAMPLE), "--out", str(run)], Path(directory))
+        record_runs([run], facts)
 
 
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+def record_runs(runs: Sequence[Path], facts: str | None = None) -> None:
+    """Prints and writes the section of these runs; `facts`: of the machine, when they were measured."""
+    record("Shi et al. 2016", f"```\n{render_published(ours_of_runs(runs)).rstrip()}\n```", facts)
