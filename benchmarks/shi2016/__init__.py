@@ -1,7 +1,8 @@
 """The seven networks of Shi et al. 2016 on this machine, next to the published times.
 
 `python -m benchmarks shi2016` measures them and writes their section of `RESULTS.md`.
-`python -m benchmarks.shi2016 [RUN…]` shows the published times, next to those of runs of `examples/shi2016*.yaml`.
+`python -m benchmarks.shi2016 [RUN…]` shows the published times, next to those of runs of
+`examples/shi2016*.yaml`.
 """
 
 import sys
