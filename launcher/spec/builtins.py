@@ -73,9 +73,9 @@ def _registry() -> Mapping[str, Any]:
 
 
 @cache
-def gpt_shape() -> ModuleType:
-    """`workloads.gpt_shape`, loaded as the registry is."""
-    return _from_file("gpt_shape")
+def torch_free(module: str) -> ModuleType:
+    """A module of `workloads` that needs no torch, such as `limits`; loaded as the registry is."""
+    return _from_file(module)
 
 
 def _from_file(module: str) -> ModuleType:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.spec.builtins import builtin_file, default_batch, registry
-from launcher.spec.signature import Param, read_module, signature_of
+from launcher.spec.params import Param
+from launcher.spec.signature import read_module, signature_of
 
 
 @dataclass(frozen=True)
