@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -93,6 +94,22 @@ def test_a_full_module_name_works(tmp_path: Path) -> None:
     assert load_workload("their_package.models:build", {}, tmp_path).reduction == "mean"
 
 
+MADE = """
+import functools
+
+@functools.wraps(build)
+def decorated(*args, **kwargs):
+    return build(**{name: int(value) for name, value in kwargs.items()})
+
+def maker():
+    def made(width: int):
+        return build(width)
+    return made
+
+made = maker()
+"""
+"""Functions whose source doesn't show what they take."""
+
 # ruff: noqa: E501 (a table is read by its columns)
 # name: (what to replace, by what, line, expected, got)
 MISTAKES = {
@@ -153,14 +170,42 @@ def test_mistakes_give_file_line_expected_and_got(mistake: str, tmp_path: Path) 
         ("gtp", {}, "gtp"),
         ("trian.py:build", {}, "did you mean train.py?"),
         ("not_there.models:build", {}, "No module named"),
-        ("train.py:build", {"widht": 3}, "did you mean width?"),
-        ("train.py:batch", {"size": 3}, "size"),
     ],
 )
-def test_wrong_names_and_params(name: str, params: dict[str, Any], got: str, tmp_path: Path) -> None:
+def test_wrong_names(name: str, params: dict[str, Any], got: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         start(GOOD, tmp_path, name, **params)
     assert got in caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        (
+            "build",
+            {"widht": 3},
+            "12: train.py:build has no parameter `widht`\n    did you mean `width`?; it takes width",
+        ),
+        (
+            "batch",
+            {"size": 3},
+            "7: train.py:batch needs `generator` under `params`\n    it takes size, generator",
+        ),
+        ("decorated", {"witdh": 3}, "has no parameter `witdh`\n    did you mean `width`?; it takes width"),
+        ("decorated", {"width": "2"}, ""),
+        ("made", {"width": "3"}, '`params.width`: expected a whole number, got the text "3"'),
+        ("made", {}, "train.py:made needs `width` under `params`\n    it takes width"),
+    ],
+)
+def test_the_worker_checks_params_by_the_rule_of_jobs(
+    name: str, params: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ParamsError) if said else nullcontext() as caught:
+        start(GOOD + MADE, tmp_path, f"train.py:{name}", **params)
+    if said:
+        assert str(caught.value).startswith(f"{tmp_path}/train.py:")
+        assert str(caught.value).endswith(said)
+        assert caught.value.exit_code == 2
 
 
 def test_model_tensors_left_on_another_device(tmp_path: Path) -> None:
