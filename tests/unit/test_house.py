@@ -323,7 +323,7 @@ def judged() -> list[Module]:
     """The modules that a rule about importers holds for.
 
     Left out: `__init__`, `__main__` and other entry points (they are started by name), and the files of two
-    tables: a workload is loaded by its name in `workloads/registry.py`, and each command has a file of its own.
+    tables: a workload is loaded by its name in `workloads/registry.py`, each command has a file.
     """
     named = started_by_name()
     return [
