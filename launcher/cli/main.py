@@ -184,7 +184,7 @@ def report(run: Path, formats: str) -> None:
 
             print_beside_published(comparison)
         elif name == "html":
-            from gpurun.launcher.tensorboard_plugin.export.html import write_html
+            from gpurun.launcher.tensorboard_plugin.html import write_html
 
             click.echo(f"wrote {write_html(comparison, found)}; open it in a browser", err=True)
         else:

@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.names import split_label
+from gpurun.launcher.report.order import split_label
 
 METRICS = {
     "step_ms": "step (ms)",
