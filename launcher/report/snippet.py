@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.order import by_rank
+from gpurun.launcher.compare.ranking import by_rank
 
 _MAP_STYLE = """\
 import torch

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.report.order import by_rank
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.tensorboard_plugin.answers.breakdown import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer

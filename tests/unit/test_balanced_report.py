@@ -4,7 +4,7 @@ from typing import Any
 
 from gpurun.launcher.balance.calibrate import balance_of
 from gpurun.launcher.balance.curve import fit_curve
-from gpurun.launcher.report.order import split_label
+from gpurun.launcher.compare.label import split_label
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import write_json

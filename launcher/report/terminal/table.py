@@ -10,9 +10,9 @@ from math import floor, log10
 
 from rich.text import Text
 
-from gpurun.launcher.compare.label import varied_text
+from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.order import by_rank, split_label
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.terminal import bar
 from gpurun.launcher.report.terminal.cells import (
     factor_text,
