@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.measured import Measured
 from gpurun.launcher.compare.figures.throughput import Throughput, throughput
 from gpurun.launcher.machine.peaks import PEAKS, peak_flop_per_s, total_peak_flop_per_s
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.rundir.records import LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.worker.meters.energy import EnergyMeter, difference, meter_for
 from gpurun.launcher.worker.meters.flops import Counting
 
@@ -112,8 +112,8 @@ class FakeNvml:
         return 1000 * (handle + 1)
 
 
-def order(strategy: str, devices: tuple[str, ...]) -> LaunchOrder:
-    return LaunchOrder(
+def order(strategy: str, devices: tuple[str, ...]) -> LaunchConfig:
+    return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy, devices=devices,
         backend=None, precision="bf16", seed=0, threads=1, variants=(), baseline=None, warmup=1, rounds=1,
         looks=(),

@@ -23,7 +23,7 @@ from gpurun.launcher.report.terminal.curves import batch_curve_lines
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
-from gpurun.launcher.rundir.records import Attempt, FitOrder
+from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import largest_batch as fit
 
 
@@ -183,7 +183,7 @@ def test_where_nothing_fails_the_searchs_own_limit_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory runs out in steps that take none."""
-    order = FitOrder(
+    order = MaxBatchConfig(
         workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
         accumulate=1, keeps_gradients=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,

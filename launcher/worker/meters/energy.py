@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpurun.launcher.machine.gpus import load_nvml, visible_handles
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def difference(before_mj: float | None, after_mj: float | None) -> float | None:
     return after_mj - before_mj
 
 
-def meter_for(order: LaunchOrder, rank: int, nvml: Any = None) -> EnergyMeter:
+def meter_for(order: LaunchConfig, rank: int, nvml: Any = None) -> EnergyMeter:
     """The meter of a rank's own GPUs; NVML is asked only where there are some."""
     names = order.devices if order.strategy == "dp" else (order.devices[rank],)
     indices = sorted({torch.device(name).index or 0 for name in names if name.startswith("cuda")})
