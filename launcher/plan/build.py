@@ -152,7 +152,7 @@ def _process(
     variant: Variant,
     machines: Sequence[MachineLike],
 ) -> Process:
-    order = _HERE.order(launch_id).as_posix()
+    order = _HERE.launch_config(launch_id).as_posix()
     machine = machines[place.node]
     return Process(
         rank=place.rank,

@@ -11,13 +11,13 @@ from gpurun.launcher.plan.ablation import ablation_rounds
 from gpurun.launcher.plan.devices import MachineLike, job_devices
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import (
-    BalanceOrder,
-    LaunchOrder,
-    OrderedVariant,
-    ProfileOrder,
-    ProgramOrder,
+    BalanceConfig,
+    LaunchConfig,
+    ProfileConfig,
+    ProgramConfig,
     RoundTime,
-    VariantOrder,
+    VariantConfig,
+    VariantRef,
 )
 from gpurun.launcher.splits import split_near_even
 
@@ -34,7 +34,7 @@ def order_for(
     prior: Mapping[str, tuple[RoundTime, ...]],
     found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     caps: tuple[int, ...] = (),
-) -> LaunchOrder:
+) -> LaunchConfig:
     """Everything that the workers of `launch` need.
 
     Gradients are checked, traces taken and steps timed without communication in the first launch of a group
@@ -48,7 +48,7 @@ def order_for(
     """
     variants = [plan.variant(variant_id) for variant_id in launch.variants]
     first, is_first = variants[0], launch.repetition == 0
-    return LaunchOrder(
+    return LaunchConfig(
         launch=launch.id,
         run_dir=str(run_dir),
         workload=first.workload or str(spec.workload),
@@ -78,9 +78,9 @@ def order_for(
 
 def program_order(
     spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
-) -> ProgramOrder:
+) -> ProgramConfig:
     """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
-    return ProgramOrder(
+    return ProgramConfig(
         launch=launch_id,
         run_dir=str(run_dir),
         job_dir=str(job_dir),
@@ -90,23 +90,23 @@ def program_order(
         seed=variant.seed,
         world_size=variant.world_size,
         warmup=spec.steps.warmup,
-        variants=(OrderedVariant(variant.id),),
+        variants=(VariantRef(variant.id),),
         profile=_profile(spec) if is_first else None,
     )
 
 
 def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
-) -> VariantOrder:
+) -> VariantConfig:
     """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
     accumulate = variant.accumulate or 1
     if variant.split or found:
-        return VariantOrder(variant.id, variant.split or found or (), accumulate)
+        return VariantConfig(variant.id, variant.split or found or (), accumulate)
     num_devices = len(variant.devices)
     start = split_near_even(variant.global_batch or 1, num_devices)
     minimum = max(spec.min_local_batch, accumulate if accumulate > 1 else 0)
-    balance = BalanceOrder(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
-    return VariantOrder(variant.id, start, accumulate, balance)
+    balance = BalanceConfig(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
+    return VariantConfig(variant.id, start, accumulate, balance)
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:
@@ -128,10 +128,10 @@ def backend_for(variant: Variant) -> str | None:
     return accelerator_of(variant.devices[0]).backend if has_own_devices else CPU.backend
 
 
-def _profile(spec: JobSpec) -> ProfileOrder | None:
+def _profile(spec: JobSpec) -> ProfileConfig | None:
     wanted = spec.profile
     if not wanted.steps:
         return None
-    return ProfileOrder(
+    return ProfileConfig(
         wanted.steps, wanted.shapes, wanted.memory, wanted.stacks, wanted.modules, wanted.ranks
     )

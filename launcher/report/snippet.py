@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.report.order import by_rank
 
 _MAP_STYLE = """\
 import torch

@@ -18,7 +18,7 @@ from gpurun.launcher.plan.devices import job_devices
 from gpurun.launcher.plan.largest import largest_batch
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
-from gpurun.launcher.rundir.records import Attempt, Fit, FitOrder
+from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig
 from gpurun.launcher.units import format_count, plural
 
 MAX_STARTS = 40
@@ -34,14 +34,14 @@ def wants_max(spec: JobSpec) -> bool:
     return spec.global_batch == "max" and not spec.compare.global_batch
 
 
-def with_batch(spec: JobSpec, fit: Fit) -> JobSpec:
+def with_batch(spec: JobSpec, fit: MaxBatch) -> JobSpec:
     """The job with the batch that was found in place of `max`."""
     return replace(spec, global_batch=fit.global_batch)
 
 
-def find_fit(
+def find_max_batch(
     spec: JobSpec, machine: Machine, pool: WorkerPool, job_dir: Path, say: Callable[[str], None]
-) -> Fit:
+) -> MaxBatch:
     """The largest batch that every device holds and every split of the job allows.
 
     Raises:
@@ -62,7 +62,7 @@ def find_fit(
     batch = largest_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
     say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
-    return Fit(batch, tuple(caps))
+    return MaxBatch(batch, tuple(caps))
 
 
 @dataclass(frozen=True, order=True)
@@ -200,10 +200,10 @@ class Search:
             entry="gpurun.launcher.worker.training.largest_batch:main",
         )
 
-    def order(self, index: int, fits: int, fails: int | None) -> FitOrder:
+    def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
         num_devices, kind = len(self.devices), accelerator_of(self.devices[0])
         share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
-        return FitOrder(
+        return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
             params=self.params,

@@ -13,7 +13,7 @@ from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flo
 from gpurun.launcher.machine.gpus import EnergyMeter
 from gpurun.launcher.machine.peaks import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.rundir.records import LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.worker.meters.energy import difference, meter_for
 from gpurun.launcher.worker.meters.flops import Counting
 
@@ -114,8 +114,8 @@ class FakeNvml:
         return 1000 * (handle + 1)
 
 
-def order(strategy: str, devices: tuple[str, ...]) -> LaunchOrder:
-    return LaunchOrder(
+def order(strategy: str, devices: tuple[str, ...]) -> LaunchConfig:
+    return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy, devices=devices,
         backend=None, precision="bf16", seed=0, threads=1, variants=(), baseline=None, warmup=1, rounds=1,
         looks=(),

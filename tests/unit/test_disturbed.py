@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.interference import disturbances, queue_percent, throttled, unranked
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.nvml import throttling
-from gpurun.launcher.report.order import by_rank
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord

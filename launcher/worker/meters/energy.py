@@ -7,7 +7,7 @@ import torch
 
 from gpurun.launcher.machine.gpus import EnergyMeter
 from gpurun.launcher.machine.nvml import VISIBLE, energy_meter
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 
 NO_METER = EnergyMeter()
 
@@ -19,7 +19,7 @@ def difference(before_mj: float | None, after_mj: float | None) -> float | None:
     return after_mj - before_mj
 
 
-def meter_for(order: LaunchOrder, rank: int, nvml: Any = None) -> EnergyMeter:
+def meter_for(order: LaunchConfig, rank: int, nvml: Any = None) -> EnergyMeter:
     """The meter of a rank's own GPUs; NVML is asked only where there are some."""
     names = order.devices if order.strategy == "dp" else (order.devices[rank],)
     indices = sorted({torch.device(name).index or 0 for name in names if name.startswith("cuda")})
