@@ -55,12 +55,6 @@ PENDING_SMALL = {
     "gpurun.launcher.plan.largest",
     "gpurun.launcher.run.event_tail",
     "gpurun.launcher.run.stage",
-    "gpurun.launcher.stats.schedule",
-    "gpurun.launcher.tensorboard_plugin.timeline.index.child",
-    "gpurun.launcher.tensorboard_plugin.timeline.index.levels",
-    "gpurun.launcher.tensorboard_plugin.timeline.index.rows",
-    "gpurun.launcher.trace.kineto.process_groups",
-    "gpurun.launcher.trace.kineto.repair",
     "gpurun.launcher.worker.meters.other_processes",
     "gpurun.launcher.worker.program.steady_steps",
     "gpurun.launcher.worker.program.step_boundary",
@@ -69,16 +63,11 @@ PENDING_SMALL = {
     "gpurun.launcher.worker.training.compiled",
 }
 PENDING_NAMES = {
-    "blocks",
     "breakdown",
-    "child",
     "devices",
     "diff",
-    "draft",
-    "errors",
     "explain",
     "files",
-    "gpus",
     "interference",
     "largest_batch",
     "limits",
@@ -89,9 +78,6 @@ PENDING_NAMES = {
     "outcome",
     "program",
     "progress",
-    "rank",
-    "read",
-    "source",
     "steps",
     "writer",
 }
@@ -134,7 +120,7 @@ PENDING_WORDS = {
     "workloads/data/files.py",
     "workloads/resnet_cifar.py",
 }
-PENDING_MODULES = 320
+PENDING_MODULES = 309
 
 
 @dataclass(frozen=True)

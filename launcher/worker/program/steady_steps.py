@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gpurun.launcher.rundir.records import Kind, StepRecord
-from gpurun.launcher.stats.steady import WINDOW_STEPS, is_steady, warmup_minimum
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, is_steady, warmup_minimum
 
 MAX_WARMUP_STEPS = 30
 """After so many steps a program counts as warm, steady or not; the result says which."""
