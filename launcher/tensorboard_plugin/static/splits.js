@@ -55,7 +55,7 @@ export function showSplits(host, app) {
   const view = new View(app);
   replace(
     host,
-    headline(run.answer.headline ?? run.answer.summary, subSentence(run)),
+    headline(run.answer.headline, subSentence(run)),
     view.controls(),
     ...view.parts(),
     ...view.found(),

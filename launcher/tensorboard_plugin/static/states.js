@@ -2,9 +2,10 @@
 
 import { headline } from './controls.js';
 import { el, replace } from './dom.js';
-import { bytes, coarse, columnDecimals, halfWidth, number, roundUp } from './format.js';
+import { bytes, coarse, number } from './format.js';
 import { legend } from './phases.js';
 import { balancedPanels } from './splits_balanced.js';
+import { subSentence } from './splits_words.js';
 
 /** The frame of every state. */
 function box(host, attributes, ...children) {
@@ -183,16 +184,11 @@ export function problemNotes(problems = [], warnings = []) {
 /** A run of one variant: its step and bars, no ranking. */
 export function oneVariant(host, app) {
   const [variant] = app.run.variants;
-  const ci = variant.result?.step_ms?.ci;
-  const half = halfWidth(variant.stepMs, ci);
-  const decimals = columnDecimals([half], [variant.stepMs ?? 0]);
-  const sentence = variant.isRanked
-    ? `${variant.label} takes ${number(variant.stepMs, decimals)}${half ? ` \u00b1 ${number(roundUp(half, decimals), decimals)}` : ''} ms a step.`
-    : `${variant.label}: ${variant.reason ?? variant.status}`;
+  const sub = variant.isRanked ? subSentence(app.run) : `${variant.label}: ${variant.reason ?? variant.status}`;
   const bars = el('div', { class: 'where' });
   replace(
     host,
-    headline(sentence, 'Nothing to compare with, so no ranking and no difference.'),
+    headline(app.run.answer.headline, sub),
     el('div', { class: 'controls' }, legend()),
     bars,
     el(
