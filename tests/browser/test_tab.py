@@ -12,7 +12,7 @@ from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import VIEWS, Tab, watched_page
-from tests.browser.sample_runs import advance, write_steps
+from tests.browser.sample_runs import FASTEST, advance, write_steps
 
 LOOKS = [(1280, False), (1280, True), (768, True)]
 
@@ -31,7 +31,7 @@ def test_every_view_opens_by_a_click(open_tab: OpenTab, width: int, dark: bool) 
 
 def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
-    assert tab.title() == "ddp 34/30 is 4.9 % faster than ddp 32/32."
+    assert tab.title() == FASTEST
     rows = tab.find(".splits tbody tr")
     first = rows.nth(0)
     assert first.get_attribute("data-variant") == "ddp-2-34-30"
