@@ -1,0 +1,96 @@
+"""Makes docs/images/*.png from the recorded runs in docs/runs: `make pictures`.
+
+Opens the tab over a copy of the runs in a headless Chromium, and keeps a picture of each view.
+"""
+
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlencode
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from launcher.run.view import open_view
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "docs" / "runs"
+IMAGES = ROOT / "docs" / "images"
+CHROMIUM = "/usr/bin/chromium"
+ENTRY = "data/plugin_entry.html?name=gpurun"
+"""The tab's own document, without TensorBoard's frame around it."""
+WIDTH = 1200
+MARGIN = 12
+PATIENCE_MS = 60_000
+COLOURS = 128
+"""Enough for a page of flat colours; a third of the bytes."""
+
+PICTURES = {
+    "splits": {"run": "gpt-splits", "tab": "splits"},
+    "where": {"run": "gpt-splits", "tab": "where"},
+    "timeline": {"run": "gpt-splits", "tab": "timeline", "variant": "ddp-2-3-1"},
+    "operators": {
+        "run": "gpt-splits",
+        "tab": "operators",
+        "variant": "ddp-2-3-1",
+        "against": "ddp-2-even",
+    },
+    "balanced": {"run": "balanced", "tab": "splits"},
+}
+"""What the address of each picture holds."""
+HEIGHTS = {"operators": 620, "timeline": 560}
+"""In pixels, of views that are longer than a picture should be; others are cut where they end."""
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or list(PICTURES)
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        shutil.copytree(RUNS, Path(folder) / "runs")
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        with open_view(Path(folder) / "runs") as server:
+            for name in wanted:
+                path = IMAGES / f"{name}.png"
+                path.write_bytes(picture(chromium, f"{server.url}{ENTRY}#{urlencode(PICTURES[name])}", name))
+                print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size >> 10} KiB")
+        chromium.close()
+
+
+def picture(chromium: Browser, url: str, name: str) -> bytes:
+    """The view at `url` as PNG, twice as many pixels as it is wide."""
+    context = chromium.new_context(
+        viewport={"width": WIDTH, "height": HEIGHTS.get(name, 800)},
+        device_scale_factor=2,
+        color_scheme="light",
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    wait_until_drawn(page)
+    bottom = page.evaluate("Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)")
+    height = HEIGHTS.get(name) or min(bottom + MARGIN, 1600)
+    page.set_viewport_size({"width": WIDTH, "height": height})
+    wait_until_drawn(page)
+    image = Image.open(io.BytesIO(page.screenshot()))
+    context.close()
+    small = io.BytesIO()
+    image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def wait_until_drawn(page: Page) -> None:
+    """Until the view, its canvases and fonts are on the screen."""
+    page.locator("main[data-ready=true]").wait_for()
+    if page.locator(".strip").count():
+        page.locator(".strip canvas").first.wait_for()
+    if page.locator("[data-canvas=lanes]").count():
+        page.locator("[data-canvas=lanes][data-drawn=true]").wait_for()
+    page.evaluate("document.fonts.ready")
+    page.wait_for_timeout(500)
+
+
+if __name__ == "__main__":
+    main()
