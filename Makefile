@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e ".[dev]"
-	@$(BIN)/python -m compileall -q launcher workloads
+	@$(BIN)/python -m compileall -q launcher workloads src/gpurun # it follows no links
 	@touch $@
 
 trainer: $(TRAINER)/.ready ## Make the environment of the test with a Hugging Face Trainer
@@ -52,8 +52,8 @@ bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
 
 docs: $(READY) ## Write docs/job-file.md and docs/workloads.md anew from the schema and the workloads' source
-	$(BIN)/python -c "from pathlib import Path; from launcher.spec.reference import job_reference; \
-		from launcher.spec.catalogue import workload_reference; \
+	$(BIN)/python -c "from pathlib import Path; from gpurun.launcher.jobfile.docs.reference import job_reference; \
+		from gpurun.launcher.jobfile.docs.catalogue import workload_reference; \
 		Path('docs/job-file.md').write_text(job_reference()); \
 		Path('docs/workloads.md').write_text(workload_reference())"
 

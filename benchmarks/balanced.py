@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.bare import bare_ms
 from benchmarks.timing import machine_facts, record, table, wall_s
-from launcher.balance.solve import slowest, solve
-from launcher.rundir import write_bytes
+from gpurun.launcher.balance.solve import slowest, solve
+from gpurun.launcher.rundir.files import write_bytes
 
 SEED = 2026
 DRAWS = 50
@@ -135,7 +135,7 @@ GPT_JOB: dict[str, Any] = {
 MODEL = """
 import os
 from pathlib import Path
-from workloads.gpt import build as gpt
+from gpurun.workloads.gpt import build as gpt
 
 GROUP = Path("{group}")
 
@@ -185,7 +185,7 @@ def run(job: dict[str, Any], rounds: int, files: dict[str, str] | None = None) -
         for file, text in (files or {}).items():
             write_bytes(folder / file, text.encode())
         (folder / "job.yaml").write_text(json.dumps({"steps": {"rounds": rounds}} | SHORT | job))
-        wall_s([sys.executable, "-m", "launcher", "job.yaml", "--out", "run"], folder)
+        wall_s([sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"], folder)
         return json.loads((folder / "run" / "comparison.json").read_text())
 
 

@@ -30,7 +30,7 @@ def rank_main(costs: Sequence[Sequence[float]], split: Sequence[int]) -> None:
     import torch
     import torch.distributed as dist
 
-    from workloads.sleep import build
+    from gpurun.workloads.sleep import build
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import record, table
-from launcher.records import OrderedVariant, ProgramOrder
-from launcher.rundir import RunDir
-from launcher.worker.hooks import watch_steps
-from launcher.worker.recorder import StepRecorder
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import OrderedVariant, ProgramOrder
+from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.recorder import StepRecorder
 
 STEPS = 5_000
 

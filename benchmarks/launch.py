@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.timing import BIN, in_turn, ratio, record, table, wall_s
 
-GPURUN = [sys.executable, "-m", "launcher"]
+GPURUN = [sys.executable, "-m", "gpurun"]
 ACCELERATE = Path(__file__).resolve().parents[1] / ".venv-trainer" / "bin" / "accelerate"
 FIGURES = Path(tempfile.gettempdir()) / "gpurun-launch-figures.json"
 """Of the counts measured so far: all of them at once take minutes of a quiet machine."""
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 WORKLOAD = (
     READY
     + """
-from workloads import Workload
+from gpurun import Workload
 
 def build(folder):
     if dist.is_initialized():

@@ -50,7 +50,7 @@ def row(workload: str, rounds: list[list[float]]) -> list[str]:
     import math
     import statistics
 
-    from launcher.stats.paired import hodges_lehmann, wilcoxon_interval
+    from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 
     differences = [math.log(ours / bare) for bare, ours in rounds]
     centre, interval = hodges_lehmann(differences), wilcoxon_interval(differences, 0.05)
@@ -69,15 +69,15 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from launcher.records import LaunchOrder, VariantOrder
-    from launcher.worker.clock import clock_for
-    from launcher.worker.collection import no_garbage_collection
-    from launcher.worker.journal import Journal
-    from launcher.worker.live import Live
-    from launcher.worker.load import load_workload
-    from launcher.worker.measure import Bench
-    from launcher.worker.peers import Group
-    from launcher.worker.trainer import Trainer
+    from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+    from gpurun.launcher.worker.accelerators.clock import clock_for
+    from gpurun.launcher.worker.base.collection import no_garbage_collection
+    from gpurun.launcher.worker.base.journal import Journal
+    from gpurun.launcher.worker.base.peers import Group
+    from gpurun.launcher.worker.profiling.on_request import Live
+    from gpurun.launcher.worker.training.load import load_workload
+    from gpurun.launcher.worker.training.timed_rounds import Bench
+    from gpurun.launcher.worker.training.trainer import Trainer
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

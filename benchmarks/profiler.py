@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.timing import machine_facts, record, table
-from launcher.stats.paired import hodges_lehmann, wilcoxon_interval
+from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = 10
@@ -100,8 +100,8 @@ def serve(captures: int) -> None:
     """The body of such a process."""
     import torch
 
-    from launcher.records import ProfileOrder
-    from launcher.worker.profile import capture
+    from gpurun.launcher.rundir.records import ProfileOrder
+    from gpurun.launcher.worker.profiling.profiler import capture
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.timing import record, table
-from launcher.records import LaunchOrder
-from launcher.run.blame import root_cause
-from launcher.run.exits import Exit
-from launcher.run.guard import split_process
-from launcher.run.pool import TORCH, StartRequest, WorkerPool
-from launcher.run.proctree import descendants, is_alive
-from launcher.rundir import RunDir, write_json
+from gpurun.launcher.failures.root_cause import root_cause
+from gpurun.launcher.machine.process_tree import descendants, is_alive
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.guard import split_process
+from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import LaunchOrder
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "integration"
 WORLD = 4
@@ -55,7 +55,9 @@ def main(failures: int = 50, runs: int = 200, kills: int = 20) -> None:
     with (
         tempfile.TemporaryDirectory() as name,
         split_process() as guard,
-        WorkerPool(guard, TORCH, {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}"}) as pool,
+        WorkerPool(
+            guard, TORCH, {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}:{TESTS.parents[1]}/src"}
+        ) as pool,
     ):
         folder = Path(name)
         gone_s: list[float] = []

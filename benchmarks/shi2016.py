@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.timing import machine_facts, record, wall_s
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "shi2016.yaml"
-GPURUN = (sys.executable, "-m", "launcher")
+GPURUN = (sys.executable, "-m", "gpurun")
 
 
 def main(run: Path | None = None) -> None:

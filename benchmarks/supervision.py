@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import record, table
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 
 RANKS = 16
 JOB = f"""
@@ -38,7 +38,7 @@ def main(seconds: float = 20.0) -> None:
 def cpu_shares(folder: Path, seconds: float) -> dict[str, float]:
     """CPU time per second of each of the command's own processes, while all ranks make steps."""
     (folder / "job.yaml").write_text(JOB)
-    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run"]
+    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"]
     with subprocess.Popen(argv, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as command:
         while len(list((folder / "run").glob("variants/*/rank*.jsonl"))) < RANKS:
             time.sleep(0.1)

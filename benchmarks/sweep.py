@@ -35,7 +35,7 @@ SCRIPT = '''
 """What people write by hand: DDP on two ranks with a split of the batch, timed in blocks."""
 import json, os, sys, time
 import torch, torch.distributed as dist
-from workloads.gpt import build
+from gpurun.workloads.gpt import build
 
 split, params, blocks, out = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 dist.init_process_group("gloo")

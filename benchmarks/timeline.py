@@ -29,8 +29,8 @@ import psutil
 from benchmarks.browsing import MOVES, Browsing, browse
 from benchmarks.timing import record, table
 from benchmarks.trace import MB, Repeated
-from launcher.run.view import Server, open_view
-from launcher.tensorboard_plugin.timeline.store import FOLDER
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import FOLDER
+from gpurun.launcher.tensorboard_plugin.view import Server, open_view
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "dlrm_8xV100"
 ZOOMS = (1, 10, 100, 1000, 10_000)

@@ -42,7 +42,8 @@ CONTROL_S = 3.0
 MAX_COPIES = 100_000
 MIN_SPEEDUP = 15
 OURS = (
-    "import msgspec; from pathlib import Path; from launcher.trace.analyse import analyse_paths",
+    "import msgspec; from pathlib import Path\n"
+    "from gpurun.launcher.trace.analysis.analyse import analyse_paths",
     "msgspec.json.encode(analyse_paths([Path(sys.argv[1])]))",
 )
 """What to import, and then to measure; `sys.argv[1]` is the file."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from workloads import Workload
+from gpurun import Workload
 
 
 def build(width: int = 256) -> Workload:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from launcher.uneven import UnevenBatches
+from gpurun.uneven import UnevenBatches
 
 EPOCHS = 3
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from launcher.errors import SpecError
-from launcher.units import plural
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.units import plural
 
 BALANCED = "balanced"
 """The split whose devices are measured before it is chosen."""

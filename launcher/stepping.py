@@ -1,4 +1,4 @@
-"""`launcher.step()`: marks a step in a program whose loop has no optimizer; imports nothing heavy.
+"""`gpurun.step()`: marks a step in a program whose loop has no optimizer; imports nothing heavy.
 
 Outside of `gpurun` nobody observes, and the context manager does nothing.
 """
@@ -31,8 +31,8 @@ def stop_observing() -> None:
     _observers.clear()
 
 
-class step:  # noqa: N801 - reads as a function: `with launcher.step():`
-    """One step of a loop without an optimizer: `with launcher.step(): …`.
+class step:  # noqa: N801 - reads as a function: `with gpurun.step():`
+    """One step of a loop without an optimizer: `with gpurun.step(): …`.
 
     A program that uses it is timed by it alone: what its optimizers do no longer counts.
     """

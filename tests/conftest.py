@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from launcher.run.proctree import become_subreaper, is_alive
+from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
 from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere
 
 # Hypothesis' own deadline would be a timed assertion.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 
 SETTLE_S = 3.0
 """How long a process that was told to end may take."""

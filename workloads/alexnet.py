@@ -6,8 +6,8 @@ Source: https://arxiv.org/abs/1608.07249
 from torch import nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
-from workloads.synthetic import classified
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.synthetic import classified
 
 
 def alexnet_s() -> Workload:

@@ -9,8 +9,8 @@ from itertools import pairwise
 from torch import nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
-from workloads.synthetic import classified
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.synthetic import classified
 
 FCN_S = (26752, 2048, 2048, 2048, 26752)
 FCN_R = (784, 2048, 4096, 1024, 10)

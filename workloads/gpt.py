@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
-from workloads.gpt_shape import Shape, shape_of
-from workloads.text import Corpus, corpus, open_corpus, random_windows
-from workloads.transformer import Block
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.text import Corpus, corpus, open_corpus, random_windows
+from gpurun.workloads.gpt_shape import Shape, shape_of
+from gpurun.workloads.transformer import Block
 
 
 class GPT(nn.Module):

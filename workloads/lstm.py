@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
+from gpurun.workloads.base import Workload
 
 VOCABULARY = 10_000
 WIDTH = 256

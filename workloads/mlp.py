@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
+from gpurun.workloads.base import Workload
 
 
 def build(width: int = 512, layers: int = 3, inputs: int = 784, classes: int = 10) -> Workload:

@@ -30,12 +30,12 @@ class Builtin:
 
 def _classic(family: str, name: str, batch: int, bound_by: str, summary: str) -> Builtin:
     """A network of Shi et al. 2016 with the batch that they published."""
-    return Builtin(f"workloads.{family}", summary, bound_by, name, defaults={"global_batch": batch})
+    return Builtin(f"gpurun.workloads.{family}", summary, bound_by, name, defaults={"global_batch": batch})
 
 
 def _probe(name: str, strategy: str, bound_by: str, summary: str) -> Builtin:
     """A micro-benchmark: it has no batch, and its devices are used by this strategy."""
-    module = f"workloads.probes.{name}"
+    module = f"gpurun.workloads.probes.{name}"
     return Builtin(module, summary, bound_by, name, "micro-benchmark", {"strategy": strategy})
 
 
@@ -44,12 +44,12 @@ _DENSE, _CONVOLUTIONS = "large matrix products, and reading their weights", "con
 BUILTINS: Mapping[str, Builtin] = MappingProxyType(
     {
         "gpt": Builtin(
-            "workloads.gpt",
+            "gpurun.workloads.gpt",
             "a causal language model on real text; presets tiny, small and 124M (GPT-2 small)",
             "matrix products and attention",
         ),
         "vit_b16": Builtin(
-            "workloads.vit",
+            "gpurun.workloads.vit",
             "the vision transformer ViT-B/16, on random images or those of a folder",
             "matrix products and attention; from a folder, maybe reading",
             "vit_b16",
@@ -62,7 +62,7 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "ResNet-50 for 224² images, random or from a folder; version 1 (Shi et al. 2016) or 1.5",
         ),
         "mlp": Builtin(
-            "workloads.mlp", "a multi-layer perceptron on random vectors", "small matrix products"
+            "gpurun.workloads.mlp", "a multi-layer perceptron on random vectors", "small matrix products"
         ),
         "fcn_s": _classic("fcn", "fcn_s", 64, _DENSE, "FCN-S: four layers, 118 M parameters"),
         "alexnet_s": _classic(
@@ -104,7 +104,7 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
         ),
         "matmul": _probe("matmul", "single", "arithmetic", "matrix products: FLOP/s over size"),
         "sleep": Builtin(
-            "workloads.sleep",
+            "gpurun.workloads.sleep",
             "sleeps alpha + beta·b ms per device: steps of a known duration",
             "nothing: it sleeps",
         ),

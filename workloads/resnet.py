@@ -6,8 +6,8 @@ Source: He et al. 2015, https://arxiv.org/abs/1512.03385
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
-from workloads.images import image_workload
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.images import image_workload
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 """Width and number of blocks."""

@@ -8,8 +8,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Workload
-from workloads.synthetic import classified
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.synthetic import classified
 
 BLOCKS_PER_STAGE = 9
 """n of the 6n + 2 layers."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Workload, device_index
+from gpurun.workloads.base import Workload, device_index
 
 PerDevice = float | Sequence[float]
 """One value for all devices, or one for each in the job's order."""

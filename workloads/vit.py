@@ -6,9 +6,9 @@ Source: Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929
 import torch
 from torch import Tensor, nn
 
-from workloads.base import Workload
-from workloads.images import CLASSES, IMAGE_PIXELS, image_workload
-from workloads.transformer import Block
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.images import CLASSES, IMAGE_PIXELS, image_workload
+from gpurun.workloads.transformer import Block
 
 PATCH_PIXELS = 16
 LAYERS, WIDTH, HEADS = 12, 768, 12

@@ -11,12 +11,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from launcher.balance.curve import fit_curve
-from launcher.balance.refine import HOPE, Split, costs_of, fastest_measured, gap_around, is_as_hoped
-from launcher.balance.solve import slowest, solve
-from launcher.errors import SpecError
-from launcher.records import Balance, Curve, Prediction
-from launcher.splits import split_even, split_near_even, split_proportional
+from gpurun.launcher.balance.curve import fit_curve
+from gpurun.launcher.balance.refine import HOPE, Split, costs_of, fastest_measured, gap_around, is_as_hoped
+from gpurun.launcher.balance.solve import slowest, solve
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.rundir.records import Balance, Curve, Prediction
+from gpurun.launcher.splits import split_even, split_near_even, split_proportional
 
 MeasureSplit = Callable[[Split, int], Sequence[float]]
 """Milliseconds of a step of each device's own work, from so many steps of a split, all devices at once.

@@ -6,9 +6,9 @@ from itertools import combinations
 from math import sqrt
 from statistics import median
 
-from launcher.records import Curve
-from launcher.stats.median import median_interval
-from launcher.stats.verdict import Interval
+from gpurun.launcher.rundir.records import Curve
+from gpurun.launcher.stats.median import median_interval
+from gpurun.launcher.stats.verdict import Interval
 
 STRAIGHT_WITHIN = 0.02
 """Share of a measured time that a straight line may miss it by."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from launcher.balance.curve import cost_ms
-from launcher.balance.solve import Cost, slowest
-from launcher.records import Curve
+from gpurun.launcher.balance.curve import cost_ms
+from gpurun.launcher.balance.solve import Cost, slowest
+from gpurun.launcher.rundir.records import Curve
 
 Split = tuple[int, ...]
 

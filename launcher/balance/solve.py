@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
-from launcher.errors import SpecError
-from launcher.units import plural
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.units import plural
 
 Cost = Callable[[int], float]
 """What a number of samples takes on one device; never less for more samples."""

@@ -1,8 +1,8 @@
 """What the fastest variant still loses: a cause that all variants share makes none of them slower."""
 
-from launcher.compare.explain import Kind, Loss, losses, on_cpu, told
-from launcher.compare.label import variant_label
-from launcher.compare.model import RankFigures, VariantResult
+from gpurun.launcher.compare.explain import Kind, Loss, losses, on_cpu, told
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import RankFigures, VariantResult
 
 LARGE_FROM = 0.20
 """Share of the step from which on it is told without anybody having asked."""

@@ -6,11 +6,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launcher.compare.balanced import balanced
-from launcher.compare.batch_curve import batch_curves
-from launcher.compare.difference import Differences, planned_looks
-from launcher.compare.disturbed import disturbances, unranked
-from launcher.compare.figures import (
+from gpurun.launcher.compare.difference import Differences, planned_looks
+from gpurun.launcher.compare.figures.balanced import balanced
+from gpurun.launcher.compare.figures.batch_curve import batch_curves
+from gpurun.launcher.compare.figures.measured import Measured, read_measured
+from gpurun.launcher.compare.figures.probes import probe_result, probe_summary
+from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
+from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.variant import (
     exposed_comm,
     launch_medians_ms,
     noise,
@@ -18,21 +21,18 @@ from launcher.compare.figures import (
     scaling_efficiency,
     step_time,
 )
-from launcher.compare.findings import findings
-from launcher.compare.label import varied_texts
-from launcher.compare.measured import Measured, read_measured
-from launcher.compare.model import Comparison, VariantResult
-from launcher.compare.notes import notes
-from launcher.compare.probes import probe_result, probe_summary
-from launcher.compare.standings import Standings, standings
-from launcher.compare.summary import summary, summary_without_steps
-from launcher.compare.throughput import gpu_names, throughput
-from launcher.compare.traced import read_traced
-from launcher.plan.model import Plan
-from launcher.plan.nodes import Node
-from launcher.rundir import RunDir, read_json
-from launcher.spec.builtins import is_probe
-from launcher.units import plural
+from gpurun.launcher.compare.findings import findings
+from gpurun.launcher.compare.interference import disturbances, unranked
+from gpurun.launcher.compare.label import varied_texts
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.notes import notes
+from gpurun.launcher.compare.ranking import Standings, standings
+from gpurun.launcher.compare.summary import summary, summary_without_steps
+from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.units import plural
 
 SCHEMA = 1
 

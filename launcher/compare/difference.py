@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from launcher.compare.measured import Measured
-from launcher.compare.model import Difference, Verdict
-from launcher.plan.model import Plan
-from launcher.stats.launches import launch_pair_interval
-from launcher.stats.looks import Looks, Outcome, look_at, looks, settle
-from launcher.stats.pairs import round_differences
-from launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.model import Difference, Verdict
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.stats.launches import launch_pair_interval
+from gpurun.launcher.stats.looks import Looks, Outcome, look_at, looks, settle
+from gpurun.launcher.stats.pairs import round_differences
+from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 

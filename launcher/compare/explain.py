@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher.compare.model import RankFigures, VariantResult
-from launcher.compare.slowest import slowest_rank
-from launcher.units import format_ms
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.model import RankFigures, VariantResult
+from gpurun.launcher.units import format_ms
 
 MENTION_FROM = 0.05
 """A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""

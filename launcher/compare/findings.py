@@ -1,10 +1,10 @@
 """What two independent measurements of the same thing say about each other."""
 
-from launcher.compare.figures import ablation_interval_ms
-from launcher.compare.measured import Measured
-from launcher.compare.model import ExposedComm, Interval, RankFigures
-from launcher.compare.slowest import slowest_rank
-from launcher.units import format_ms
+from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.figures.variant import ablation_interval_ms
+from gpurun.launcher.compare.model import ExposedComm, Interval, RankFigures
+from gpurun.launcher.units import format_ms
 
 APART_OF_ABLATION = 0.3
 APART_OF_STEP = 0.02

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from launcher.plan.model import PROGRAM
-from launcher.splits import BALANCED
+from gpurun.launcher.plan.model import PROGRAM
+from gpurun.launcher.splits import BALANCED
 
 if TYPE_CHECKING:
-    from launcher.compare.model import VariantResult
-    from launcher.plan.model import Variant
+    from gpurun.launcher.compare.model import VariantResult
+    from gpurun.launcher.plan.model import Variant
 
 LONGEST_SPLIT = 16
 """Characters; a longer list of samples is written as runs."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from launcher.compare.label import variant_label, varied_texts
-from launcher.compare.measured import Measured
-from launcher.compare.summary import MORE_LAUNCHES
-from launcher.plan.model import LeftOut, Plan
-from launcher.spec.builtins import is_probe
-from launcher.stats.launches import MIN_PAIRS
+from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.label import variant_label, varied_texts
+from gpurun.launcher.compare.summary import MORE_LAUNCHES
+from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.plan.model import LeftOut, Plan
+from gpurun.launcher.stats.launches import MIN_PAIRS
 
 
 def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ A second one where even the fastest loses much of its step to something that can
 
 from collections.abc import Sequence
 
-from launcher.compare.advice import remaining_loss
-from launcher.compare.explain import why_slower
-from launcher.compare.label import variant_label
-from launcher.compare.model import Difference, VariantResult
-from launcher.compare.standings import Rival, Standings, time_per_sample
-from launcher.plan.model import PROGRAM
-from launcher.units import format_ms, format_percent, format_percent_interval
+from gpurun.launcher.compare.advice import remaining_loss
+from gpurun.launcher.compare.explain import why_slower
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Difference, VariantResult
+from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
+from gpurun.launcher.plan.model import PROGRAM
+from gpurun.launcher.units import format_ms, format_percent, format_percent_interval
 
 MORE_LAUNCHES = "steps: {launches: 6}"
 """What a person adds to the job file to have launches compared."""

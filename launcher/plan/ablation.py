@@ -1,8 +1,8 @@
 """In which rounds steps are timed without communication as well."""
 
-from launcher.plan.model import Launch
-from launcher.spec.builtins import is_probe
-from launcher.spec.model import JobSpec
+from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.model import Launch
 
 ABLATION_ROUNDS = 6
 """The fewest that give the ablation a 95 % interval: a sweep takes longer by a fraction of these rounds."""

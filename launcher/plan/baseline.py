@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.errors import SpecError
-from launcher.plan.combination import Candidate, Combination
-from launcher.plan.model import Variant
-from launcher.spec.model import Baseline, JobSpec
-from launcher.splits import comes_to
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.model import Baseline, JobSpec
+from gpurun.launcher.plan.combination import Candidate, Combination
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.splits import comes_to
 
 
 def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:

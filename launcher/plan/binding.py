@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launcher.topology import Topology
+from gpurun.launcher.machine.topology import Topology
 
 Cpus = tuple[int, ...]
 

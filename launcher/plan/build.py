@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.errors import SpecError
-from launcher.paths import RunPaths
-from launcher.plan.binding import bind_ranks
-from launcher.plan.devices import MachineLike, gpu_index, is_cuda, visible_gpus
-from launcher.plan.estimate import estimate_s
-from launcher.plan.expand import expand, processes_of
-from launcher.plan.ids import group_id, make_unique
-from launcher.plan.model import Launch, Plan, Process, Variant
-from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
-from launcher.plan.program import program_processes
-from launcher.plan.spread import all_devices, interface_env
-from launcher.spec.builtins import is_probe
-from launcher.spec.model import JobSpec
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.binding import bind_ranks
+from gpurun.launcher.plan.devices import MachineLike, gpu_index, is_cuda, visible_gpus
+from gpurun.launcher.plan.estimate import estimate_s
+from gpurun.launcher.plan.expand import expand, processes_of
+from gpurun.launcher.plan.ids import group_id, make_unique
+from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
+from gpurun.launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
+from gpurun.launcher.plan.program import program_processes
+from gpurun.launcher.plan.spread import all_devices, interface_env
+from gpurun.launcher.rundir.paths import RunPaths
 
 __all__ = ["Group", "build_plan", "estimate_s"]
 
@@ -155,7 +155,7 @@ def _process(
     machine = machines[place.node]
     return Process(
         rank=place.rank,
-        argv=("python", "-m", "launcher.worker", order, str(place.rank)),
+        argv=("python", "-m", "gpurun.launcher.worker", order, str(place.rank)),
         env={
             **_rank_env(place),
             **(interface_env(machine) if variant.strategy == "ddp" else {}),

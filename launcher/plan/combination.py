@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import SpecError
-from launcher.plan.model import PROGRAM, Variant
-from launcher.spec.builtins import default_batch
-from launcher.spec.model import Compare, JobSpec
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.builtins import default_batch
+from gpurun.launcher.jobfile.model import Compare, JobSpec
+from gpurun.launcher.plan.model import PROGRAM, Variant
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""

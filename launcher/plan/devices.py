@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from launcher.errors import MachineError, SpecError
-from launcher.spec.model import JobSpec
-from launcher.topology import Topology
-from launcher.units import plural
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.units import plural
 
 Devices = str | tuple[str, ...]
 

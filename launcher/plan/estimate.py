@@ -1,9 +1,9 @@
 """A rough duration of a run, before anything is known of the workload's speed."""
 
-from launcher.plan.ablation import ablation_rounds
-from launcher.plan.devices import is_cuda
-from launcher.plan.model import Launch, Plan
-from launcher.spec.model import JobSpec
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.ablation import ablation_rounds
+from gpurun.launcher.plan.devices import is_cuda
+from gpurun.launcher.plan.model import Launch, Plan
 
 _STEP_S = 0.03
 """A step of a small model; warm-up, gradient check and trace are counted in steps."""

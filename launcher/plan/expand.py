@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.errors import MachineError, SpecError
-from launcher.plan.baseline import choose_baseline
-from launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from launcher.plan.devices import MachineLike, is_cuda
-from launcher.plan.ids import make_unique, program_id, variant_id
-from launcher.plan.model import LeftOut, Variant
-from launcher.plan.nodes import Node, node_of_device
-from launcher.plan.program import program_variant
-from launcher.plan.spread import all_devices, cores_per_device, notes_on
-from launcher.spec.builtins import is_probe
-from launcher.spec.draft import Draft
-from launcher.spec.fit import find_misfits
-from launcher.spec.model import JobSpec
-from launcher.splits import Split, resolve_split
-from launcher.units import plural
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.jobfile.checks.device_checks import find_misfits
+from gpurun.launcher.jobfile.draft import Draft
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.baseline import choose_baseline
+from gpurun.launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
+from gpurun.launcher.plan.devices import MachineLike, is_cuda
+from gpurun.launcher.plan.ids import make_unique, program_id, variant_id
+from gpurun.launcher.plan.model import LeftOut, Variant
+from gpurun.launcher.plan.nodes import Node, node_of_device
+from gpurun.launcher.plan.program import program_variant
+from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
+from gpurun.launcher.splits import Split, resolve_split
+from gpurun.launcher.units import plural
 
 
 @dataclass(frozen=True)

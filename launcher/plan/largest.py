@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from launcher.plan.combination import combinations
-from launcher.spec.model import JobSpec
-from launcher.splits import BALANCED
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.combination import combinations
+from gpurun.launcher.splits import BALANCED
 
 
 def largest_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.loopback import LOOPBACK
-from launcher.plan.nodes import Node
+from gpurun.launcher.machine.loopback import LOOPBACK
+from gpurun.launcher.plan.nodes import Node
 
 PROGRAM = "script"
 """The strategy of variants that are programs."""

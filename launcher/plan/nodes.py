@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.topology import Topology
+from gpurun.launcher.machine.topology import Topology
 
 
 @dataclass(frozen=True)

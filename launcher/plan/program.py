@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.loopback import LOOPBACK
-from launcher.paths import RunPaths
-from launcher.plan.combination import Combination, ImpossibleError
-from launcher.plan.devices import MachineLike, visible_gpus
-from launcher.plan.model import PROGRAM, Process, Variant
-from launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
-from launcher.plan.spread import interface_env
-from launcher.spec.model import JobSpec
-from launcher.units import plural
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.loopback import LOOPBACK
+from gpurun.launcher.plan.combination import Combination, ImpossibleError
+from gpurun.launcher.plan.devices import MachineLike, visible_gpus
+from gpurun.launcher.plan.model import PROGRAM, Process, Variant
+from gpurun.launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
+from gpurun.launcher.plan.spread import interface_env
+from gpurun.launcher.rundir.paths import RunPaths
+from gpurun.launcher.units import plural
 
 _HERE = RunPaths(Path())
 """File names relative to the run directory."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from launcher.errors import MachineError
-from launcher.plan.devices import (
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.devices import (
     Devices,
     MachineLike,
     busy_notes,
@@ -11,8 +12,7 @@ from launcher.plan.devices import (
     job_devices,
     resolve_devices,
 )
-from launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
-from launcher.spec.model import JobSpec
+from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
 
 
 def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:

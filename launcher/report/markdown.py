@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from launcher.compare.label import variant_label
-from launcher.compare.model import Comparison, VariantResult
-from launcher.report.balanced import balanced_lines
-from launcher.report.batch_curve import batch_curve_lines
-from launcher.report.cells import number_text, uncertainty_text, verdict_text
-from launcher.report.footer import gradient_lines, noise_lines, warning_lines
-from launcher.report.order import by_rank
-from launcher.units import format_ms, format_rate
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.report.order import by_rank
+from gpurun.launcher.report.terminal.balanced import balanced_lines
+from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
+from gpurun.launcher.report.terminal.cells import number_text, uncertainty_text, verdict_text
+from gpurun.launcher.report.terminal.footer import gradient_lines, noise_lines, warning_lines
+from gpurun.launcher.units import format_ms, format_rate
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from launcher.compare.label import split_text
-from launcher.plan.model import PROGRAM, Variant
+from gpurun.launcher.compare.label import split_text
+from gpurun.launcher.plan.model import PROGRAM, Variant
 
 if TYPE_CHECKING:
-    from launcher.compare.model import VariantResult
+    from gpurun.launcher.compare.model import VariantResult
 
 
 def split_label(variant: "Variant | VariantResult") -> str:

@@ -1,7 +1,7 @@
 """In which order reports list the variants."""
 
-from launcher.compare.model import Comparison, VariantResult
-from launcher.compare.standings import fastest_first, is_ranked
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.ranking import fastest_first, is_ranked
 
 
 def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.compare.disturbed import disturbances_of
-from launcher.published.shi2016 import (
+from gpurun.launcher.compare.interference import disturbances_of
+from gpurun.launcher.published.shi2016 import (
     CPUS,
     FRAMEWORKS,
     GPUS,
@@ -17,8 +17,8 @@ from launcher.published.shi2016 import (
     scaling,
     table7,
 )
-from launcher.report.grid import grid
-from launcher.units import Interval, plural
+from gpurun.launcher.report.terminal.grid import grid
+from gpurun.launcher.units import Interval, plural
 
 RESTORED, OTHER, UNREADABLE = "~", "*", "?"
 LEGEND = (

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from launcher.compare.rounds import round_times
-from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import RoundTime, VariantFacts, VariantStatus
-from launcher.rundir import RunDir, read_json
+from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus
 
 UNRANKED = ("oom", "failed", "timeout", "skipped")
 

@@ -1,6 +1,5 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
-import gc
 import os
 import sys
 import time
@@ -8,39 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cluster.facts import NodeFlags
-from launcher.compare.label import variant_label
-from launcher.compare.model import Comparison
-from launcher.errors import GpurunError, Interrupted, NodesError, SpecError
-from launcher.host import Machine, inspect_machine
-from launcher.plan.build import build_plan, estimate_s
-from launcher.plan.model import Launch, Plan
-from launcher.plan.nodes import Node
-from launcher.records import Event
-from launcher.report.plan import headlines
-from launcher.run.account import Account
-from launcher.run.fit import find_fit, wants_max, with_batch
-from launcher.run.guard import Guard
-from launcher.run.limits import check_open_files
-from launcher.run.open import (
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, SpecError
+from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.failures.reporter import Account
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.machine.limits import check_open_files
+from gpurun.launcher.plan.build import build_plan, estimate_s
+from gpurun.launcher.plan.model import Launch, Plan
+from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.processes.pool import WorkerPool
+from gpurun.launcher.processes.ranks import Pools
+from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.report.terminal.plan import headlines
+from gpurun.launcher.run.largest_batch import find_fit, wants_max, with_batch
+from gpurun.launcher.run.open import (
     Invocation,
     find_run,
-    load_invocation,
     open_run,
-    read_invocation,
     resume_run,
 )
-from launcher.run.outcome import outcome_error
-from launcher.run.pool import WorkerPool
-from launcher.run.pools import WorkerPools
-from launcher.run.progress import Progress, Status
-from launcher.run.ranks import Pools
-from launcher.run.relay import Relay
-from launcher.run.running import claimed
-from launcher.run.session import Session
-from launcher.run.signals import forwarded
-from launcher.rundir import RunDir, write_json
-from launcher.spec.model import JobSpec
+from gpurun.launcher.run.progress import Progress, Status
+from gpurun.launcher.run.session import Session
+from gpurun.launcher.rundir.claim import claimed
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import Event
 
 LATEST = Path("latest")
 
@@ -117,47 +111,6 @@ class Job:
         """The run to go on with."""
         newest = self.resume == LATEST and not self.resume.exists()
         return (self.out or Path("runs") / self.spec.name) if newest else self.resume
-
-
-def run_job(
-    guard: Guard,
-    pools: WorkerPools,
-    invocation: Invocation | None,
-    out: Path | None,
-    resume: Path | None,
-    output: Output = Output(),  # frozen
-    flags: NodeFlags | None = None,
-) -> Finished | None:
-    """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
-
-    `None` on nodes other than the first, which has the results.
-
-    Args:
-        guard: the two processes that watch each other.
-        pools: start the ranks; their first server may still be importing.
-        invocation: the job file and its overrides; `None` takes those of the run that is resumed.
-        out: the run directory, where it isn't to be under `runs/`.
-        resume: a run to go on with; `LATEST` is the newest of this job.
-        output: what to show of what the ranks write.
-        flags: this node's place among several.
-
-    Raises:
-        SpecError: the job file or the command line is wrong, or another command works on this run.
-        MachineError: the machine lacks what the job asks for, or the run directory can't be written.
-        NodesError: a node of the job is gone.
-    """
-    gc.enable()
-    given = invocation or read_invocation(resume or Path())
-    job = Job(given, load_invocation(given), out, resume, output)
-    if job.spec.nodes > 1:
-        from launcher.cluster.run import run_on_nodes
-
-        return run_on_nodes(guard, pools, job, flags or NodeFlags())
-    if flags is not None and flags.given:
-        raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
-    ready = prepare(job, inspect_machine(), pools.get({}))
-    pools.keep_only(ready.envs)
-    return carry_out(ready, pools, output)
 
 
 def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] = ()) -> Prepared:
@@ -277,8 +230,3 @@ class Tracker:
         if launches_done >= PACE_FROM_LAUNCHES:
             return left * elapsed_s / launches_done
         return self.estimate_s - elapsed_s if elapsed_s < self.estimate_s else None
-
-
-def invocation_of(job: Path | None, overrides: Sequence[str]) -> Invocation | None:
-    """The command line's job; `None` where it names none."""
-    return None if job is None else Invocation(job, tuple(overrides))

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import MachineError, SpecError
-from launcher.host import Machine, host_record
-from launcher.plan.model import Plan
-from launcher.run.running import refuse_if_alive
-from launcher.rundir import RunDir, read_json, unwritable, write_bytes, write_json
-from launcher.spec.command import program_job
-from launcher.spec.load import load_job, load_text
-from launcher.spec.model import JobSpec
-from launcher.spec.workload import check_files
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.checks.workload import check_files
+from gpurun.launcher.jobfile.command import program_job
+from gpurun.launcher.jobfile.load import load_job, load_text
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.host import Machine, host_record
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.rundir.claim import refuse_if_alive
+from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 
 LATEST = "latest"
 """A text file that holds the newest run's folder name; a link would make TensorBoard read the run twice."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from launcher.units import format_duration
+from gpurun.launcher.units import format_duration
 
 BAR_CELLS = 20
 REFRESH_S = 0.1

@@ -8,18 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from launcher.compare.build import compare_run
-from launcher.compare.difference import planned_looks
-from launcher.compare.model import Comparison
-from launcher.control import leave
-from launcher.errors import Interrupted, MachineError, ParamsError
-from launcher.host import Machine
-from launcher.plan.model import Launch, Plan, Variant
-from launcher.plan.order import order_for
-from launcher.records import Event, Restart, RoundTime, VariantStatus
-from launcher.report.tensorboard import write_tensorboard
-from launcher.run.account import Account
-from launcher.run.attempts import (
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.difference import planned_looks
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.errors import Interrupted, MachineError, ParamsError
+from gpurun.launcher.failures.reporter import Account
+from gpurun.launcher.failures.restart import can_pass, is_everywhere, pause_s
+from gpurun.launcher.failures.root_cause import Failure, root_cause
+from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
+from gpurun.launcher.inspect.hang_watchdog import Pace
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest
+from gpurun.launcher.processes.ranks import Pools, Ranks
+from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+from gpurun.launcher.run.attempts import (
     attempt_id,
     attempts,
     finished_variants,
@@ -31,21 +38,14 @@ from launcher.run.attempts import (
     untried_alike,
     variant_rounds,
 )
-from launcher.run.blame import Failure, root_cause
-from launcher.run.doing import allowed_s, is_balancing, located
-from launcher.run.exits import Exit
-from launcher.run.hang import Hang, diagnose
-from launcher.run.pace import Pace
-from launcher.run.pool import OPTIMIZING, StartRequest
-from launcher.run.program import begin_launch, end_launch, launch_requests
-from launcher.run.ranks import Pools, Ranks
-from launcher.run.relay import Relay
-from launcher.run.restart import can_pass, is_everywhere, pause_s
-from launcher.run.running import entered
-from launcher.run.tail import EventTail
-from launcher.rundir import RunDir, append_lines, write_json
-from launcher.spec.model import JobSpec
-from launcher.units import format_duration, plural
+from gpurun.launcher.run.event_tail import EventTail
+from gpurun.launcher.run.program_ranks import begin_launch, end_launch, launch_requests
+from gpurun.launcher.run.stage import allowed_s, is_balancing, located
+from gpurun.launcher.rundir.claim import entered
+from gpurun.launcher.rundir.control import leave
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import Event, Restart, RoundTime, VariantStatus
+from gpurun.launcher.units import format_duration, plural
 
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has."""

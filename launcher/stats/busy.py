@@ -1,6 +1,6 @@
 """How busy others kept the cores: from when on a time tells of that, and not of what was measured."""
 
-from launcher.units import format_number, round_up
+from gpurun.launcher.units import format_number, round_up
 
 QUEUE_PERCENT = 5.0
 """Of a time spent waiting for others from which on it is not the time that was to be measured."""

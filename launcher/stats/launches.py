@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev, variance
 
-from launcher.stats.student import t_quantile
-from launcher.stats.verdict import Interval
+from gpurun.launcher.stats.student import t_quantile
+from gpurun.launcher.stats.verdict import Interval
 
 MIN_PAIRS = 6
 """With fewer pairs of launches a t-interval rests on its assumption of a normal distribution alone."""

@@ -7,10 +7,10 @@ all together keep theirs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.records import RoundTime
-from launcher.stats.paired import hodges_lehmann, wilcoxon_interval
-from launcher.stats.pairs import round_differences
-from launcher.stats.verdict import Interval, Verdict, percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.rundir.records import RoundTime
+from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
+from gpurun.launcher.stats.pairs import round_differences
+from gpurun.launcher.stats.verdict import Interval, Verdict, percent_from_log, percent_interval, verdict_of
 
 Looks = tuple[tuple[int, float], ...]
 """(rounds so far, α of one comparison), in rising order of rounds."""

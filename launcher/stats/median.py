@@ -6,8 +6,8 @@ from fractions import Fraction
 from functools import lru_cache
 from statistics import median
 
-from launcher.stats.launches import t_interval
-from launcher.stats.verdict import Interval
+from gpurun.launcher.stats.launches import t_interval
+from gpurun.launcher.stats.verdict import Interval
 
 
 def median_interval(values: Sequence[float], alpha: float = 0.05) -> Interval | None:

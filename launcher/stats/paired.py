@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.stats.verdict import Interval
+from gpurun.launcher.stats.verdict import Interval
 
 EXACT_UP_TO = 300
 """Values; beyond them T counts as normal: at 300 that moves its ranks by 0.2 % at most, to the wide side."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from launcher.records import RoundTime
+from gpurun.launcher.rundir.records import RoundTime
 
 
 def round_step_ns(step_ns_by_rank: Sequence[Sequence[int]]) -> float:

@@ -11,12 +11,17 @@ from typing import Any
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from launcher.tensorboard_plugin.http import download_response, json_response, static_files, static_response
-from launcher.tensorboard_plugin.listing import Listing
-from launcher.tensorboard_plugin.merged import Merges, file_name
-from launcher.tensorboard_plugin.query import Query, Refused
-from launcher.tensorboard_plugin.routes import ROUTES, Answer, Server, state_answer
-from launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.tensorboard_plugin.answers.merged import Merges, file_name
+from gpurun.launcher.tensorboard_plugin.http import (
+    download_response,
+    json_response,
+    static_files,
+    static_response,
+)
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.query import Query, Refused
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Answer, Server, state_answer
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 
 logger = logging.getLogger(__name__)
 

@@ -6,28 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.tensorboard_plugin.answers import (
+from gpurun.launcher.tensorboard_plugin.answers.breakdown import breakdown_answer, straggler
+from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
+from gpurun.launcher.tensorboard_plugin.answers.runs import (
     run_answer,
     runs_answer,
     steps_answer,
     unopened,
     variant_ids,
 )
-from launcher.tensorboard_plugin.breakdown import breakdown_answer, straggler
-from launcher.tensorboard_plugin.listing import Listed, Listing
-from launcher.tensorboard_plugin.machine import LiveDevices
-from launcher.tensorboard_plugin.operators import KINDS, operators_answer
-from launcher.tensorboard_plugin.progress import progress_answer
-from launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
-from launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
-from launcher.tensorboard_plugin.timeline.format import Header
-from launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
-from launcher.tensorboard_plugin.timeline.mapped import Index
-from launcher.tensorboard_plugin.timeline.meta import meta_answer
-from launcher.tensorboard_plugin.timeline.search import search_answer
-from launcher.tensorboard_plugin.timeline.selection import selection_answer
-from launcher.tensorboard_plugin.timeline.store import Traces
-from launcher.tensorboard_plugin.timeline.window import Window, window_answer
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
+from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.logdir.progress import progress_answer
+from gpurun.launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
+from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
+from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
+from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
+from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
+from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer
 
 Answer = dict[str, Any]
 

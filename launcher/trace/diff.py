@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
+from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What can be wrong with a trace file."""
 
-from launcher.errors import GpurunError
+from gpurun.launcher.errors import GpurunError
 
 
 class TraceError(GpurunError):

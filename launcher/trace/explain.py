@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.trace.mean import mean_stretch, stretches_told, tells_steps
-from launcher.trace.model import TraceReport
+from gpurun.launcher.trace.analysis.mean import mean_stretch, stretches_told, tells_steps
+from gpurun.launcher.trace.model import TraceReport
 
 MENTION_FROM = 0.05
 """A loss below this share of the time isn't worth a person's time."""

@@ -14,16 +14,16 @@ from typing import IO, Any
 
 import msgspec
 
-from launcher.errors import MachineError
-from launcher.trace.analyse import Analysis, analyse
-from launcher.trace.blocks import TraceFile
-from launcher.trace.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
-from launcher.trace.digest import Digest
-from launcher.trace.discover import find_traces
-from launcher.trace.events import time_texts
-from launcher.trace.match import Collective
-from launcher.trace.merged_file import MARK, place_for
-from launcher.trace.source import open_source
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
+from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.analysis.match import Collective
+from gpurun.launcher.trace.kineto.blocks import TraceFile
+from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
+from gpurun.launcher.trace.kineto.discover import find_traces
+from gpurun.launcher.trace.kineto.events import time_texts
+from gpurun.launcher.trace.kineto.source import open_source
+from gpurun.launcher.trace.merged_file import MARK, place_for
 
 RawEvent = dict[str, Any]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.errors import SpecError
-from launcher.trace.errors import TraceError
-from launcher.trace.source import open_source
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.kineto.source import open_source
 
 HEAD_BYTES = 4096
 MARK = {"gpurun": {"merged": True}}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from launcher.environment import child_environment
-from launcher.trace.digest import Digest, digest_file
-from launcher.trace.errors import TraceError
+from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.trace.analysis.digest import Digest, digest_file
+from gpurun.launcher.trace.errors import TraceError
 
 PARALLEL_FROM_BYTES = 16 << 20
 """Below it, all files together, starting processes takes longer than reading."""
@@ -99,7 +99,7 @@ def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
 
 def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from launcher.trace.parallel import serve; serve()"],
+        [sys.executable, "-c", "from gpurun.launcher.trace.parallel import serve; serve()"],
         stdin=subprocess.PIPE,
         stdout=answer,
         env=child_environment(),

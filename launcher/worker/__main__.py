@@ -1,8 +1,8 @@
-"""`python -m launcher.worker LAUNCH.json RANK`: one rank by hand, as the plan prints it."""
+"""`python -m gpurun.launcher.worker LAUNCH.json RANK`: one rank by hand, as the plan prints it."""
 
 import sys
 
-from launcher.worker.main import main
+from gpurun.launcher.worker.entry.main import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

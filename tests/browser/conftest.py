@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from launcher.compare.model import Comparison
-from launcher.report.tensorboard import write_tensorboard
-from launcher.run.view import open_view
-from launcher.rundir import RunDir, read_json
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
 from tests.browser.sample_runs import (
     write_apart,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.compare.model import (
+from gpurun.launcher.compare.model import (
     Balanced,
     BatchCurve,
     BatchPoint,
@@ -25,11 +25,11 @@ from launcher.compare.model import (
     StepTime,
     VariantResult,
 )
-from launcher.control import start_ticks
-from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import Event
-from launcher.run.running import Running, boot_id
-from launcher.rundir import RunDir, append_lines, write_json
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.rundir.claim import Running, boot_id
+from gpurun.launcher.rundir.control import start_ticks
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import Event
 from tests.browser.sample_traces import write_traces
 
 MARKUP = "<img src=x onerror=document.title='hacked'>"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from launcher.compare.model import Comparison
-from launcher.report.html import render_html
-from launcher.rundir import RunDir, read_json
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.tensorboard_plugin.export.html import render_html
 from tests.browser.pages import watched_page
 from tests.browser.sample_runs import write_balanced, write_batches, write_gpt_splits, write_hostile
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from launcher.run.running import read
-from launcher.rundir import RunDir, write_json
+from gpurun.launcher.rundir.claim import read
+from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import VIEWS, Tab, watched_page
 from tests.browser.sample_runs import advance, write_steps

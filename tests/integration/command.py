@@ -37,7 +37,7 @@ class Result:
 def gpurun(folder: Path, *args: str, env: dict[str, str] | None = None) -> Result:
     """`gpurun ARGS` in `folder`; never with a traceback of ours."""
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", *args],
+        [sys.executable, "-m", "gpurun", *args],
         cwd=folder,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -71,7 +71,7 @@ SLEEP_JOB = """
 MODEL = """
     import os, signal, sys, time
     import torch
-    from workloads import Workload
+    from gpurun import Workload
 
     class Model(torch.nn.Module):
         def __init__(self):

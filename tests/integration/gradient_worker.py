@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.records import LaunchOrder, VariantOrder
-from launcher.worker import step
-from launcher.worker.batches import step_generator
-from launcher.worker.gradient import check_gradients, relative_error
-from launcher.worker.step import NoClock
-from launcher.worker.trainer import Trainer
-from workloads import Workload
+from gpurun import Workload
+from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.worker.training import step
+from gpurun.launcher.worker.training.batches import step_generator
+from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
+from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.trainer import Trainer
 
 SEED = 5
 GLOBAL_BATCH = 24

@@ -86,7 +86,7 @@ class Hosts:
     def start(self, host: int, *args: str, env: dict[str, str] | None = None) -> Command:
         """`gpurun ARGS` on a host."""
         argv = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
-        argv += ["sh", NAMES[host], str(self.folders[host]), str(self.work), sys.executable, "-m", "launcher"]
+        argv += ["sh", NAMES[host], str(self.folders[host]), str(self.work), sys.executable, "-m", "gpurun"]
         process = subprocess.Popen(
             [*argv, *args],
             env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, TensorDataset
 
-from launcher.records import LossOver
-from launcher.report.paste import iterable, map_style
+from gpurun.launcher.report.snippet import iterable, map_style
+from gpurun.launcher.rundir.records import LossOver
 from tests.integration.uneven_worker import SPLIT, new_model, samples
 from tests.unit.test_compare_summary import result
 

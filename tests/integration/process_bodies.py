@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.records import LaunchOrder
-from launcher.rundir import read_json
+from gpurun.launcher.rundir.files import read_json
+from gpurun.launcher.rundir.records import LaunchOrder
 
 STEPS_BEFORE_FAULT = 3
 
@@ -110,8 +110,8 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    from launcher.worker.failure import record_failure
-    from launcher.worker.group import close_group, finish, init_group
+    from gpurun.launcher.worker.base.failure import record_failure
+    from gpurun.launcher.worker.base.process_group import close_group, finish, init_group
 
     order, rank = read_json(Path(argv[0]), LaunchOrder), int(argv[1])
     torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def describe_listeners(argv: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    from launcher.worker.group import close_group, init_group
+    from gpurun.launcher.worker.base.process_group import close_group, init_group
 
     order, rank = read_json(Path(argv[0]), LaunchOrder), int(argv[1])
     init_group(order, rank)

@@ -6,13 +6,14 @@ It has the processes of the real one: front, supervisor, server, ranks; only tor
 import sys
 from pathlib import Path
 
-from launcher.errors import GpurunError
-from launcher.run.guard import split_process
-from launcher.run.pool import StartRequest, WorkerPool
-from launcher.run.signals import interruptible
+from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.processes.guard import split_process
+from gpurun.launcher.processes.pool import StartRequest, WorkerPool
+from gpurun.launcher.processes.signals import interruptible
 
 GRACE_S = 0.2
-PYTHONPATH = f"{Path(__file__).parent}:{Path(__file__).resolve().parents[2]}"
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"
 
 
 def main(folder: str, bodies: list[str]) -> int:

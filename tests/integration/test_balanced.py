@@ -119,7 +119,7 @@ FAILING = """
 
 def test_memory_that_runs_out_bounds_the_split(tmp_path: Path) -> None:
     body = """
-        from workloads import device_index
+        from gpurun import device_index
         if device_index() == 1 and x.shape[0] > 2: torch.empty(1 << 50)
         time.sleep(0.002 * x.shape[0])
     """

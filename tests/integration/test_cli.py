@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import SLEEP_JOB, Result, gpurun, write
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
@@ -117,7 +118,7 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
     code = (
         "import sys, atexit; atexit.register(lambda: print([m for m in "
         "('torch', 'numpy', 'tensorboard', 'rich') if m in sys.modules], file=sys.stderr));"
-        "sys.argv = ['gpurun', *sys.argv[1:]]; from launcher.cli import main; main()"
+        "sys.argv = ['gpurun', *sys.argv[1:]]; from gpurun.launcher.cli.main import main; main()"
     )
     argv = [sys.executable, "-c", code, *args]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -126,13 +127,15 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
 
 def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
     """A command line of shell, with `gpurun` and `python` in it."""
-    script = words.replace("python", sys.executable).replace("gpurun", f"{sys.executable} -m launcher")
+    script = re.sub(
+        r"\bgpurun\b(?!\.)", f"{sys.executable} -m gpurun", words.replace("python", sys.executable)
+    )
     return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from launcher.streams import fill_gaps; fill_gaps(); print(1);"
+        "import os, sys; from gpurun.launcher.cli.streams import fill_gaps; fill_gaps(); print(1);"
         "open('names', 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
     )
     assert in_shell(tmp_path, f'python -c "{code}" 0<&- >&- 2>&-').returncode == 0
@@ -200,7 +203,7 @@ def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedP
         pytest.skip("mounting a small disk needs root")
     write(folder, "job.yaml", SLEEP_JOB)
     mount = f"mkdir disk && mount -t tmpfs -o size={size} tmpfs disk || exit 77\n"
-    run = f"{sys.executable} -m launcher"
+    run = f"{sys.executable} -m gpurun"
     script = mount + textwrap.dedent(script).replace("gpurun", run)
     argv = ["unshare", "--mount", "sh", "-c", script]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
@@ -282,10 +285,10 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
     ("moment", "command"),
     [
         ("click", "check"),
-        ("launcher.cli", "job"),
-        ("launcher.run.guard", "job"),
-        ("launcher.run.session", "job"),
-        ("launcher.plan.build", "check"),
+        ("gpurun.launcher.cli.main", "job"),
+        ("gpurun.launcher.processes.guard", "job"),
+        ("gpurun.launcher.run.session", "job"),
+        ("gpurun.launcher.plan.build", "check"),
         ("at exit", "check"),
     ],
 )
@@ -301,7 +304,7 @@ def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command:
             atexit.register(interrupt)
         sys.meta_path.insert(0, type("Hook", (), {{"find_spec": staticmethod(interrupt)}}))
         sys.argv = ["gpurun", {command!r}, "job.yaml"]
-        from launcher.__main__ import main
+        from gpurun.__main__ import main
         main()
     """
     argv = [sys.executable, "-c", textwrap.dedent(code)]
@@ -315,7 +318,7 @@ def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command:
 def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, all_gone: Any) -> None:
     """By Ctrl-C; `test_operations` ends a run with SIGTERM."""
     write(tmp_path, "job.yaml", SLEEP_JOB.replace("rounds: 8", "rounds: 4, early_stop: false"))
-    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run"]
+    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"]
     with subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from launcher.stats.schedule import round_blocks
+from gpurun.launcher.stats.schedule import round_blocks
 from tests.integration.command import MODEL_JOB, gpurun, misbehaving, write
 
 ON_6_2 = "x.shape[0] == 2 and calls > 20"
@@ -55,7 +55,7 @@ def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(tmp_pat
     raising = line_of(tmp_path, "ValueError")
     assert f'{tmp_path}/model.py", line {raising}, in misbehave' in result.err
     assert result.err.count("ValueError: no such thing\n") == 2  # the headline, and the end of the traceback
-    for noise in ("zygote", "runpy", "Extension modules", "worker/trainer.py", "torch/nn"):
+    for noise in ("zygote", "runpy", "Extension modules", "worker/training/trainer.py", "torch/nn"):
         assert noise not in result.err
 
 

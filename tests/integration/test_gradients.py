@@ -10,12 +10,12 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.records import LaunchOrder, VariantOrder
-from launcher.worker.gradient import check_gradients
-from launcher.worker.trainer import Trainer
+from gpurun import Workload
+from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.worker.training.gradient_check import check_gradients
+from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration import gradient_worker as worker
 from tests.integration.ranks import run_ranks
-from workloads import Workload
 
 NUM_PROCESSES = 4
 

@@ -14,7 +14,7 @@ JOB = """
     gradient_check: false
 """
 UNEQUAL = """
-    from workloads import device_index
+    from gpurun import device_index
     if device_index() == 0 and x.shape[0] > 21: torch.empty(1 << 50)
     if device_index() == 1 and x.shape[0] > 5: os.kill(os.getpid(), signal.SIGKILL)
 """

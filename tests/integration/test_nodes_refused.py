@@ -39,7 +39,7 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
         [
             sys.executable,
             "-m",
-            "launcher",
+            "gpurun",
             "job.yaml",
             "--node-rank",
             "1",

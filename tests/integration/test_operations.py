@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import gpurun, misbehaving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ JOB = """
 @contextmanager
 def running(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     """`gpurun job.yaml --out run` in the background, once its ranks make steps."""
-    argv = [sys.executable, "-m", "launcher", "job.yaml", "--out", "run", *args]
+    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run", *args]
     with subprocess.Popen(
         argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     ) as process:
@@ -49,7 +49,7 @@ def wait_for(happened, process: subprocess.Popen[str]) -> None:
 
 def follow_one_line(folder: Path, job: subprocess.Popen[str]) -> None:
     """Somebody reads a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
-    command = f"{sys.executable} -m launcher logs run --follow | head -1"
+    command = f"{sys.executable} -m gpurun logs run --follow | head -1"
     with subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True) as reader:
 
         def is_read() -> bool:

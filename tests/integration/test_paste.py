@@ -10,18 +10,18 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 from torch import Tensor
 
-from launcher.records import LossOver
-from launcher.uneven import UnevenBatches
-from launcher.worker.main import loss_over
+from gpurun import Workload
+from gpurun.launcher.rundir.records import LossOver
+from gpurun.launcher.worker.entry.main import loss_over
+from gpurun.uneven import UnevenBatches
 from tests.integration import paste_worker as worker
 from tests.integration.command import gpurun, write
 from tests.integration.ranks import run_ranks
 from tests.integration.uneven_worker import SPLIT, new_model
-from workloads import Workload
 
 SUM = """
 import torch
-from workloads import Workload
+from gpurun import Workload
 
 def build():
     def batch(size, generator):

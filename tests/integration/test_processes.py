@@ -11,16 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.errors import MachineError
-from launcher.records import LaunchOrder
-from launcher.run.blame import Failure, explain, root_cause
-from launcher.run.exits import Exit
-from launcher.run.guard import Guard, split_process
-from launcher.run.observe import observe
-from launcher.run.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
-from launcher.rundir import RunDir, write_json
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
+from gpurun.launcher.inspect.snapshot import observe
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.guard import Guard, split_process
+from gpurun.launcher.processes.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import LaunchOrder
 
-BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).resolve().parents[2]}"}
+ROOT = Path(__file__).resolve().parents[2]
+BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
 TIMES = 5
 WORLD = 3
 
@@ -252,7 +253,7 @@ def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tm
 def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
     """Where no more processes are allowed, BLAS sends an interrupt to whoever imports it."""
     code = (
-        "import os; from launcher.run.guard import split_process\n"
+        "import os; from gpurun.launcher.processes.guard import split_process\n"
         "with split_process(): import numpy; print(len(os.listdir('/proc/self/task')))"
     )
     env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}

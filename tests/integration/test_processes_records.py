@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.errors import SpecError, VariantError
-from launcher.rundir import RunDir
-from launcher.worker.failure import Kind, record_failure
+from gpurun.launcher.errors import SpecError, VariantError
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.worker.base.failure import Kind, record_failure
 
 ALLOCATOR = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"

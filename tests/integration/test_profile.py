@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.errors import MachineError
-from launcher.records import ProfileOrder
-from launcher.trace.analyse import analyse_paths
-from launcher.worker.profile import capture, memory_history
-from launcher.worker.strategies.cpu_parallel import CpuDataParallel
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.records import ProfileOrder
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.worker.profiling.profiler import capture, memory_history
+from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
 
 def traced(path: Path, order: ProfileOrder) -> list[dict[str, Any]]:

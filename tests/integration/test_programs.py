@@ -111,12 +111,12 @@ def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
 MODULE = """
     import sys
     from . import helper
-    import launcher
+    import gpurun
     import workloads
 
     print("spec", __spec__.name, helper.NAME, sys.argv[1:], workloads.OWN)
     for _ in range(60):
-        with launcher.step():
+        with gpurun.step():
             sum(range(1000))
 """
 

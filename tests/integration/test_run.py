@@ -133,7 +133,7 @@ def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path) -> None:
 def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
-        "from launcher.cli import main; main()"
+        "from gpurun.launcher.cli.main import main; main()"
     )
     moved = tmp_path / "elsewhere"
     (naps / "run").rename(moved)

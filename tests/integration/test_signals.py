@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 
 FRONT = Path(__file__).parent / "process_front.py"
 BODIES = ("hold_the_gil", "leave_grandchild", "ignore_sigterm", "sleep_for_ever")

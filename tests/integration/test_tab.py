@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.records import StepRecord
-from launcher.run.view import open_view
-from launcher.rundir import RunDir, append_lines
-from launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
+from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.unit.trace_files import kernel, launch, rank_info, step, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 VIEW = """\
 import sys
 from pathlib import Path
-from launcher.run.view import open_view
+from gpurun.launcher.tensorboard_plugin.view import open_view
 with open_view(Path(sys.argv[1])) as server:
     print(server.url, server.process.pid, flush=True)
     server.wait()

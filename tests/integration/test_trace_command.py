@@ -157,7 +157,7 @@ def test_traces_are_read_without_torch(folder: Path) -> None:
 
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
-        "from launcher.cli import main; main()"
+        "from gpurun.launcher.cli.main import main; main()"
     )
     args = ["trace", "run/variants/ddp-2-even"]
     done = subprocess.run(

@@ -13,9 +13,9 @@ def test_a_trainer_runs_unchanged_and_its_steps_are_seen(tmp_path: Path) -> None
     assert PYTHON.exists(), "`make trainer` sets up the environment of this test; `make test` does it too"
     shutil.copy(Path(__file__).with_name("trainer.py"), tmp_path)
     done = subprocess.run(
-        [PYTHON, "-m", "launcher", "run", "trainer.py", "--devices", "cpu:2", "--out", "run"],
+        [PYTHON, "-m", "gpurun", "run", "trainer.py", "--devices", "cpu:2", "--out", "run"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=300,

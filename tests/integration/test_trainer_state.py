@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.records import VariantOrder
-from launcher.worker.step import NoClock
-from launcher.worker.trainer import Trainer
+from gpurun import Workload
+from gpurun.launcher.rundir.records import VariantOrder
+from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.gradient_worker import order
-from workloads import Workload
 
 
 class Stubborn(nn.Module):

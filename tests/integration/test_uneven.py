@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 
-from launcher.uneven import UnevenBatches, UnevenStream, loss_weight
+from gpurun.uneven import UnevenBatches, UnevenStream, loss_weight
 from tests.integration import uneven_worker as worker
 from tests.integration.ranks import run_ranks
 

@@ -12,18 +12,18 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 from PIL import Image
 
-from launcher.errors import ParamsError, VariantError
-from launcher.records import LaunchOrder, VariantOrder
-from launcher.worker.load import load_workload
-from launcher.worker.step import NoClock
-from launcher.worker.trainer import Trainer
-from launcher.worker.user_error import UserError
+from gpurun.launcher.errors import ParamsError, VariantError
+from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.worker.base.user_error import UserError
+from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.trainer import Trainer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model.py"
 GOOD = """\
 import torch
 from torch import nn
-from workloads import Workload
+from gpurun import Workload
 class Model(nn.Linear):
     def forward(self, x):
         return super().forward(x)
@@ -208,7 +208,7 @@ def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: b
 
 def test_listing_the_builtins_imports_no_torch() -> None:
     program = dedent("""
-        import sys, workloads, workloads.registry as registry
+        import sys, workloads, gpurun.workloads.registry as registry
         assert {"gpt", "mlp", "sleep"} < set(registry.BUILTINS)
         assert "torch" not in sys.modules
     """)

@@ -17,13 +17,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from launcher.cli import cli
-from launcher.compare.model import Comparison
-from launcher.errors import MachineError, SpecError
-from launcher.records import StepRecord
-from launcher.report.tensorboard import write_tensorboard
-from launcher.run.view import Server, open_view
-from launcher.rundir import RunDir, append_lines
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.tensorboard_plugin.view import Server, open_view
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -33,7 +33,7 @@ HPARAMS = "experiment/defaultExperimentId/data/plugin/hparams"
 VIEW = """\
 import sys
 from pathlib import Path
-from launcher.run.view import Server, open_view
+from gpurun.launcher.tensorboard_plugin.view import Server, open_view
 with open_view(Path(sys.argv[1])) as server:
     print(server.url, server.process.pid, flush=True)
     server.wait()
@@ -150,7 +150,9 @@ def test_nothing_is_left_of_it(logdir: Path, number: signal.Signals) -> None:
 def test_the_address_that_is_told_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as ended:
         server = Server("http://127.0.0.1:6006/", ended)
-        monkeypatch.setattr("launcher.run.view.open_view", lambda *_, **__: nullcontext(server))
+        monkeypatch.setattr(
+            "gpurun.launcher.tensorboard_plugin.view.open_view", lambda *_, **__: nullcontext(server)
+        )
         told = CliRunner().invoke(cli, ["view", str(tmp_path)])
     assert "http://127.0.0.1:6006/#gpurun " in told.output
 

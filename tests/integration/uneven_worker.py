@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from launcher.uneven import UnevenBatches, UnevenStream
+from gpurun.uneven import UnevenBatches, UnevenStream
 
 SPLIT = (11, 3)
 NUM_SAMPLES = 43

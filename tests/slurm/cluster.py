@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launcher.run.proctree import descendants
+from gpurun.launcher.machine.process_tree import descendants
 
 NODES = ("ci0", "ci1")
 START_S = 30.0

@@ -10,9 +10,9 @@ import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from launcher.run.proctree import die_with
-from launcher.rundir import read_json
-from launcher.worker.child import finish
+from gpurun.launcher.machine.process_tree import die_with
+from gpurun.launcher.rundir.files import read_json
+from gpurun.launcher.worker.entry.child import finish
 from tests.truth.plan import Session
 from tests.truth.rank import run_link, run_rank
 

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
-from launcher.rundir import RunDir, write_json
-from launcher.worker.group import init_group, join_store, open_store
-from launcher.worker.profile import capture
-from launcher.worker.step import NoClock
-from launcher.worker.trainer import Trainer
+from gpurun import Workload
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import LaunchOrder, ProfileOrder, VariantOrder
+from gpurun.launcher.worker.base.process_group import init_group, join_store, open_store
+from gpurun.launcher.worker.profiling.profiler import capture
+from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.trainer import Trainer
 from tests.truth.plan import Case, Lengths, Series, Session, capture_id, delays_file, lengths_file
-from workloads import Workload
 
 WIDTH = 64
 BACKWARD = 2 / 3

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.rundir import write_json
+from gpurun.launcher.rundir.files import write_json
 from tests.truth.plan import FAULTS, Fault, Session, draw_series
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.records import ProfileOrder
-from launcher.trace.analyse import analyse_paths
-from launcher.worker.profile import capture
+from gpurun.launcher.rundir.records import ProfileOrder
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.worker.profiling.profiler import capture
 from tests.truth.plan import FAULTS, Fault
 from tests.truth.sessions import draw_session, run_session
 from tests.truth.verdict import BOUND, verdicts

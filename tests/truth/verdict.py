@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from launcher.compare.explain import Loss, main_cause
-from launcher.compare.figures import with_breakdown
-from launcher.compare.model import RankFigures, StepTime, VariantResult
-from launcher.compare.traced import Traced, read_traced
-from launcher.rundir import RunDir, read_json
+from gpurun.launcher.compare.explain import Loss, main_cause
+from gpurun.launcher.compare.figures.traced import Traced, read_traced
+from gpurun.launcher.compare.figures.variant import with_breakdown
+from gpurun.launcher.compare.model import RankFigures, StepTime, VariantResult
+from gpurun.launcher.rundir.files import RunDir, read_json
 from tests.truth.on_gpu import retell
 from tests.truth.plan import FAULTS, Case, Lengths, Session, capture_id, delays_file, lengths_file
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from launcher.stats.launches import launch_pair_interval
-from launcher.stats.looks import looks, settle
-from launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.stats.launches import launch_pair_interval
+from gpurun.launcher.stats.looks import looks, settle
+from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 
 FALSE_ALARMS = ("faster", "slower")
 

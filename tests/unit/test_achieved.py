@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.compare.measured import Measured
-from launcher.compare.throughput import Throughput, throughput
-from launcher.peaks import PEAKS, peak_flop_per_s, total_peak_flop_per_s
-from launcher.plan.model import Variant
-from launcher.records import LaunchOrder, StepRecord, VariantFacts, VariantStatus
-from launcher.worker.energy import EnergyMeter, difference, meter_for
-from launcher.worker.flops import Counting
+from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.throughput import Throughput, throughput
+from gpurun.launcher.machine.peaks import PEAKS, peak_flop_per_s, total_peak_flop_per_s
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.rundir.records import LaunchOrder, StepRecord, VariantFacts, VariantStatus
+from gpurun.launcher.worker.meters.energy import EnergyMeter, difference, meter_for
+from gpurun.launcher.worker.meters.flops import Counting
 
 
 def counted(work: Callable[[], torch.Tensor]) -> int | None:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.balance import calibrate
-from launcher.balance.calibrate import Calibration, balance_of
-from launcher.balance.curve import cost_ms, fit_curve, isotonic, theil_sen
-from launcher.balance.solve import slowest, solve
-from launcher.errors import SpecError
-from launcher.records import Curve
-from launcher.splits import split_near_even, split_proportional
+from gpurun.launcher.balance import calibrate
+from gpurun.launcher.balance.calibrate import Calibration, balance_of
+from gpurun.launcher.balance.curve import cost_ms, fit_curve, isotonic, theil_sen
+from gpurun.launcher.balance.solve import slowest, solve
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.rundir.records import Curve
+from gpurun.launcher.splits import split_near_even, split_proportional
 
 
 def water_level(alphas: Sequence[float], betas: Sequence[float], batch: float) -> float:

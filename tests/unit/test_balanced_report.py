@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from launcher.balance.calibrate import balance_of
-from launcher.balance.curve import fit_curve
-from launcher.report.balanced import balanced_lines
-from launcher.report.names import split_label
-from launcher.report.table import render_table
-from launcher.rundir import write_json
+from gpurun.launcher.balance.calibrate import balance_of
+from gpurun.launcher.balance.curve import fit_curve
+from gpurun.launcher.report.names import split_label
+from gpurun.launcher.report.terminal.balanced import balanced_lines
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import write_json
 from tests.unit import test_compare as hand_made
 
 files = hand_made.files

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import ParamsError
-from launcher.frames import OUR_FOLDERS
-from launcher.records import FailureRecord
-from launcher.run.blame import explain, root_cause, users_traceback, with_crash
-from launcher.run.exits import Exit
-from launcher.run.outcome import outcome_error
-from launcher.run.restart import can_pass, is_everywhere
-from launcher.rundir import write_json
-from launcher.worker.load import load_workload
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.failures.restart import can_pass, is_everywhere
+from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
+from gpurun.launcher.inspect.frames import OURS
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.worker.training.load import load_workload
 from tests.unit import test_compare as hand_made
 
 files = hand_made.files
@@ -187,7 +187,7 @@ def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files:
 LIBRARY = sysconfig.get_path("purelib")
 TRACEBACK = f"""\
 Traceback (most recent call last):
-  File "{OUR_FOLDERS[0]}worker/main.py", line 35, in main
+  File "{OURS}launcher/worker/entry/main.py", line 35, in main
     run_launch(journal)
   File "{LIBRARY}/torch/nn/modules/module.py", line 1778, in _call_impl
     return forward_call(*args)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import GpurunError
-from launcher.plan.build import build_plan
-from launcher.plan.model import Plan
-from launcher.spec.load import load_job
+from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
 
 JOBS = (
     b"""\

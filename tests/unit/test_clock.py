@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.worker.clock import STEP_END, CpuClock, CudaClock, StepTiming, step_timings
+from gpurun.launcher.worker.accelerators.clock import STEP_END, CpuClock, CudaClock, StepTiming, step_timings
 
 
 @dataclass

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cluster.agree import disagreement, missing_nodes, program_sha256
-from launcher.cluster.follow import Places
-from launcher.cluster.messages import Chunk, Hello, RankExit, decode, encode
-from launcher.cluster.network import find_place, resolve
-from launcher.cluster.options import LinkOptions
-from launcher.cluster.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
-from launcher.cluster.timeline import Timeline
-from launcher.cluster.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
-from launcher.errors import MachineError, SpecError
-from launcher.plan.build import build_plan
-from launcher.plan.nodes import Node, NodeGpu
-from launcher.records import FailureRecord
-from launcher.run.blame import root_cause
-from launcher.rundir import write_bytes
-from launcher.spec.load import load_text
-from launcher.spec.model import JobSpec
-from launcher.worker.link import await_listener
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.failures.root_cause import root_cause
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.network import find_place, resolve
+from gpurun.launcher.nodes.exit_order import Timeline
+from gpurun.launcher.nodes.follower import Places
+from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256
+from gpurun.launcher.nodes.link_options import LinkOptions
+from gpurun.launcher.nodes.messages import Chunk, Hello, RankExit, decode, encode
+from gpurun.launcher.nodes.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
+from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.rundir.files import write_bytes
+from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.worker.entry.node_link import await_listener
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
 FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cluster.facts import Facts, NodeFlags, find_facts, parse_endpoint, slurm_port
-from launcher.cluster.hostlist import expand_hosts
-from launcher.errors import SpecError
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts, parse_endpoint
+from gpurun.launcher.schedulers.slurm_environment import expand_hosts, slurm_port
 
 SLURM = {
     "SLURM_JOB_ID": "123456",

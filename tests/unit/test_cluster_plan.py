@@ -6,19 +6,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from launcher.cluster.facts import Facts
-from launcher.cluster.join import await_welcome, gather, waiting_text
-from launcher.cluster.messages import Hello
-from launcher.errors import MachineError, NodesError, SpecError
-from launcher.plan.build import build_plan
-from launcher.plan.nodes import Node, NodeGpu
-from launcher.run.capture import refuse_on_nodes
-from launcher.run.look import answer, asked, look_at
-from launcher.run.observe import Sight
-from launcher.run.program import launch_requests
-from launcher.rundir import RunDir, write_json
-from launcher.spec.load import load_text
-from launcher.topology import Topology
+from gpurun.launcher.errors import MachineError, NodesError, SpecError
+from gpurun.launcher.inspect.capture import refuse_on_nodes
+from gpurun.launcher.inspect.remote_inspection import answer, asked, look_at
+from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.nodes.facts import Facts
+from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
+from gpurun.launcher.nodes.messages import Hello
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.run.program_ranks import launch_requests
+from gpurun.launcher.rundir.files import RunDir, write_json
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
 EIGHT = Topology({0: tuple(range(8))}, tuple((cpu,) for cpu in range(8)))

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.run.collectives import Collective, Gap, find_gap, last_ones, parse_history
-from launcher.run.hang import find_hang, ranks_text
-from launcher.run.stacks import BACKWARD, COLLECTIVE, Activity, Frame
+from gpurun.launcher.inspect.collectives import Collective, Gap, find_gap, last_ones, parse_history
+from gpurun.launcher.inspect.hang_diagnosis import find_hang, ranks_text
+from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame
 
 
 def history(*called: tuple[str, int, str]) -> tuple[Collective, ...]:

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import pytest
 
-from launcher.compare.build import compare_run
-from launcher.compare.difference import planned_looks
-from launcher.compare.figures import ablation_interval_ms
-from launcher.compare.model import Comparison, Difference
-from launcher.compare.rounds import launch_medians, round_times
-from launcher.errors import MachineError
-from launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
-from launcher.records import RoundTime, StepRecord, VariantFacts, VariantStatus
-from launcher.rundir import RunDir, append_lines, write_json
-from launcher.stats.looks import decided_variants, look_at
-from launcher.stats.median import launches_interval, median_interval
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.difference import planned_looks
+from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
+from gpurun.launcher.compare.figures.variant import ablation_interval_ms
+from gpurun.launcher.compare.model import Comparison, Difference
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import RoundTime, StepRecord, VariantFacts, VariantStatus
+from gpurun.launcher.stats.looks import decided_variants, look_at
+from gpurun.launcher.stats.median import launches_interval, median_interval
 
 
 def variant(variant_id, split, strategy="ddp", **changes):

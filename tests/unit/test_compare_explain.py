@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.compare.explain import main_cause, why_slower
-from launcher.compare.findings import disagreement
-from launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.explain import main_cause, why_slower
+from gpurun.launcher.compare.findings import disagreement
+from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
 from tests.unit.test_compare_summary import result, sentence
 
 

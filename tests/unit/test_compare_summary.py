@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.compare.build import closing_sentence
-from launcher.compare.difference import opposite
-from launcher.compare.label import variant_label
-from launcher.compare.model import Difference, ExposedComm, StepTime, VariantResult
-from launcher.compare.standings import standings
-from launcher.compare.summary import summary
+from gpurun.launcher.compare.build import closing_sentence
+from gpurun.launcher.compare.difference import opposite
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Difference, ExposedComm, StepTime, VariantResult
+from gpurun.launcher.compare.ranking import standings
+from gpurun.launcher.compare.summary import summary
 
 NOTHING = Difference(None, None, "inconclusive")
 

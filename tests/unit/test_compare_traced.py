@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.compare.figures import with_breakdown
-from launcher.compare.model import RankFigures
-from launcher.compare.traced import RankBreakdown, read_traced
-from launcher.rundir import RunDir
+from gpurun.launcher.compare.figures.traced import RankBreakdown, read_traced
+from gpurun.launcher.compare.figures.variant import with_breakdown
+from gpurun.launcher.compare.model import RankFigures
+from gpurun.launcher.rundir.files import RunDir
 from tests.unit.trace_files import kernel, launch, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from launcher.commands_diff import check_gate
-from launcher.compare.diff import Gate, diff_runs, gated, why_undecided
-from launcher.compare.label import value_text
-from launcher.compare.model import Comparison, Difference, ExposedComm, Noise, StepTime, VariantResult
-from launcher.errors import GateError, SpecError
+from gpurun.launcher.cli.commands.diff import check_gate
+from gpurun.launcher.compare.diff import Gate, diff_runs, gated, why_undecided
+from gpurun.launcher.compare.label import value_text
+from gpurun.launcher.compare.model import Comparison, Difference, ExposedComm, Noise, StepTime, VariantResult
+from gpurun.launcher.errors import GateError, SpecError
 
 
 def result(variant_id, medians_ms, status="ok", global_batch=64):

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from launcher.worker import batches
-from launcher.worker.scatter import join_rows, map_tensors, split_rows, tensors_of
-from launcher.worker.strategies import cuda_parallel
-from launcher.worker.strategies.cpu_parallel import CpuDataParallel
-from launcher.worker.strategies.cuda_parallel import CudaDataParallel
-from workloads import device_index
+from gpurun import device_index
+from gpurun.launcher.worker.base.nested import join_rows, map_tensors, split_rows, tensors_of
+from gpurun.launcher.worker.strategies import cuda_parallel
+from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
+from gpurun.launcher.worker.strategies.cuda_parallel import CudaDataParallel
+from gpurun.launcher.worker.training import batches
 
 Pair = namedtuple("Pair", "left right")
 

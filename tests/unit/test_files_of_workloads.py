@@ -8,11 +8,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from launcher.errors import ParamsError
-from launcher.worker.load import load_workload
-from workloads import Workload, images
-from workloads.images import image_workload, read_folder
-from workloads.text import open_corpus
+from gpurun import Workload
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.worker.training.load import load_workload
+from gpurun.workloads.data import images
+from gpurun.workloads.data.images import image_workload, read_folder
+from gpurun.workloads.data.text import open_corpus
 
 TINY = {"layers": 1, "width": 8, "heads": 1, "context": 4}
 

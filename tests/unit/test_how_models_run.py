@@ -8,23 +8,23 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 from torch import nn
 
-from launcher.compare.build import apart_summary, compare_run, is_one_task
-from launcher.errors import SpecError
-from launcher.plan.build import build_plan
-from launcher.plan.model import Plan
-from launcher.plan.order import order_for
-from launcher.records import LaunchOrder, StepRecord, VariantOrder, VariantStatus
-from launcher.report.table import render_table
-from launcher.rundir import RunDir, append_lines, write_json
-from launcher.spec.load import check_source
-from launcher.spec.model import JobSpec
-from launcher.spec.source import parse_source
-from launcher.worker.compiled import compile_in_place
-from launcher.worker.gradient import check_gradients, model_warnings
-from launcher.worker.load import load_workload
-from launcher.worker.trainer import Trainer
+from gpurun import Workload
+from gpurun.launcher.compare.build import apart_summary, compare_run, is_one_task
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import LaunchOrder, StepRecord, VariantOrder, VariantStatus
+from gpurun.launcher.worker.training.compiled import compile_in_place
+from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
+from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.trainer import Trainer
 from tests.unit.test_plan_expand import FakeGpu, FakeMachine
-from workloads import Workload
 
 
 @pytest.fixture(autouse=True)

@@ -10,21 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.balance.largest import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
-from launcher.compare.batch_curve import knee
-from launcher.compare.model import BatchCurve, BatchPoint
-from launcher.errors import Interrupted, SpecError
-from launcher.plan.largest import largest_batch
-from launcher.records import Attempt, FitOrder
-from launcher.report.batch_curve import batch_curve_lines
-from launcher.run.fit import Search, bounds, in_micro_batches
-from launcher.run.job import finish
-from launcher.run.signals import interruptible
-from launcher.rundir import append_lines, read_lines
-from launcher.spec.load import check_source
-from launcher.spec.model import JobSpec
-from launcher.spec.source import parse_source
-from launcher.worker import fit
+from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
+from gpurun.launcher.compare.figures.batch_curve import knee
+from gpurun.launcher.compare.model import BatchCurve, BatchPoint
+from gpurun.launcher.errors import Interrupted, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.largest import largest_batch
+from gpurun.launcher.processes.signals import interruptible
+from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
+from gpurun.launcher.run.job import finish
+from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
+from gpurun.launcher.rundir.files import append_lines, read_lines
+from gpurun.launcher.rundir.records import Attempt, FitOrder
+from gpurun.launcher.worker.training import largest_batch as fit
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.lines import MAX_LINE_BYTES, LineReader, clean, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, clean, prefixed
 
 
 def read(*portions: bytes) -> list[str]:

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import torch
 
-from launcher.records import LaunchOrder, RoundTime, StepRecord, VariantOrder
-from launcher.rundir import RunDir
-from launcher.stats.looks import looks
-from launcher.worker.clock import CpuClock
-from launcher.worker.journal import Journal
-from launcher.worker.live import Live
-from launcher.worker.measure import Bench
-from launcher.worker.peers import Alone
-from launcher.worker.trainer import Trainer
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import LaunchOrder, RoundTime, StepRecord, VariantOrder
+from gpurun.launcher.stats.looks import looks
+from gpurun.launcher.worker.accelerators.clock import CpuClock
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.profiling.on_request import Live
+from gpurun.launcher.worker.training.timed_rounds import Bench
+from gpurun.launcher.worker.training.trainer import Trainer
 
 MS = 1_000_000
 

@@ -10,18 +10,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.control import ControlBlock, block_path, leave, make_folder, read_states, start_ticks
-from launcher.errors import MachineError, SpecError
-from launcher.records import Event
-from launcher.run.account import Account
-from launcher.run.blame import Failure
-from launcher.run.doing import START_S, allowed_s
-from launcher.run.limits import check_open_files, remedy, start_problem
-from launcher.run.pace import Pace
-from launcher.run.relay import MOST_AT_ONCE_BYTES, Relay
-from launcher.run.restart import can_pass, is_everywhere, pause_s
-from launcher.run.running import Running, boot_id, claimed, entered, read, running_launch
-from launcher.rundir import RunDir
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.failures.reporter import Account
+from gpurun.launcher.failures.restart import can_pass, is_everywhere, pause_s
+from gpurun.launcher.failures.root_cause import Failure
+from gpurun.launcher.inspect.hang_watchdog import Pace
+from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
+from gpurun.launcher.machine.limits import check_open_files, remedy, start_problem
+from gpurun.launcher.run.stage import START_S, allowed_s
+from gpurun.launcher.rundir.claim import Running, boot_id, claimed, entered, read, running_launch
+from gpurun.launcher.rundir.control import (
+    ControlBlock,
+    block_path,
+    leave,
+    make_folder,
+    read_states,
+    start_ticks,
+)
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import Event
 
 FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "RuntimeError", 1)
 

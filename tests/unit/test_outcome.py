@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.compare.model import Comparison
-from launcher.run.outcome import outcome_error
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.failures.outcome import outcome_error
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison

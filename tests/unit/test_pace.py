@@ -2,7 +2,7 @@
 
 import gc
 
-from launcher.worker.pace import TAKEOVER_CALLS, Pace
+from gpurun.launcher.worker.program.step_boundary import TAKEOVER_CALLS, Pace
 
 
 class Optimizer:

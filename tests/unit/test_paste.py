@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from launcher.records import VariantFacts
-from launcher.report.paste import lines_to_paste
-from launcher.run.attempts import merged_facts
-from launcher.rundir import write_json
+from gpurun.launcher.report.snippet import lines_to_paste
+from gpurun.launcher.run.attempts import merged_facts
+from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.records import VariantFacts
 from tests.unit import test_compare as hand_made
 
 files = hand_made.files

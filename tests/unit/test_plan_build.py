@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import SpecError
-from launcher.plan.build import build_plan, estimate_s
-from launcher.plan.model import Plan
-from launcher.plan.order import order_for
-from launcher.records import LaunchOrder, ProfileOrder, VariantOrder
-from launcher.spec.draft import read_spec
-from launcher.spec.model import JobSpec
-from launcher.spec.source import parse_source
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.draft import read_spec
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan, estimate_s
+from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.rundir.records import LaunchOrder, ProfileOrder, VariantOrder
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def test_what_needs_processes_of_its_own_is_a_group() -> None:
 def test_a_process_per_ddp_rank() -> None:
     (launch,) = build_plan(spec_of(), CPU).launches
     first, second = launch.processes
-    assert second.argv == ("python", "-m", "launcher.worker", "launches/01-ddp-2/launch.json", "1")
+    assert second.argv == ("python", "-m", "gpurun.launcher.worker", "launches/01-ddp-2/launch.json", "1")
     assert second.env == {
         "RANK": "1",
         "LOCAL_RANK": "1",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import MachineError, SpecError
-from launcher.plan.devices import busy_notes, device_notes, job_devices, resolve_devices
-from launcher.spec.load import check_source
-from launcher.spec.source import parse_source
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.devices import busy_notes, device_notes, job_devices, resolve_devices
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import MachineError, SpecError
-from launcher.plan.expand import Expansion, expand
-from launcher.plan.ids import make_unique
-from launcher.spec.load import check_source
-from launcher.spec.model import Compare, JobSpec
-from launcher.spec.source import parse_source
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import Compare, JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.expand import Expansion, expand
+from gpurun.launcher.plan.ids import make_unique
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from subprocess import run
 import pytest
 from click.testing import CliRunner
 
-from launcher.cli import cli
-from launcher.plan.estimate import estimate_s
-from launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
-from launcher.report.grid import cut, grid
-from launcher.report.plan import render_plan
-from launcher.spec.model import JobSpec
-from launcher.units import format_duration
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.estimate import estimate_s
+from gpurun.launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
+from gpurun.launcher.report.terminal.grid import cut, grid
+from gpurun.launcher.report.terminal.plan import render_plan
+from gpurun.launcher.units import format_duration
 
 SPEC = JobSpec(name="gpt-splits", workload="gpt", params={"layers": 4, "width": 256}, global_batch=64)
 
@@ -135,9 +135,11 @@ def test_grid_leaves_out_what_is_empty_everywhere() -> None:
 
 def test_check_and_devices_start_without_rich_tensorboard_and_torch() -> None:
     code = (
-        "import sys, launcher.report.plan, launcher.report.devices, launcher.host\n"
-        "launcher.host.inspect_machine()\n"
-        "heavy = {'rich', 'tensorboard', 'torch', 'numpy', 'psutil', 'msgspec', 'launcher.records'}\n"
+        "import sys, gpurun.launcher.report.terminal.plan, gpurun.launcher.report.terminal.devices\n"
+        "import gpurun.launcher.machine.host\n"
+        "gpurun.launcher.machine.host.inspect_machine()\n"
+        "heavy = {'rich', 'tensorboard', 'torch', 'numpy', 'psutil', 'msgspec'}\n"
+        "heavy |= {'gpurun.launcher.rundir.records'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -8,27 +8,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from launcher.compare.model import Curve, CurvePoint, ProbeResult
-from launcher.compare.probes import crossover, curve, fit, probe_result, probe_summary
-from launcher.errors import MachineError, SpecError
-from launcher.plan.build import build_plan
-from launcher.records import LaunchOrder, PointRecord, VariantOrder
-from launcher.report.curves import curve_lines
-from launcher.report.series import curve_points
-from launcher.rundir import RunDir
-from launcher.spec.load import check_source
-from launcher.spec.model import JobSpec
-from launcher.spec.source import parse_source
-from launcher.units import size_text
-from launcher.worker.journal import Journal
-from launcher.worker.noise import NoiseMeter
-from launcher.worker.peers import Alone
-from launcher.worker.probe import ProbeBench
+from gpurun.launcher.compare.figures.probes import crossover, curve, fit, probe_result, probe_summary
+from gpurun.launcher.compare.model import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.report.tensorboard.series import curve_points
+from gpurun.launcher.report.terminal.curves import curve_lines
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import LaunchOrder, PointRecord, VariantOrder
+from gpurun.launcher.units import size_text
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench
+from gpurun.launcher.worker.meters.interference import NoiseMeter
+from gpurun.workloads.probes import allreduce, h2d
+from gpurun.workloads.probes import crossover as crossover_probe
+from gpurun.workloads.probes import matmul as matmul_probe
+from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
 from tests.unit.test_plan_expand import FakeMachine
-from workloads.probes import allreduce, h2d
-from workloads.probes import crossover as crossover_probe
-from workloads.probes import matmul as matmul_probe
-from workloads.probes.base import Case, Cases, Probe, Site, powers
 
 CPU = Site((torch.device("cpu"),), 1, torch.float32)
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import MachineError, SpecError
-from launcher.plan.build import build_plan
-from launcher.plan.model import Plan
-from launcher.records import Restart
-from launcher.run.job import Output
-from launcher.run.program import launch_requests
-from launcher.rundir import RunDir, append_lines
-from launcher.spec.command import program_job
-from launcher.spec.load import load_job, load_text
-from launcher.topology import Topology
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.command import program_job
+from gpurun.launcher.jobfile.load import load_job, load_text
+from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.run.job import Output
+from gpurun.launcher.run.program_ranks import launch_requests
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import Restart
 
 
 @dataclass(frozen=True)

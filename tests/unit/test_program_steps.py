@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-import launcher
-from launcher.records import OrderedVariant, ProfileOrder, ProgramOrder, StepRecord
-from launcher.rundir import RunDir
-from launcher.worker.hooks import watch_steps
-from launcher.worker.recorder import StepRecorder
-from launcher.worker.stamps import CudaStamps
-from launcher.worker.steady_steps import Classifier
-from launcher.worker.tracer import StepTracer
+import gpurun
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import OrderedVariant, ProfileOrder, ProgramOrder, StepRecord
+from gpurun.launcher.worker.accelerators.stamps import CudaStamps
+from gpurun.launcher.worker.profiling.program_tracer import StepTracer
+from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program.steady_steps import Classifier
 
 TICK_NS = 1_000_000
 
@@ -159,20 +159,20 @@ def test_marked_steps_count_instead_of_the_optimizers(recorder: StepRecorder) ->
     layer = a_layer()
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     for _ in range(3):
-        with launcher.step(), launcher.step():  # an inner one means nothing
+        with gpurun.step(), gpurun.step():  # an inner one means nothing
             train(layer, [optimizer], 2)
         recorder.stamps.now()  # type: ignore[union-attr]  # between steps: belongs to none
     assert [step.step_ns for step in steps_of(recorder)] == [TICK_NS] * 3
 
 
 def test_a_marked_step_that_fails_is_none(recorder: StepRecorder) -> None:
-    with pytest.raises(ValueError, match="oops"), launcher.step():
+    with pytest.raises(ValueError, match="oops"), gpurun.step():
         raise ValueError("oops")
     assert steps_of(recorder) == []
 
 
 def test_marking_steps_means_nothing_outside_of_gpurun() -> None:
-    with launcher.step() as nothing:
+    with gpurun.step() as nothing:
         assert nothing is None
 
 

@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from launcher.cli import cli
-from launcher.errors import SpecError
-from launcher.published.shi2016 import NETWORKS, fastest, scaling, table7
-from launcher.report.published import Ours, ours_of, render_published
-from launcher.spec.builtins import builtin_workloads, default_batch
-from launcher.spec.catalogue import catalogue, render_catalogue, render_entry, workload_reference
-from launcher.spec.signature import read_module, signature_of
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.builtins import builtin_workloads, default_batch
+from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
+from gpurun.launcher.jobfile.docs.catalogue import (
+    catalogue,
+    render_catalogue,
+    render_entry,
+    workload_reference,
+)
+from gpurun.launcher.published.shi2016 import NETWORKS, fastest, scaling, table7
+from gpurun.launcher.report.published import Ours, ours_of, render_published
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -198,7 +203,7 @@ def test_listing_needs_no_torch() -> None:
         import sys
         sys.modules["torch"] = None
         sys.argv = ["gpurun", "workloads", "--json"]
-        from launcher.cli import main
+        from gpurun.launcher.cli.main import main
         main()
     """)
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)

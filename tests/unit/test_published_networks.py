@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.spec.builtins import default_batch
-from launcher.worker.flops import Counting
-from launcher.worker.load import load_workload
-from workloads import Workload
-from workloads.resnet import Bottleneck
-from workloads.text import corpus
+from gpurun import Workload
+from gpurun.launcher.jobfile.builtins import default_batch
+from gpurun.launcher.worker.meters.flops import Counting
+from gpurun.launcher.worker.training.load import load_workload
+from gpurun.workloads.data.text import corpus
+from gpurun.workloads.resnet import Bottleneck
 
 CLASSICS = {
     "fcn_s": (117_997_696, 64, 38.3),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import MachineError
-from launcher.records import Event, VariantFacts
-from launcher.rundir import RunDir, append_lines, read_json, read_lines, unwritable, write_json
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, unwritable, write_json
+from gpurun.launcher.rundir.records import Event, VariantFacts
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

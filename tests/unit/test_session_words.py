@@ -4,9 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.records import Event
-from launcher.run.blame import Failure, explain
-from launcher.run.session import Session, located
+from gpurun.launcher.failures.root_cause import Failure, explain
+from gpurun.launcher.run.session import Session, located
+from gpurun.launcher.rundir.records import Event
 
 KILLED = Failure(1, None, "signal", "was killed by SIGKILL", "", "", None, (), False)
 MEASURING = Event(0, "balance", "ddp-2-balanced")

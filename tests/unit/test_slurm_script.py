@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher import __version__
-from launcher.cluster.slurm import SlurmOptions, Submission, batch_script, next_commands, submit
-from launcher.errors import MachineError, SpecError
-from launcher.spec.load import load_text
+from gpurun import __version__
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.schedulers.slurm import SlurmOptions, Submission, batch_script, next_commands, submit
 
 GOLDEN = Path(__file__).parents[1] / "data" / "submit.sbatch"
 

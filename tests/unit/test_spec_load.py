@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import SpecError
-from launcher.spec.load import load_job
-from launcher.spec.model import JobSpec
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.jobfile.model import JobSpec
 
 SMALL = "workload: gpt\nglobal_batch: 64\n"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.spec.load import load_job
-from launcher.spec.model import SECTIONS, JobSpec
-from launcher.spec.reference import job_reference
-from launcher.spec.schema import job_schema
-from launcher.spec.template import job_template
+from gpurun.launcher.jobfile.docs.reference import job_reference
+from gpurun.launcher.jobfile.docs.schema import job_schema
+from gpurun.launcher.jobfile.docs.template import job_template
+from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

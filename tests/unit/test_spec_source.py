@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import SpecError
-from launcher.spec.source import Source, override_source, parse_source, read_source
-from launcher.spec.tree import Unreadable
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.yaml.source import Source, override_source, parse_source, read_source
+from gpurun.launcher.jobfile.yaml.tree import Unreadable
 
 BOMB = "a: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"b{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from launcher.cli import cli
-from launcher.errors import SpecError
-from launcher.run.open import Invocation, load_invocation
-from launcher.spec.builtins import builtin_file, builtin_workloads
-from launcher.spec.load import check_source, load_job
-from launcher.spec.signature import MAX_BYTES, read_module, signature_of
-from launcher.spec.source import parse_source
-from launcher.spec.workload import check_files
-from workloads.registry import BUILTINS
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.builtins import builtin_file, builtin_workloads
+from gpurun.launcher.jobfile.checks.signature import MAX_BYTES, read_module, signature_of
+from gpurun.launcher.jobfile.checks.workload import check_files
+from gpurun.launcher.jobfile.load import check_source, load_job
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.run.open import Invocation, load_invocation
+from gpurun.workloads.registry import BUILTINS
 
 PLAIN = """\
 def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from launcher.errors import SpecError
-from launcher.splits import (
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.splits import (
     Split,
     check_samples,
     comes_to,

@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from launcher.frames import WORKLOADS, is_users, is_workload
-from launcher.run.hang import Hang, RankView, find_hang
-from launcher.run.stacks import BACKWARD, COLLECTIVE, GPU, activity, fatal_error, parse_threads
+from gpurun.launcher.inspect.frames import WORKLOADS, is_users, is_workload
+from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, find_hang
+from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, GPU, activity, fatal_error, parse_threads
 
 STDLIB = sysconfig.get_path("stdlib")
 LIBRARY = sysconfig.get_path("purelib")
@@ -33,15 +33,15 @@ IN_FORWARD = stack(
     f"{USER}:25 lookup",
     f"{USER}:14 forward",
     "torch/nn/parallel/distributed.py:1715 _run_ddp_forward",
-    "~/worker/step.py:75 forward_backward",
+    "~/worker/training/step.py:75 forward_backward",
 )
 IN_BACKWARD = stack(
-    "torch/autograd/graph.py:979 _engine_run_backward", "~/worker/step.py:78 forward_backward"
+    "torch/autograd/graph.py:979 _engine_run_backward", "~/worker/training/step.py:78 forward_backward"
 )
 IN_BARRIER = stack(
     "torch/distributed/distributed_c10d.py:3000 all_reduce",
     "torch/distributed/c10d_logger.py:83 wrapper",
-    "~/worker/peers.py:35 barrier",
+    "~/worker/base/peers.py:35 barrier",
 )
 IN_USERS_COLLECTIVE = stack("torch/distributed/distributed_c10d.py:3000 all_reduce", f"{USER}:30 forward")
 IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distributed.py:1715 _run_ddp_forward")
@@ -56,9 +56,13 @@ IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distribut
         (IN_USERS_COLLECTIVE, COLLECTIVE, f"{USER}:30 in forward"),
         (IN_TORCH, None, "functional.py:7 in linear"),
         (stack("torch/nn/parallel/distributed.py:2000 _sync_buffers"), COLLECTIVE, "_sync_buffers"),
-        (stack("torch/cuda/__init__.py:900 synchronize", "~/worker/clock.py:9 read"), GPU, "synchronize"),
+        (
+            stack("torch/cuda/__init__.py:900 synchronize", "~/worker/accelerators/clock.py:9 read"),
+            GPU,
+            "synchronize",
+        ),
         (stack(f"{WORKLOADS}sleep.py:24 forward", "torch/nn/x.py:1 f"), None, "sleep.py:24 in forward"),
-        (stack("~/worker/group.py:75 await_port"), COLLECTIVE, "await_port"),
+        (stack("~/worker/base/process_group.py:75 await_port"), COLLECTIVE, "await_port"),
         (stack(f"{USER}:9 backward", "torch/autograd/graph.py:979 _engine_run_backward"), None, ":9 in"),
     ],
 )

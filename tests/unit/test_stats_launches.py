@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from launcher.stats.launches import launch_pair_interval, t_interval, welch_interval
-from launcher.stats.median import launches_interval, median_interval, order_rank
-from launcher.stats.student import t_quantile
+from gpurun.launcher.stats.launches import launch_pair_interval, t_interval, welch_interval
+from gpurun.launcher.stats.median import launches_interval, median_interval, order_rank
+from gpurun.launcher.stats.student import t_quantile
 
 PROBABILITIES = (0.5, 0.6, 0.9, 0.95, 0.975, 0.992, 0.995, 0.9975, 1 - 0.025 / 6, 0.9999, 0.999999)
 times_ms = st.lists(st.floats(1, 1000), min_size=2, max_size=20)

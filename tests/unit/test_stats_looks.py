@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.records import RoundTime
-from launcher.stats.looks import decide, decided_variants, look_at, looks, settle
-from launcher.stats.pairs import round_differences, round_step_ns
-from launcher.stats.schedule import round_blocks
-from launcher.stats.steady import block_steps, is_steady
-from launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.rundir.records import RoundTime
+from gpurun.launcher.stats.looks import decide, decided_variants, look_at, looks, settle
+from gpurun.launcher.stats.pairs import round_differences, round_step_ns
+from gpurun.launcher.stats.schedule import round_blocks
+from gpurun.launcher.stats.steady import block_steps, is_steady
+from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 
 @pytest.mark.parametrize(

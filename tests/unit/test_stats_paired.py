@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from launcher.stats import paired
-from launcher.stats.paired import hodges_lehmann, signed_rank_probabilities, walsh_rank, wilcoxon_interval
+from gpurun.launcher.stats import paired
+from gpurun.launcher.stats.paired import (
+    hodges_lehmann,
+    signed_rank_probabilities,
+    walsh_rank,
+    wilcoxon_interval,
+)
 
 ALPHAS = (0.05, 0.016, 0.016 / 3)
 differences = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=30)

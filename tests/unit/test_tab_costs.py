@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.compare.model import Balanced, Comparison, DeviceCost, Difference, SplitCost
-from launcher.tensorboard_plugin.costs import cost_sentences
-from launcher.tensorboard_plugin.sentences import headline
+from gpurun.launcher.compare.model import Balanced, Comparison, DeviceCost, Difference, SplitCost
+from gpurun.launcher.tensorboard_plugin.answers.costs import cost_sentences
+from gpurun.launcher.tensorboard_plugin.answers.sentences import headline
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.compare.model import Comparison
-from launcher.tensorboard_plugin.answers import run_answer, steps_answer, variant_ids
-from launcher.tensorboard_plugin.documents import status
-from launcher.tensorboard_plugin.folders import inside, read_end, read_inside
-from launcher.tensorboard_plugin.listing import TRACES, Listed, Listing
-from launcher.tensorboard_plugin.plugin import GpurunPlugin
-from launcher.tensorboard_plugin.query import Query, Refused
-from launcher.tensorboard_plugin.routes import ROUTES, Server
-from launcher.tensorboard_plugin.steps import choose
-from launcher.tensorboard_plugin.timeline.store import FOLDER, Traces, find, homes, making
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
+from gpurun.launcher.tensorboard_plugin.logdir.documents import status
+from gpurun.launcher.tensorboard_plugin.logdir.folders import inside, read_end, read_inside
+from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
+from gpurun.launcher.tensorboard_plugin.logdir.steps import choose
+from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
+from gpurun.launcher.tensorboard_plugin.query import Query, Refused
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Server
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import FOLDER, Traces, find, homes, making
 
 COMPARISON = Path(__file__).resolve().parents[1] / "data" / "comparison.json"
 SECRET = "a secret of the machine"

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.tensorboard_plugin.operators import KINDS, operators_answer
-from launcher.trace.analyse import analyse_paths
+from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from tests.unit.trace_files import kernel, launch, rank_info, span, step, write
 
 SIDE_BY_SIDE = {

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.plan.model import Launch, Plan, Variant
-from launcher.records import Event, StepRecord
-from launcher.run.running import claimed, read
-from launcher.rundir import RunDir, append_lines, write_json
-from launcher.tensorboard_plugin import machine
-from launcher.tensorboard_plugin.answers import own, run_answer
-from launcher.tensorboard_plugin.documents import status
-from launcher.tensorboard_plugin.listing import Listed
-from launcher.tensorboard_plugin.machine import CpuTimes, LiveDevices
-from launcher.tensorboard_plugin.progress import progress_answer
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.rundir.claim import claimed, read
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import Event, StepRecord
+from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
+from gpurun.launcher.tensorboard_plugin.logdir import machine
+from gpurun.launcher.tensorboard_plugin.logdir.documents import status
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
+from gpurun.launcher.tensorboard_plugin.logdir.progress import progress_answer
 
 IDS = ("ddp-2-even", "ddp-2-48-16")
 

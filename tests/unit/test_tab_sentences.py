@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.compare.model import Comparison, Difference, RankFigures, StepTime, VariantResult
-from launcher.tensorboard_plugin.sentences import explanation, headline, system_line, unsaid
+from gpurun.launcher.compare.model import Comparison, Difference, RankFigures, StepTime, VariantResult
+from gpurun.launcher.tensorboard_plugin.answers.sentences import explanation, headline, system_line, unsaid
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison

@@ -10,12 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from launcher.compare.model import Comparison, Difference, ExposedComm, Noise, RankFigures, VariantResult
-from launcher.compare.slowest import slowest_rank
-from launcher.report.bar import Part, draw
-from launcher.report.markdown import summary_markdown
-from launcher.report.table import render_table
-from launcher.units import format_rate
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.model import (
+    Comparison,
+    Difference,
+    ExposedComm,
+    Noise,
+    RankFigures,
+    VariantResult,
+)
+from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.terminal.bar import Part, draw
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.units import format_rate
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison

@@ -13,13 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from launcher.compare.model import Comparison, ExposedComm, StepTime
-from launcher.records import Event, Kind, StepRecord
-from launcher.report.hparams import hyperparameters, metrics
-from launcher.report.markdown import escape, summary_markdown
-from launcher.report.series import Point, round_points, step_points
-from launcher.report.tensorboard import write_tensorboard
-from launcher.rundir import RunDir, append_lines
+from gpurun.launcher.compare.model import Comparison, ExposedComm, StepTime
+from gpurun.launcher.report.markdown import escape, summary_markdown
+from gpurun.launcher.report.tensorboard.hparams import hyperparameters, metrics
+from gpurun.launcher.report.tensorboard.series import Point, round_points, step_points
+from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import Event, Kind, StepRecord
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison

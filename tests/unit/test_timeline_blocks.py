@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.tensorboard_plugin.timeline.blocks import MERGED, BlockKind, Blocks, join, merge, single
-from launcher.tensorboard_plugin.timeline.levels import coarser
-from launcher.tensorboard_plugin.timeline.rows import order_and_rows
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED, BlockKind, Blocks, join, merge, single
+from gpurun.launcher.tensorboard_plugin.timeline.index.levels import coarser
+from gpurun.launcher.tensorboard_plugin.timeline.index.rows import order_and_rows
 
 Range = tuple[int, int]
 ranges = st.lists(st.tuples(st.integers(-50, 200), st.integers(0, 60)), max_size=60)

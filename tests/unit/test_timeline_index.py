@@ -8,17 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.tensorboard_plugin.breakdown import breakdown_answer
-from launcher.tensorboard_plugin.operators import operators_answer
-from launcher.tensorboard_plugin.timeline.blocks import MERGED
-from launcher.tensorboard_plugin.timeline.build import BrokenTraces, build, recorded_apart
-from launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
-from launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
-from launcher.tensorboard_plugin.timeline.meta import meta_answer
-from launcher.tensorboard_plugin.timeline.search import search_answer
-from launcher.tensorboard_plugin.timeline.selection import selection_answer
-from launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
-from launcher.trace.match import Collective, LocalCollective, Part
+from gpurun.launcher.tensorboard_plugin.answers.breakdown import breakdown_answer
+from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answer
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED
+from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
+from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
+from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
+from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
+from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
+from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
+from gpurun.launcher.trace.analysis.match import Collective, LocalCollective, Part
 from tests.unit.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.trace import blocks
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.errors import TraceError
-from launcher.trace.read import read_trace
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.kineto import blocks
+from gpurun.launcher.trace.kineto.read import read_trace
 from tests.unit.trace_files import kernel, launch, step, write
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from launcher.compare.traced import undisturbed_steps
-from launcher.report.trace import render_trace
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.explain import losses
+from gpurun.launcher.compare.figures.traced import undisturbed_steps
+from gpurun.launcher.report.terminal.trace import render_trace
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.explain import losses
 from tests.unit.trace_files import Event, kernel, launch, step, write
 
 

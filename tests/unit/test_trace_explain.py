@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from launcher.report.trace import render_trace
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.explain import explain
+from gpurun.launcher.report.terminal.trace import render_trace
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.explain import explain
 from tests.unit.trace_files import kernel, launch, span, step, write
 
 

@@ -6,10 +6,10 @@ import random
 import msgspec
 import pytest
 
-from launcher.errors import GpurunError
-from launcher.report.trace import render_trace
-from launcher.trace import blocks
-from launcher.trace.analyse import analyse_paths
+from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.report.terminal.trace import render_trace
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.kineto import blocks
 from tests.unit.trace_files import REAL
 
 pytestmark = pytest.mark.skipif(

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.trace.classify import GpuKind
-from launcher.trace.digest import _activity
-from launcher.trace.intervals import EMPTY, Intervals, union
-from launcher.trace.measure import Waits, measure
+from gpurun.launcher.trace.analysis.breakdown import Waits, measure
+from gpurun.launcher.trace.analysis.digest import _activity
+from gpurun.launcher.trace.intervals import EMPTY, Intervals, union
+from gpurun.launcher.trace.kineto.classify import GpuKind
 
 RANGES = st.lists(st.tuples(st.integers(-20, 60), st.integers(0, 12)), max_size=12)
 

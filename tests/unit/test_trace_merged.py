@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.merge import merge_traces
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.merge import merge_traces
 from tests.unit.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.classify import GpuKind, collective_kind, gpu_kind
-from launcher.trace.errors import TraceError
-from launcher.trace.explain import explain
-from launcher.trace.model import TraceReport
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.explain import explain
+from gpurun.launcher.trace.kineto.classify import GpuKind, collective_kind, gpu_kind
+from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -253,7 +253,7 @@ def test_a_real_step_moved_into_the_one_before(tmp_path) -> None:
 
 
 def test_many_files_are_read_by_processes_of_their_own(tmp_path, monkeypatch) -> None:
-    from launcher.trace import parallel
+    from gpurun.launcher.trace import parallel
 
     for rank in range(5):
         write_rank(tmp_path, rank, collective(RING, 100 + rank, 50 - rank, 1, **sized(3)), 5)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.trace import blocks, source
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.columns import Spans
-from launcher.trace.errors import TraceError
-from launcher.trace.events import needs_text, time_texts, to_ns
-from launcher.trace.nesting import nest
-from launcher.trace.read import read_trace
-from launcher.trace.scan import find_events, scan_events
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.analysis.nesting import nest
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.kineto import blocks, source
+from gpurun.launcher.trace.kineto.columns import Spans
+from gpurun.launcher.trace.kineto.events import needs_text, time_texts, to_ns
+from gpurun.launcher.trace.kineto.read import read_trace
+from gpurun.launcher.trace.kineto.scan import find_events, scan_events
 from tests.unit.trace_files import kernel, launch, span, step, write
 
 AWKWARD = ["}, {", '"}, {"', "\\", '\\"', "]}", '{"traceEvents": [', "\u2028\x07", "名前", "<script>", ""]

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.model import Breakdown, TraceReport
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.model import Breakdown, TraceReport
 from tests.unit.trace_files import REAL, load, write
 
 pytestmark = pytest.mark.skipif(

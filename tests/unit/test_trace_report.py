@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.errors import MachineError, SpecError
-from launcher.report.trace import render_trace, render_trace_diff
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.diff import Change, TraceDiff, diff_traces
-from launcher.trace.merge import merge_traces
-from launcher.trace.merged_file import is_merged
-from launcher.units import MINUS, THOUSANDS
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.report.terminal.trace import render_trace, render_trace_diff
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
+from gpurun.launcher.trace.merge import merge_traces
+from gpurun.launcher.trace.merged_file import is_merged
+from gpurun.launcher.units import MINUS, THOUSANDS
 from tests.unit.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -186,7 +186,7 @@ def test_only_a_full_disk_asks_for_space(capture, tmp_path, monkeypatch) -> None
         def replace(*_):
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("launcher.trace.merge.os.replace", replace)
+        monkeypatch.setattr("gpurun.launcher.trace.merge.os.replace", replace)
         with pytest.raises(MachineError) as caught:
             merge_traces([capture], tmp_path / "merged.json")
         return str(caught.value)

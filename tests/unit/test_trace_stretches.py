@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.trace import stretches
-from launcher.trace.analyse import analyse_paths
-from launcher.trace.columns import Timed
+from gpurun.launcher.trace.analysis import stretches
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.kineto.columns import Timed
 from tests.unit.trace_files import REAL, Event, kernel, launch, span, step, write
 
 RANGES = st.lists(st.tuples(st.integers(-20, 60), st.integers(0, 12)), max_size=12)

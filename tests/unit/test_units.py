@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import units
+from gpurun.launcher import units
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.balance.calibrate import Calibration
-from launcher.worker.balance import told
+from gpurun.launcher.balance.calibrate import Calibration
+from gpurun.launcher.worker.training.balanced_split import told
 
 
 def test_every_block_is_a_sign_of_life() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.worker.load import load_workload
-from workloads import Workload, device_index, on_device
-from workloads.registry import BUILTINS
-from workloads.sleep import Sleep
-from workloads.text import corpus, random_windows
+from gpurun import Workload, device_index, on_device
+from gpurun.launcher.worker.training.load import load_workload
+from gpurun.workloads.data.text import corpus, random_windows
+from gpurun.workloads.registry import BUILTINS
+from gpurun.workloads.sleep import Sleep
 
 SMALL = {"gpt": {"layers": 1, "width": 16, "heads": 2, "context": 8}, "mlp": {"width": 8}, "sleep": {}}
 TRAINING = sorted(name for name, builtin in BUILTINS.items() if builtin.kind == "training")
@@ -80,7 +80,7 @@ def test_gpt_sees_no_future(tmp_path: Path) -> None:
 
 def test_sleep_lasts_alpha_plus_beta_b_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("workloads.sleep.time.sleep", slept.append)
+    monkeypatch.setattr("gpurun.workloads.sleep.time.sleep", slept.append)
     model = Sleep([10.0, 20.0], 0.5)
     for index, samples in itertools.product((0, 1), (1, 4)):
         with on_device(index):

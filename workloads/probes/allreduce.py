@@ -5,7 +5,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
+from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
 
 
 def allreduce(max_mib: int = 64) -> Probe:

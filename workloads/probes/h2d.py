@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
+from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
 
 MEMORY_ONLY = "skipped: copies from and to a GPU need CUDA; here only those within host memory are timed"
 

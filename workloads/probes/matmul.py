@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from workloads.probes.base import Case, Cases, Probe, Site, check_positive, powers
+from gpurun.workloads.probes.base import Case, Cases, Probe, Site, check_positive, powers
 
 SMALLEST = 64
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.trace.intervals import Int64
+from gpurun.launcher.trace.intervals import Int64
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
-from launcher.tensorboard_plugin.timeline.format import Row
-from launcher.tensorboard_plugin.timeline.mapped import Index
-from launcher.trace.intervals import Intervals, union
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
+from gpurun.launcher.tensorboard_plugin.timeline.format import Row
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.trace.intervals import Intervals, union
 
 MAX_COLLECTIVE_RANKS = 1024
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from launcher.trace.model import RankTrace, StragglerReport
+from gpurun.launcher.trace.model import RankTrace, StragglerReport
 
 FORMAT = 4
 """To be raised with every change here or in what the entries mean; older indexes are made anew then."""

@@ -16,11 +16,11 @@ from typing import IO
 
 import msgspec
 
-from launcher.environment import child_environment
-from launcher.tensorboard_plugin.timeline.child import News, Order
-from launcher.tensorboard_plugin.timeline.format import Problem
-from launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
-from launcher.tensorboard_plugin.timeline.store import Traces, find, forget, making
+from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
+from gpurun.launcher.tensorboard_plugin.timeline.index.child import News, Order
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 
 MAX_OPEN = 4
 """Indexes mapped at a time; those that nobody has asked for the longest are let go."""
@@ -29,7 +29,7 @@ READING_SHARE = 0.7
 """Of the time that an index takes; then the ranks are matched and the columns written."""
 LIMIT_S = 1800.0
 """A trace of 1 GB takes 20 s."""
-BODY = "from launcher.tensorboard_plugin.timeline.child import main; main()"
+BODY = "from gpurun.launcher.tensorboard_plugin.timeline.index.child import main; main()"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.tensorboard_plugin.timeline.blocks import Blocks, single
-from launcher.tensorboard_plugin.timeline.format import (
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import Blocks, single
+from gpurun.launcher.tensorboard_plugin.timeline.format import (
     COLUMNS,
     FORMAT,
     INDEX_FILE,
@@ -22,7 +22,7 @@ from launcher.tensorboard_plugin.timeline.format import (
     Level,
     Row,
 )
-from launcher.trace.intervals import Int64
+from gpurun.launcher.trace.intervals import Int64
 
 MAX_HEADER_BYTES = 256 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES
-from launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 
 MAX_STEPS = 20_000
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES
-from launcher.tensorboard_plugin.timeline.mapped import Index
-from launcher.tensorboard_plugin.timeline.window import block_ids
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.tensorboard_plugin.timeline.window import block_ids
 
 MAX_EVENTS = 200
 MAX_NAMES = 100

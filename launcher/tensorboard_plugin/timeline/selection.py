@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
-from launcher.tensorboard_plugin.timeline.mapped import Index
-from launcher.trace.intervals import Int64
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.trace.intervals import Int64
 
 MAX_NAMES = 50
 BATCH_ENTRIES = 500_000

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.tensorboard_plugin.timeline.blocks import MERGED, NO_BLOCKS, Blocks, join, merge
-from launcher.tensorboard_plugin.timeline.format import Row
-from launcher.tensorboard_plugin.timeline.mapped import Index
-from launcher.trace.intervals import Int64
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED, NO_BLOCKS, Blocks, join, merge
+from gpurun.launcher.tensorboard_plugin.timeline.format import Row
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.trace.intervals import Int64
 
 SHORTEST_PX = 0.5
 """Shorter blocks can't be told apart."""

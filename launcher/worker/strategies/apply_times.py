@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from launcher.worker.failure import is_out_of_memory
-from launcher.worker.scatter import Tree, map_tensors, split_rows
-from launcher.worker.strategies.cpu_parallel import Replica
-from launcher.worker.strategies.replicate import make_replica, replica_tensors
-from launcher.worker.strategies.threads import run_replicas
+from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.nested import Tree, map_tensors, split_rows
+from gpurun.launcher.worker.strategies.cpu_parallel import Replica
+from gpurun.launcher.worker.strategies.replicate import make_replica, replica_tensors
+from gpurun.launcher.worker.strategies.threads import run_replicas
 
 
 def apply_times_ms(

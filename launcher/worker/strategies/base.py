@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from launcher.worker.scatter import Tree
+from gpurun.launcher.worker.base.nested import Tree
 
 
 class Strategy(Protocol):

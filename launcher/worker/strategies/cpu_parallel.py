@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.worker.scatter import Tree, join_rows, split_rows, tensors_of, with_tensors
-from launcher.worker.strategies.replicate import make_replica, replica_tensors
-from launcher.worker.strategies.threads import run_replicas
+from gpurun.launcher.worker.base.nested import Tree, join_rows, split_rows, tensors_of, with_tensors
+from gpurun.launcher.worker.strategies.replicate import make_replica, replica_tensors
+from gpurun.launcher.worker.strategies.threads import run_replicas
 
 
 @dataclass

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, parallel_apply
 from torch.nn.parallel._functions import Scatter
 
-from launcher.worker.scatter import Tree, split_rows, tensors_of, with_tensors
-from launcher.worker.strategies.threads import ThreadState
+from gpurun.launcher.worker.base.nested import Tree, split_rows, tensors_of, with_tensors
+from gpurun.launcher.worker.strategies.threads import ThreadState
 
 
 class CudaDataParallel(DataParallel[nn.Module]):

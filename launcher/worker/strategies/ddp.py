@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.worker.scatter import Tree
-from workloads.base import on_device
+from gpurun.launcher.worker.base.nested import Tree
+from gpurun.workloads.base import on_device
 
 
 class Skippable(nn.Module):

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from launcher.worker.scatter import Tree
-from launcher.worker.strategies.apply_times import apply_times_ms
-from launcher.worker.strategies.cpu_parallel import CpuDataParallel
-from launcher.worker.strategies.cuda_parallel import CudaDataParallel
-from launcher.worker.strategies.single import OneProcess
+from gpurun.launcher.worker.base.nested import Tree
+from gpurun.launcher.worker.strategies.apply_times import apply_times_ms
+from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
+from gpurun.launcher.worker.strategies.cuda_parallel import CudaDataParallel
+from gpurun.launcher.worker.strategies.single import OneProcess
 
 
 class Dp(OneProcess):

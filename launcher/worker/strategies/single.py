@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from launcher.worker.scatter import Tree
-from workloads.base import on_device
+from gpurun.launcher.worker.base.nested import Tree
+from gpurun.workloads.base import on_device
 
 
 class OneProcess:

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from launcher.worker.runqueue import note_end
-from workloads.base import on_device
+from gpurun.launcher.worker.meters.run_queue import note_end
+from gpurun.workloads.base import on_device
 
 T = TypeVar("T")
 

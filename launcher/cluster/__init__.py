@@ -1,1 +1,0 @@
-"""Jobs on several nodes: how they find each other, speak, and end together. torch is in `worker/link.py`."""

@@ -1,0 +1,96 @@
+"""What a run directory holds about one variant, read once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
+from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import (
+    Balance,
+    PointRecord,
+    RoundTime,
+    StepRecord,
+    VariantFacts,
+    VariantStatus,
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A planned variant with everything that was measured of it so far."""
+
+    variant: Variant
+    group: str
+    """Launches of one group repeat the same processes; rounds are paired only within a group."""
+    status: VariantStatus
+    finished: bool
+    """Whether the command has closed this variant."""
+    facts: VariantFacts
+    steps: Mapping[int, Sequence[StepRecord]]
+    timed: tuple[RoundTime, ...]
+    aa: tuple[RoundTime, ...]
+    """The baseline's second blocks; empty for the others."""
+    launch_medians_ns: Mapping[int, float]
+    """By repetition."""
+    balance: Balance | None = None
+    """How its samples were found, where the split is `balanced`."""
+    points: Sequence[PointRecord] = ()
+    """Of a micro-benchmark, which has no steps."""
+    wall_s: tuple[float, ...] = ()
+    """Of a program: how long each launch took that ended well."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether its times may be compared: it ran without failing, and has some."""
+        return self.status.status in ("ok", "unsteady") and bool(self.timed)
+
+
+def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
+    """Reads the files of `variant`; what is not there yet is empty."""
+    launches = [launch for launch in plan.launches if variant.id in launch.variants]
+    world_size = variant.world_size
+    steps = run.read_steps(variant.id)
+    timed = round_times(steps, world_size, "timed")
+    damage = run.damage(variant.id)
+    facts = run.read_facts(variant.id)
+    facts = replace(facts, warnings=(*facts.warnings, *damage))
+    balance = None if variant.split else run.read_balance(variant.id)
+    status = run.read_status(variant.id)
+    if damage and not timed and status is not None and status.status == "ok":
+        status = VariantStatus("failed", damage[0])
+    points = run.read_points(variant.id)
+    return Measured(
+        variant=replace(variant, split=balance.best.split) if balance else variant,
+        group=launches[0].group if launches else "",
+        status=_effective_status(status, facts, bool(timed or points)),
+        finished=status is not None,
+        facts=facts,
+        steps=steps,
+        timed=timed,
+        aa=round_times(steps, world_size, "aa"),
+        launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+        balance=balance,
+        points=points,
+        wall_s=_wall_s(run, variant) if variant.is_program else (),
+    )
+
+
+def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
+    """From the moment when rank 0 runs the program, of the attempts that came to their end."""
+    files = sorted((run.path / "launches").glob("*/events.jsonl"))
+    logs = ([e for e in run.read_events(file.parent.name) if e.stage != "start"] for file in files)
+    return tuple(
+        (events[-1].time_ns - events[0].time_ns) / 1e9
+        for events in logs
+        if events and events[0].variant == variant.id and events[-1].stage == "done"
+    )
+
+
+def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rounds: bool) -> VariantStatus:
+    """The status that the command wrote; before it did, what the rounds so far allow to say."""
+    if status is None and not has_rounds:
+        return VariantStatus("skipped", "not measured yet")
+    if status is None or status.status == "ok":
+        return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok")
+    return status

@@ -1,0 +1,175 @@
+"""The figures of one variant by itself: step time, throughput, efficiency, and those of its ranks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median, stdev
+
+from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.rounds import round_blocks_ns
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
+from gpurun.launcher.compare.interference import queue_percent, throttled
+from gpurun.launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, StepTime
+from gpurun.launcher.plan.nodes import Node, node_of_device
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.stats.launches import t_interval
+from gpurun.launcher.stats.looks import look_at
+from gpurun.launcher.stats.median import launches_interval, median_interval
+from gpurun.launcher.stats.pairs import round_differences
+
+CI_ALPHA = 0.05
+"""Level of the figures that stand for themselves; verdicts have the level of the comparison."""
+
+
+def step_time(measured: Measured) -> StepTime | None:
+    """Median step over rounds, over launches where there are several; `None` without a complete round."""
+    medians_ms = launch_medians_ms(measured)
+    if len(medians_ms) > 1:
+        return StepTime(median(medians_ms), launches_interval(medians_ms, CI_ALPHA))
+    rounds_ms = [time.step_ns / 1e6 for time in measured.timed]
+    return StepTime(median(rounds_ms), median_interval(rounds_ms, CI_ALPHA)) if rounds_ms else None
+
+
+def launch_medians_ms(measured: Measured) -> tuple[float, ...]:
+    """Median step of each launch, by repetition."""
+    return tuple(step_ns / 1e6 for step_ns in measured.launch_medians_ns.values())
+
+
+def scaling_efficiency(measured: Measured, everything: Iterable[Measured]) -> float | None:
+    """t_single / (W · t) for W devices; `None` without a `single` variant that does the same work."""
+    time = step_time(measured)
+    single = next((one for one in everything if _is_single_of(one, measured)), None)
+    single_time = step_time(single) if single else None
+    if time is None or single_time is None or not measured.counts:
+        return None
+    return single_time.median / (len(measured.variant.devices) * time.median)
+
+
+def _is_single_of(one: Measured, measured: Measured) -> bool:
+    """Whether `one` does the work of `measured`, all else being equal, on a single device."""
+    a, b = one.variant, measured.variant
+    same_work = (a.global_batch, a.precision, a.accumulate, a.params, a.seed, a.varied) == (
+        (b.global_batch, b.precision, b.accumulate, b.params, b.seed, b.varied)
+    )
+    return a.strategy == "single" and one.counts and same_work
+
+
+def noise(baseline: Measured) -> Noise:
+    """How far two measurements of the same variant differ: the baseline's two blocks of each round."""
+    again = look_at(round_differences(baseline.aa, baseline.timed), CI_ALPHA)
+    return Noise(again.percent, again.ci, launch_scatter_percent(launch_medians_ms(baseline)))
+
+
+def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
+    """Standard deviation of launch medians, in percent of their mean; `None` with fewer than 2 launches."""
+    if len(medians_ms) < 2:
+        return None
+    return 100 * stdev(medians_ms) * len(medians_ms) / sum(medians_ms)
+
+
+def rank_figures(
+    run: RunDir, measured: Measured, traced: Traced | None, nodes: Sequence[Node] = ()
+) -> tuple[RankFigures, ...]:
+    """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
+    breakdowns = traced.ranks if traced else {}
+    alone = len(measured.variant.devices) == 1
+    devices = measured.variant.devices
+    split = measured.variant.split or (None,) * len(devices)
+    return tuple(
+        with_breakdown(
+            _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
+            breakdowns.get(rank),
+            alone,
+        )
+        for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
+    )
+
+
+def host_of(device: str, nodes: Sequence[Node]) -> str | None:
+    """Where a device is, if the job has several nodes."""
+    return nodes[node_of_device(device)].host if nodes else None
+
+
+def _one_rank(
+    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
+) -> RankFigures:
+    steps = measured.steps.get(rank, ())
+    timed = [step for step in steps if step.kind == "timed"]
+    peaks = [step.peak_bytes for step in timed if step.peak_bytes is not None]
+    trace = run.trace(measured.variant.id, rank)
+    return RankFigures(
+        rank=rank,
+        device=device,
+        local_batch=local_batch,
+        step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
+        phases_ms=phase_medians_ms(timed),
+        peak_gib=max(peaks) / 2**30 if peaks else None,
+        trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
+        exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
+        queue_percent=queue_percent(timed),
+        throttled=throttled(timed),
+        host=host,
+    )
+
+
+def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone: bool = False) -> RankFigures:
+    """The rank's figures with what its trace adds to them; one device `alone` has no communication."""
+    if breakdown is None:
+        return figures
+    exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
+    return replace(
+        figures,
+        span_ms=breakdown.span_ns / 1e6,
+        compute_ms=breakdown.compute_ns / 1e6,
+        exposed_transfer_ms=breakdown.exposed_transfer_ns / 1e6,
+        exposed_wait_ms=breakdown.exposed_wait_ns / 1e6,
+        exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
+        idle_ms=breakdown.idle_ns / 1e6,
+        input_ms=breakdown.input_ns / 1e6,
+        host_ms=breakdown.host_ns / 1e6,
+        wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
+        transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
+        exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
+    )
+
+
+def phase_medians_ms(steps: Iterable[StepRecord]) -> dict[str, float]:
+    """Median of each phase over the steps that have it, in the order in which the phases appear."""
+    phases_ns: dict[str, list[int]] = {}
+    for step in steps:
+        for phase, duration_ns in step.phases_ns.items():
+            phases_ns.setdefault(phase, []).append(duration_ns)
+    return {phase: median(durations_ns) / 1e6 for phase, durations_ns in phases_ns.items()}
+
+
+def ablation_ms(steps: Iterable[StepRecord]) -> float | None:
+    """A rank's median step less its own median without communication, in the rounds that have both."""
+    steps = list(steps)
+    without = [step for step in steps if step.kind == "ablation"]
+    rounds = {(step.launch, step.round) for step in without}
+    timed = [step.step_ns for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
+    if not timed:
+        return None
+    return (median(timed) - median(step.step_ns for step in without)) / 1e6
+
+
+def ablation_interval_ms(steps: Iterable[StepRecord]) -> Interval | None:
+    """95 % interval of `ablation_ms`, from its rounds; `None` with fewer than two.
+
+    With fewer than the median's interval needs, it is the mean's, which takes the rounds to be normal.
+    """
+    steps = list(steps)
+    with_ns, without_ns = round_blocks_ns(steps, "timed"), round_blocks_ns(steps, "ablation")
+    differences_ms = [
+        (median(with_ns[key]) - median(block_ns)) / 1e6
+        for key, block_ns in without_ns.items()
+        if key in with_ns
+    ]
+    return median_interval(differences_ms, CI_ALPHA) or t_interval(differences_ms, CI_ALPHA)
+
+
+def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
+    """The variant's figure: that of its slowest-computing rank, since the others' gap is mostly waiting."""
+    slowest = slowest_rank(ranks)
+    return slowest.exposed_comm_ms if slowest else ExposedComm()

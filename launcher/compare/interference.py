@@ -1,0 +1,78 @@
+"""When splits can't be ranked: ranks that queue for a core, or GPUs whose clocks were throttled.
+
+Then a step's time tells of the machine's other business, or of ranks that take cores from each other, and
+not of the split; and as rounds take turns, what disturbs one split of a run is there for all of them. Threads
+of one rank that wait for each other are part of its step: the replicas of `dp` do.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
+
+MOST_NAMED = 2
+LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
+COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
+
+
+def queue_percent(timed: Sequence[StepRecord]) -> float | None:
+    """Time in which a rank waited for other processes to leave a core, in percent of its step.
+
+    The median over its blocks, which neither the others' coarse clock moves nor what runs for a moment only;
+    `None` if nobody counted.
+    """
+    blocks: dict[tuple[str, int], list[StepRecord]] = {}
+    for step in timed:
+        blocks.setdefault((step.launch, step.round), []).append(step)
+    shares = [
+        100 * waited_ns / fmean(step.step_ns for step in block)
+        for block in blocks.values()
+        if (waited_ns := waited_for_others_ns(block[0].queue_ns, block[0].others_ns)) is not None
+    ]
+    return max(0.0, median(shares)) if shares else None
+
+
+def throttled(timed: Sequence[StepRecord]) -> str | None:
+    """The reason that was found after most of a rank's blocks, if there is one."""
+    reasons = Counter(step.throttled for step in timed)
+    return reasons.most_common(1)[0][0] if reasons else None
+
+
+def disturbances(results: Sequence[VariantResult]) -> tuple[str, ...]:
+    """What disturbed each variant, told of its worst rank; nothing where there is only one to be ranked."""
+    ranked = [result for result in results if is_ranked(result)]
+    if len(ranked) < 2:
+        return ()
+    return tuple(
+        reasons[0] for result in ranked if (reasons := disturbances_of(result, variant_label(result)))
+    )
+
+
+def unranked(results: Iterable[VariantResult], reasons: Sequence[str]) -> str:
+    """What stands in place of a ranking: why there is none, and what to do about it."""
+    more = len(reasons) - MOST_NAMED
+    others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
+    told = f"{'; '.join(reasons[:MOST_NAMED])}{others}"
+    hot = any(rank.throttled for result in results for rank in result.ranks)
+    most = "" if hot else f" (at most {QUEUE_PERCENT:.0f} % would do)"
+    return f"These splits can't be ranked: {told}{most}. {COOL_DOWN if hot else LESS_AT_ONCE}"
+
+
+def disturbances_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
+    """What disturbed one variant, the worst first; with its label where the reader can't know which it is."""
+    of, where = (f" of {label}", f" in {label}") if label else ("", "")
+    queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
+    worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))
+    return (
+        *(f"rank {r.rank}{of} {queued_text(r.queue_percent or 0.0)} of its step" for r in worst_first),
+        *(
+            f"the clock of {rank.device} was throttled{where}: {rank.throttled}"
+            for rank in result.ranks
+            if rank.throttled
+        ),
+    )

@@ -1,0 +1,1 @@
+"""What failed first, how it is reported, and whether a launch should restart."""

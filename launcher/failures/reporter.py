@@ -1,0 +1,99 @@
+"""Tells of the failures and hangs of a run: to the person, and as a record in the run directory."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, with_crash
+from gpurun.launcher.inspect.hang_diagnosis import Hang
+from gpurun.launcher.logs.lines import plain
+from gpurun.launcher.machine.limits import remedy
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import RootCause
+
+LOG_TAIL_BYTES = 1 << 16
+"""What is read of a rank's log: more than the longest traceback, of a recursion without end."""
+
+
+@dataclass
+class Account:
+    """What is told of one run."""
+
+    run: RunDir
+    say: Callable[[str], None]
+    """Called with the explanation of a failure as soon as it is known."""
+    told: list[str] = field(default_factory=list)
+    explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
+    """The first attempt that failed with this exception, by its type, message and traceback."""
+
+    def tell(self, text: str) -> None:
+        text = plain(text)  # a program's own words are in it
+        self.told.append(text)
+        self.say(text)
+
+    def failure(self, failure: Failure, attempt: str, host: str) -> Failure:
+        """Tells of a failure on `host`, and returns it with what the rank's log adds to it."""
+        path = self.run.log(attempt, failure.rank)
+        log = log_tail(path)
+        failure = with_crash(failure, log)
+        key = (failure.error, failure.message, failure.traceback)
+        known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
+        if known == attempt:
+            self.tell(explain(failure, log, str(path), host=host))
+        else:
+            self.tell(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
+        self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
+        return failure
+
+    def hang(self, hang: Hang, attempt: str, what: str) -> None:
+        """Tells which rank the others wait for, as far as it can be seen.
+
+        Args:
+            what: what was too late: `ddp-2-6-2 took longer than 5 s`.
+        """
+        log = self.run.log(attempt, hang.rank or 0)
+        lines = [what, *([hang.headline] if hang.missing else []), *hang.details]
+        self.tell("\n    ".join(lines) + f"\nstacks of all ranks: {self.run.hang(attempt)}\nlog: {log}")
+        self.write(self.run.hang(attempt), hang)
+
+    def write(self, path: Path, record: object) -> None:
+        """Keeps a record; a full disk must not hide what is being told."""
+        try:
+            write_json(path, record)
+        except MachineError as error:
+            self.say(str(error))
+
+
+def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, host: str) -> RootCause:
+    """All that is known of a failure, for programs."""
+    return RootCause(
+        time_ns=time.time_ns(),
+        host=host,
+        rank=failure.rank,
+        status=failure.status,
+        kind=failure.kind,
+        code=failure.code,
+        message=failure.message,
+        traceback=failure.traceback,
+        variant=failure.variant,
+        stage=failure.stage,
+        log=str(run.log(attempt, failure.rank).relative_to(run.path)),
+        last_lines=tuple(last_lines(log, failure)),
+        victims=failure.victims,
+        also=failure.also,
+        secondary=failure.secondary,
+        hint=remedy(f"{failure.message}\n{log}"),
+    )
+
+
+def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
+    """The last part of a log, whatever bytes a program wrote into it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - num_bytes))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

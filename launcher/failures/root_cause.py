@@ -1,0 +1,312 @@
+"""Which rank is to blame for the end of a launch, and why: pure, from exits and the ranks' own accounts.
+
+One rank's failure makes the others fail: their peer is gone, or the command stops them. The cause is the
+earliest failure that is neither.
+"""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.inspect.frames import is_users
+from gpurun.launcher.inspect.stacks import Fatal, fatal_error
+from gpurun.launcher.logs.lines import NOISE
+from gpurun.launcher.machine.limits import remedy
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.rundir.records import FailureRecord
+
+_ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_REAP_DELAY_NS = 500_000_000
+"""A killed process closes its sockets before its parent learns of its death; a GPU's memory is freed between.
+
+Signals that nothing but the rank's own fault or the outside world causes count this much earlier. SIGABRT is
+none of them: NCCL's watchdog aborts a rank whose peer is gone.
+"""
+
+_TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
+_RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
+"""What torch writes before every line of a traceback once there is a process group."""
+_CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
+"""How torch begins what it passes on from a DataLoader's worker or a replica; the traceback there follows."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The cause of a launch's end, and what followed from it."""
+
+    rank: int
+    variant: str | None
+    """What the rank was busy with, if it could still say so."""
+    kind: Literal["exception", "oom", "exit", "user", "signal", "early_exit"]
+    status: str
+    """In plain words: `killed by SIGKILL`, `exit code 3`, `raised ValueError`."""
+    message: str
+    """The exception's own words; empty where there are none."""
+    traceback: str
+    stage: str | None
+    victims: tuple[int, ...]
+    """Ranks that ended only because of it."""
+    secondary: bool
+    """No cause was found: even this rank only lost its peer."""
+    error: str | None = None
+    """The exception's type, where there was one."""
+    code: int | None = None
+    """Exit code, or minus the signal's number, as far as the process has ended by itself."""
+    also: tuple[int, ...] = ()
+    """Ranks that failed a little later, by themselves as it seems: they name no lost peer."""
+
+    @property
+    def headline(self) -> str:
+        """One line: `rank 1 raised ValueError: …`."""
+        words = first_words(self.message)
+        return f"rank {self.rank} {self.status}" + (f": {words}" if words else "")
+
+    @property
+    def reason(self) -> str:
+        """The headline, and what a user's mistake was about: `…; expected a number, got a string`."""
+        lines = (line.strip() for line in self.message.splitlines()[1:] if self.kind == "user")
+        pairs = (line.partition(":") for line in lines)
+        details = [f"{key} {value.strip()}" for key, _, value in pairs if key in ("expected", "got")]
+        return "; ".join([self.headline, ", ".join(details)]) if details else self.headline
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    rank: int
+    tier: int
+    """0: a cause of its own; 1: left early while the others waited; 2: only lost its peer."""
+    time_ns: int
+    exit: Exit | None
+    record: FailureRecord | None
+
+
+def root_cause(exits: Sequence[Exit], records: Sequence[FailureRecord], stopped_at_ns: int | None) -> Failure:
+    """The failure that all others follow from.
+
+    Args:
+        exits: all ranks' ends, those included that were stopped or ended well.
+        records: what the ranks themselves wrote down.
+        stopped_at_ns: when the command began to stop the launch (`time.time_ns()`); `None`: it didn't.
+
+    Raises:
+        ValueError: there is nothing to explain: no exit and no record.
+    """
+    by_rank = {record.rank: record for record in records}
+    ended = {exit_.rank: exit_ for exit_ in exits}
+    ranks = sorted(by_rank.keys() | ended.keys())
+    if not ranks:
+        raise ValueError("no rank has ended")
+    suspects = [_suspect(rank, ended.get(rank), by_rank.get(rank), stopped_at_ns) for rank in ranks]
+    culprit = min(suspects, key=lambda suspect: (suspect.tier, suspect.time_ns))
+    others = [s for s in suspects if s is not culprit and not _ended_well(s.exit)]
+    also = tuple(s.rank for s in others if s.tier == 0)
+    victims = tuple(s.rank for s in others if s.tier != 0)
+    return replace(_failure(culprit, victims), also=also, code=_code(culprit.exit))
+
+
+def _code(exit_: Exit | None) -> int | None:
+    return None if exit_ is None or exit_.stopped else exit_.returncode
+
+
+def first_words(message: str) -> str:
+    """A message's first line; where that only says in which process it happened, what happened there, too."""
+    lines = message.strip().splitlines()
+    caught = _CAUGHT.fullmatch(lines[0]) if lines else None
+    starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if caught is None or not starts:
+        return lines[0] if lines else ""
+    own = (line for line in lines[starts[-1] + 1 :] if line and not line.startswith(" "))
+    words = next(own, "").removeprefix(f"{caught['type']}: ")
+    return f"{lines[0].removesuffix('.')}: {words}" if words else lines[0]
+
+
+def with_crash(failure: Failure, log: str) -> Failure:
+    """The failure with what faulthandler wrote about it, where the rank was killed by a signal."""
+    fatal = fatal_error(log) if failure.kind == "signal" else None
+    if fatal is None or failure.message:
+        return failure
+    return replace(failure, message=f"{fatal.what} at {fatal.place}" if fatal.place else fatal.what)
+
+
+def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host: str = "") -> str:
+    """What happened, where, and where to read on.
+
+    Args:
+        log: the end of the rank's log; its last lines are shown where they say more than the traceback.
+        host: the machine that the rank ran on.
+    """
+    parts = [_what_happened(failure, host)]
+    shown = users_traceback(failure.traceback)
+    if shown:
+        parts.append(_indent(shown))
+    fatal = fatal_error(log) if failure.kind == "signal" else None
+    if fatal:
+        parts.append(_indent(_crash_text(fatal)))
+        log = log[: fatal.start]
+    said = last_lines(log, failure, num_lines)
+    if said:
+        parts.append(f"the last lines of its log:\n{_indent(chr(10).join(said))}")
+    if failure.also:
+        parts.append(f"{_ranks(failure.also)} failed as well, a moment later")
+    if failure.victims:
+        parts.append(f"because of that: {_ranks(failure.victims)} could not go on")
+    if hint := remedy(f"{failure.message}\n{log}"):
+        parts.append(hint)
+    whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
+    parts.append(f"log{whole}: {log_path}")
+    return "\n".join(parts)
+
+
+def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:
+    """The end of a log as far as it says more than the failure; empty where it doesn't."""
+    said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
+    said = [line for line in said if not line.startswith(NOISE)][-num_lines:]
+    return said if any(line.strip() for line in said) else []
+
+
+def users_traceback(text: str) -> str:
+    """A traceback without the frames of gpurun and of libraries; all of it where no line is the user's."""
+    kept: list[str] = []
+    users = skipping = False
+    for line in text.splitlines(keepends=True):
+        if frame := _TRACEBACK_FRAME.match(line):
+            skipping = not is_users(frame["file"])
+            users |= not skipping
+        elif not line.startswith(("    ", "  [Previous line repeated")):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return "".join(kept) if users else text
+
+
+def _crash_text(fatal: Fatal) -> str:
+    """Like Python's own, innermost first, as far as the user's line."""
+    frames = (f'  File "{f.file}", line {f.line} in {f.function}' for f in fatal.frames)
+    return "\n".join([f"Fatal Python error: {fatal.what} (most recent call first)", *frames])
+
+
+def status_text(returncode: int) -> str:
+    """`exit code 3`, `killed by SIGSEGV`."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def _suspect(
+    rank: int, exit_: Exit | None, record: FailureRecord | None, stopped_at_ns: int | None
+) -> _Suspect:
+    times = [record.time_ns] if record else []
+    times += [_death_ns(exit_)] if exit_ else []
+    time_ns = min(times)
+    return _Suspect(rank, _tier(exit_, record, time_ns, stopped_at_ns), time_ns, exit_, record)
+
+
+def _death_ns(exit_: Exit) -> int:
+    own_fault = -exit_.returncode in _ADDRESS_SIGNALS and not exit_.stopped
+    return exit_.time_ns - (_REAP_DELAY_NS if own_fault else 0)
+
+
+def _tier(exit_: Exit | None, record: FailureRecord | None, time_ns: int, stopped_at_ns: int | None) -> int:
+    late = stopped_at_ns is not None and time_ns >= stopped_at_ns
+    if record is not None:
+        return 2 if record.secondary or late else 0
+    if exit_ is None or exit_.stopped:
+        return 3
+    if exit_.returncode == 0:
+        return 3 if late else 1
+    return 3 if late and exit_.returncode > 0 else 0
+
+
+def _ended_well(exit_: Exit | None) -> bool:
+    return exit_ is not None and exit_.returncode == 0
+
+
+def _failure(culprit: _Suspect, victims: tuple[int, ...]) -> Failure:
+    record, exit_ = culprit.record, culprit.exit
+    hard = exit_ is not None and exit_.returncode < 0 and not exit_.stopped
+    if record is None or (hard and record.secondary):
+        assert exit_ is not None
+        return _silent_failure(culprit, exit_, record, victims)
+    return Failure(
+        rank=culprit.rank,
+        variant=record.variant,
+        kind=record.kind,
+        status=_record_status(record),
+        message=record.message,
+        traceback=record.traceback,
+        stage=record.stage,
+        victims=victims,
+        secondary=culprit.tier >= 2,
+        error=record.type,
+    )
+
+
+def _silent_failure(
+    culprit: _Suspect, exit_: Exit, record: FailureRecord | None, victims: tuple[int, ...]
+) -> Failure:
+    """A rank that could not say why it ended."""
+    early = exit_.returncode == 0
+    kind: Literal["early_exit", "oom", "signal", "exit"] = "exit"
+    message = ""
+    if early:
+        kind, message = "early_exit", f"{_ranks(victims)} still waited for it" if victims else ""
+    elif exit_.oom_killed:
+        kind, message = "oom", "the kernel's OOM killer ended it: the machine or its cgroup ran out of memory"
+    elif exit_.returncode < 0:
+        kind = "signal"
+    return Failure(
+        rank=culprit.rank,
+        variant=record.variant if record else None,
+        kind=kind,
+        status=status_text(exit_.returncode),
+        message=message,
+        traceback="",
+        stage=record.stage if record else None,
+        victims=victims,
+        secondary=culprit.tier >= 2,
+    )
+
+
+def _record_status(record: FailureRecord) -> str:
+    if record.kind == "oom":
+        return "ran out of memory"
+    if record.kind == "exit":
+        return "ended by itself"
+    if record.type == ParamsError.__name__:
+        return "found a mistake in the job"
+    if record.kind == "user":
+        return "found a mistake in the workload"
+    return f"raised {record.type}"
+
+
+def _what_happened(failure: Failure, host: str) -> str:
+    where = f" on {host}" if host else ""
+    where += f" during {failure.stage}" if failure.stage else ""
+    where += f" of {failure.variant}" if failure.variant and failure.stage else ""
+    text = failure.headline + (f"\n    it happened{where}" if where else "")
+    if not failure.traceback:
+        text += "".join(f"\n    {line.strip()}" for line in failure.message.strip().splitlines()[1:])
+    if failure.secondary:
+        text += "\n    it only lost its peers; no rank left word of the cause"
+    return text
+
+
+def _without(log: str, traceback: str, message: str) -> str:
+    """The log without what is shown above it already: the traceback, or the message of a user's mistake."""
+    shown = (traceback or message).strip()
+    log = _RANK_PREFIX.sub("", log)
+    return log.replace(shown, "") if shown else log
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,1 @@
+"""A running job seen from outside: stacks, collectives, who is missing in a hang."""

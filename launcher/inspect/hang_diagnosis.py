@@ -1,0 +1,153 @@
+"""Which rank a launch waits for: pure, from what all ranks were seen to do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpurun.launcher.inspect.collectives import Collective, Gap, find_gap, last_ones
+from gpurun.launcher.inspect.frames import is_workload
+from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, GPU, Activity, Thread, activity, main_thread
+
+_MOST_RANKS = 8
+"""Named one by one."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank, as `gpurun stacks` shows it."""
+
+    rank: int
+    pid: int
+    steps: int
+    doing: str
+    """`is in `lookup` (train.py:25)`, `waits for the other ranks in a collective`."""
+    collectives: tuple[Collective, ...]
+    """The newest one of each process group."""
+    threads: tuple[Thread, ...]
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What stacks and collectives of all ranks show, and no more than that."""
+
+    rank: int | None
+    """The rank to look at: one that doesn't wait; `None` where nothing singles one out."""
+    headline: str
+    """For one line; empty where there is nothing to tell."""
+    details: tuple[str, ...]
+    """What each rank was doing."""
+    missing: tuple[int, ...] = ()
+    """Ranks that have not called a collective in which others wait."""
+    ranks: tuple[RankView, ...] = ()
+
+    @property
+    def is_before_first_step(self) -> bool:
+        """Whether no rank that was seen has made a step yet."""
+        return bool(self.ranks) and not any(view.steps for view in self.ranks)
+
+
+def diagnose(sights: Sequence[Sight]) -> Hang:
+    """Who keeps whom waiting."""
+    activities = {sight.rank: activity(sight.threads) for sight in sights}
+    gap = find_gap({sight.rank: sight.history for sight in sights if sight.history})
+    views = tuple(_view(sight, doing_text(sight.rank, activities[sight.rank], gap)) for sight in sights)
+    return find_hang(activities, gap, views)
+
+
+def find_hang(
+    activities: Mapping[int, Activity | None], gap: Gap | None = None, views: tuple[RankView, ...] = ()
+) -> Hang:
+    """Who keeps whom waiting; `None` stands for a rank that left no stack.
+
+    Numbers of collectives go before stacks: a stack in the backward pass doesn't tell waiting from computing.
+    """
+    if gap is None and not any(activities.values()):
+        return Hang(None, "", (), ranks=views)
+    shown = list(activities.items())[:_MOST_RANKS]
+    details = tuple(
+        f"rank {rank} {doing_text(rank, doing, gap, len(activities) > 1)}" for rank, doing in shown
+    )
+    rank, headline, missing = _by_numbers(activities, gap) if gap else _by_stacks(activities)
+    return Hang(rank, headline, details, missing, views)
+
+
+_Finding = tuple[int | None, str, tuple[int, ...]]
+
+
+def _by_numbers(activities: Mapping[int, Activity | None], gap: Gap) -> _Finding:
+    """Ranks that have called a collective against those that have not."""
+    absent = "; ".join(_phrase(rank, activities.get(rank)) for rank in gap.missing[:_MOST_RANKS])
+    waiting = [rank for rank in gap.waiting if (doing := activities.get(rank)) is None or doing.waiting]
+    others = f"; {ranks_text(waiting)} {_verb(waiting, 'wait')} in {gap.collective}" if waiting else ""
+    return gap.missing[0], f"{absent}{others}", gap.missing
+
+
+def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
+    busy = [rank for rank, doing in activities.items() if doing and doing.waiting is None]
+    waiting = [rank for rank, doing in activities.items() if doing and doing.waiting]
+    silent = [rank for rank, doing in activities.items() if doing is None]
+    if len(activities) == 1:
+        (rank,) = activities
+        return rank, _phrase(rank, activities[rank]), ()
+    if busy and waiting:
+        also = f" ({ranks_text(busy[1:])} {'is' if len(busy) == 2 else 'are'} busy, too)" if busy[1:] else ""
+        first = _phrase(busy[0], activities[busy[0]])
+        return busy[0], f"{first}{also}; {_others(activities, waiting)}", tuple(busy)
+    if busy:
+        return busy[0], f"no rank waits for another: {_phrase(busy[0], activities[busy[0]])}", ()
+    if silent:
+        return silent[0], f"rank {silent[0]} left no stack, and all others wait", tuple(silent)
+    return None, "all ranks wait for each other: not all take part in the same collective", ()
+
+
+def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -> str:
+    """What the waiting ranks do; of the backward pass it isn't known that they wait."""
+    ways = {doing.waiting for rank in waiting if (doing := activities[rank])}
+    if BACKWARD in ways:
+        return f"{ranks_text(waiting)} {'is' if len(waiting) == 1 else 'are'} in the backward pass"
+    return f"{ranks_text(waiting)} {_verb(waiting, 'wait')}"
+
+
+def _view(sight: Sight, doing: str) -> RankView:
+    threads = tuple(sorted(sight.threads, key=lambda thread: thread is not main_thread(sight.threads)))
+    newest = tuple(last_ones(sight.history))
+    return RankView(sight.rank, sight.pid, sight.steps, doing, newest, threads)
+
+
+def _phrase(rank: int, doing: Activity | None) -> str:
+    """`rank 2 is in `DataLoader.__next__` (train.py:41)`."""
+    return f"rank {rank} {doing.short if doing else 'left no stack'}"
+
+
+def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bool = False) -> str:
+    """What a rank does; that it waits in a collective only where the others' numbers say so."""
+    if doing is None:
+        return "left no stack"
+    if gap is not None and rank in gap.waiting and doing.waiting in (COLLECTIVE, BACKWARD, GPU):
+        where = f" ({doing.frame})" if doing.frame and is_workload(doing.frame.file) else ""
+        return f"waits in {gap.collective}{where}"
+    ddp = ", in which DDP waits for the other ranks" if doing.waiting == BACKWARD and has_peers else ""
+    return f"{doing.text}{ddp}"
+
+
+def _verb(ranks: Sequence[int], verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 3`, `ranks 0–30, 32`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return "ranks " + ", ".join(_run_text(first, last) for first, last in runs)
+
+
+def _run_text(first: int, last: int) -> str:
+    if last - first < 3:
+        return ", ".join(map(str, range(first, last + 1)))
+    return f"{first}–{last}"

@@ -1,0 +1,195 @@
+"""What ranks were doing, read from the stacks that Python's faulthandler wrote into their logs: pure.
+
+The stacks of a launch that hangs tell those ranks that wait for others from those that the others wait for.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
+
+from gpurun.launcher.inspect.frames import is_users, is_workload
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.+)$')
+_FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$", re.MULTILINE)
+
+_EXCHANGES = (
+    "/torch/distributed/",
+    "/launcher/worker/base/peers.py",
+    "/launcher/worker/base/process_group.py",
+)
+"""Files whose functions wait for other ranks, and do nothing else that takes long."""
+_DDP = "/torch/nn/parallel/distributed.py"
+_DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
+"""What `DistributedDataParallel` does besides calling the model, by function."""
+_KNOWN_OWNERS = {"dataloader.py": "DataLoader"}
+"""Stacks don't name classes; this one is where training most often waits."""
+_MOST_FRAMES = 10
+"""Of a crash in which no line of the user's stands."""
+
+COLLECTIVE = "waits for the other ranks in a collective"
+BACKWARD = "is in the backward pass"
+"""Under DDP also where it waits for the others; no stack tells that from computing."""
+GPU = "waits for its GPU"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: str
+    """A number, or question marks."""
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+Stack = tuple[Frame, ...]
+"""Innermost frame first."""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """The stack of one thread; `current` is the one that took the signal, which is the main thread."""
+
+    current: bool
+    frames: Stack
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a rank was doing when it wrote its stacks."""
+
+    waiting: str | None
+    """In which way it waited, as a verb phrase; `None`: it didn't."""
+    frame: Frame | None
+    """The innermost line of the workload; where there is none, the innermost of all."""
+    inside: str | None = None
+    """The library's function that this line called, and that has not returned: `DataLoader.__next__`."""
+
+    @property
+    def text(self) -> str:
+        """`waits for its GPU`, `is at train.py:25 in forward`."""
+        if self.waiting is None:
+            return f"is at {self.frame}"
+        shown = self.frame is not None and is_workload(self.frame.file)
+        return f"{self.waiting} ({self.frame})" if shown else self.waiting
+
+    @property
+    def short(self) -> str:
+        """For one line: `is in `DataLoader.__next__` (train.py:41)`."""
+        if self.waiting is not None or self.frame is None:
+            return self.waiting or "left no stack"
+        place = f"{PurePath(self.frame.file).name}:{self.frame.line}"
+        return f"is in `{self.inside or self.frame.function}` ({place})"
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """A crash that faulthandler has seen."""
+
+    what: str
+    """`Segmentation fault`."""
+    frames: Stack
+    """From the innermost to the first of the user's."""
+    start: int
+    """Where its account begins in the log."""
+
+    @property
+    def place(self) -> Frame | None:
+        """The user's line in which it happened."""
+        return next((frame for frame in self.frames if is_users(frame.file)), None)
+
+
+def parse_threads(text: str) -> tuple[Thread, ...]:
+    """All stacks in a text; lines that belong to none are passed over."""
+    found: list[tuple[bool, list[Frame]]] = []
+    inside = False
+    for line in text.splitlines():
+        if header := _THREAD.match(line):
+            found.append((header[1] == "Current thread", []))
+            inside = True
+        elif inside and (match := _FRAME.match(line)):
+            found[-1][1].append(Frame(match["file"], match["line"], match["function"]))
+        else:
+            inside = False
+    return tuple(Thread(current, tuple(frames)) for current, frames in found)
+
+
+def activity(threads: Sequence[Thread]) -> Activity | None:
+    """What the rank with these threads was doing; `None` where there is no stack to tell it.
+
+    The main thread decides. Where it only waits for threads that compute for it (autograd's on a GPU, one per
+    replica of `dp`), the first of those that is in the workload does.
+    """
+    thread = main_thread(threads)
+    if thread is None:
+        return None
+    main = thread.frames
+    if workload_frame(main) is None and waiting_for(main) in (None, BACKWARD):
+        helpers = [thread.frames for thread in threads if not thread.current and computes(thread.frames)]
+        main = next((frames for frames in helpers if workload_frame(frames)), main)
+    return Activity(waiting_for(main), workload_frame(main) or main[0], called_inside(main))
+
+
+def main_thread(threads: Sequence[Thread]) -> Thread | None:
+    """The thread that took the signal."""
+    return next((thread for thread in threads if thread.current and thread.frames), None)
+
+
+def called_inside(frames: Stack) -> str | None:
+    """The function of a library that the innermost line of the workload has called."""
+    for callee, frame in pairwise(frames):
+        if is_workload(callee.file):
+            return None
+        if is_workload(frame.file):
+            owner = _KNOWN_OWNERS.get(PurePath(callee.file).name)
+            return f"{owner}.{callee.function}" if owner else callee.function
+    return None
+
+
+def waiting_for(frames: Stack) -> str | None:
+    """How this thread waits: by what lies above the innermost line of the workload, or of ours."""
+    for frame in frames:
+        if is_workload(frame.file):
+            return None
+        if any(place in frame.file for place in _EXCHANGES):
+            return COLLECTIVE
+        if frame.file.endswith(_DDP) and frame.function in _DDP_EXCHANGES:
+            return COLLECTIVE
+        if frame.function == "_engine_run_backward":
+            return BACKWARD
+        if frame.function == "synchronize" and "/torch/cuda/" in frame.file:
+            return GPU
+    return None
+
+
+def workload_frame(frames: Stack) -> Frame | None:
+    """The innermost line of the user's, or of a built-in workload."""
+    return next((frame for frame in frames if is_workload(frame.file)), None)
+
+
+def computes(frames: Stack) -> bool:
+    """Whether a thread works for the step: autograd's have no Python caller, those of `dp` are known.
+
+    A user's own thread in the background, which may wait for work all day, is neither.
+    """
+    if not frames:
+        return False
+    known = any("/launcher/worker/" in f.file or f.file.endswith("/parallel_apply.py") for f in frames)
+    return known or frames[-1].function != "_bootstrap"
+
+
+def fatal_error(log: str) -> Fatal | None:
+    """The last crash in a log."""
+    found = list(_FATAL.finditer(log))
+    if not found:
+        return None
+    threads = parse_threads(log[found[-1].start() :])
+    stack = next((thread.frames for thread in threads if thread.current), ())
+    own = next((number for number, frame in enumerate(stack, 1) if is_users(frame.file)), _MOST_FRAMES)
+    return Fatal(found[-1]["what"], stack[:own], found[-1].start())

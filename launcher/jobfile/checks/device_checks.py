@@ -1,0 +1,93 @@
+"""Mistakes that show once the devices are known: from the job itself, or from the machine."""
+
+from collections.abc import Iterator, Sequence
+
+from gpurun.launcher.errors import Problem
+from gpurun.launcher.jobfile.builtins import builtin_file, builtin_function, builtin_workloads
+from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
+from gpurun.launcher.jobfile.checks.workload import given_params
+from gpurun.launcher.jobfile.draft import Draft
+from gpurun.launcher.jobfile.values import Devices
+from gpurun.launcher.jobfile.yaml.tree import Path
+from gpurun.launcher.splits import parts_of
+from gpurun.launcher.units import plural
+
+
+def named_devices(devices: Devices) -> tuple[str, ...] | None:
+    """The devices where the job names them; `None` if only the machine tells."""
+    if isinstance(devices, tuple):
+        return devices
+    kind, _, count = devices.partition(":")
+    return (kind,) * int(count) if count else None
+
+
+def find_misfits(draft: Draft, devices: Sequence[str]) -> list[Problem]:
+    """What can't be on these devices, whatever it is combined with."""
+    return [
+        *_too_many(draft, len(devices)),
+        *_tf32_on_cpu(draft, devices),
+        *_foreign_splits(draft, len(devices)),
+        *_foreign_lists(draft, len(devices)),
+    ]
+
+
+def _too_many(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    counts = draft.values("device_count")
+    if counts is None or None in counts or min(counts) <= num_devices:
+        return
+    message = f"the job asks for {min(counts)} devices and names {plural(num_devices, 'device')}"
+    yield draft.spec.problem(_place(draft, "device_count"), message, "name more under `devices`")
+
+
+def _tf32_on_cpu(draft: Draft, devices: Sequence[str]) -> Iterator[Problem]:
+    precisions = draft.values("precision")
+    if precisions is not None and set(precisions) == {"tf32"} and devices[0].startswith("cpu"):
+        hint = "use fp32 on CPU devices"
+        yield draft.spec.problem(_place(draft, "precision"), "tf32 is a mode of NVIDIA GPUs", hint)
+
+
+def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    """Splits for a number of devices that no variant has. `single` uses none, so it rejects none."""
+    strategies, stated = draft.values("strategy"), draft.values("device_count")
+    if strategies is None or stated is None or set(strategies) == {"single"}:
+        return
+    counts = [num_devices if count is None else count for count in stated]
+    for path, split in draft.placed("split"):
+        parts = parts_of(split)
+        if parts is not None and parts not in counts:
+            text = split if isinstance(split, str) else str(list(split))[:80]
+            used = " or ".join(str(count) for count in dict.fromkeys(counts))
+            message = f"the split {text} is for {plural(parts, 'device')}, but the job uses {used}"
+            yield draft.spec.problem(path, message, "a split has one number for each device")
+
+
+def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    """Parameters of built-in workloads with a value for each device, but for another number of devices."""
+    counts = draft.values("device_count")
+    if counts is None:
+        return
+    used = max(num_devices if count is None else count for count in counts)
+    if set(draft.values("strategy") or ()) == {"single"}:
+        used = 1
+    per_device = {name for _, workload in draft.placed("workload") for name in _per_device_params(workload)}
+    for place, given in given_params(draft):
+        for name in sorted(per_device & given.keys()):
+            values = given[name]
+            if isinstance(values, list | tuple) and not used <= len(values) <= num_devices:
+                message = (
+                    f"`{name}` has {plural(len(values), 'value')}, but the job uses {plural(used, 'device')}"
+                )
+                hint = "one value for each device, in the job's order, or a single number for all"
+                yield draft.spec.problem((*place, name), message, hint)
+
+
+def _per_device_params(workload: str | None) -> Iterator[str]:
+    if workload is None or workload not in builtin_workloads():
+        return
+    module = read_module(builtin_file(workload))
+    signature = signature_of(module, builtin_function(workload)) if module else None
+    yield from (param.name for param in signature.params if param.is_per_device) if signature else ()
+
+
+def _place(draft: Draft, key: str) -> Path:
+    return ("compare", key) if getattr(draft.spec.compare, key) else (key,)

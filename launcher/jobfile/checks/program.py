@@ -1,0 +1,99 @@
+"""Mistakes in `script` and `module`, found without running any of the program's code."""
+
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from gpurun.launcher.errors import Problem
+from gpurun.launcher.jobfile.draft import Draft
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.describe import did_you_mean, shorten
+
+MAX_BYTES = 2_000_000
+"""A longer file takes seconds to compile and is no program that a person wrote."""
+
+
+def find_program_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
+    """A program that is not there, is not Python, or has a syntax error."""
+    spec = draft.spec
+    if spec.script is not None and draft.knows(("script",)):
+        yield from _script_mistakes(spec, job_dir)
+    if spec.module is not None and draft.knows(("module",)):
+        yield from _module_mistakes(spec, spec.module, job_dir)
+
+
+def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
+    script = spec.script or ""
+    path = job_dir / script
+    try:
+        is_file, is_dir = path.is_file(), path.is_dir()
+    except OSError:  # a name that is too long
+        is_file = is_dir = False
+    if is_dir:
+        yield spec.problem(("script",), f"{shorten(script)} is a folder", "name a Python file in it")
+    elif not is_file:
+        yield spec.problem(("script",), f"there is no file {shorten(script)}", _near(path, job_dir))
+    else:
+        yield from _not_python(spec, "script", path, script)
+
+
+def _near(path: Path, job_dir: Path) -> str:
+    try:
+        beside = [file.name for file in path.parent.glob("*.py")]
+    except OSError:
+        beside = []
+    return did_you_mean(path.name, beside) or f"it is looked for from {job_dir.resolve()}"
+
+
+def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Problem]:
+    """Looks for the module as `python -m` does, but never imports the packages around it."""
+    found: ModuleSpec | None = None
+    places: Sequence[str] | None = [str(job_dir.resolve()), *sys.path]
+    names = module.split(".")
+    for end in range(1, len(names) + 1):
+        name = ".".join(names[:end])
+        found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
+        if found is None:
+            hint = f"it must be installed, or lie in {job_dir.resolve()}"
+            yield spec.problem(("module",), f"there is no module `{shorten(name)}`", hint)
+            return
+        places = found.submodule_search_locations
+    if found is not None and places is not None:
+        main = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", places)
+        if main is None:
+            message = f"`{shorten(module)}` is a package without `__main__.py`: it can't be run"
+            yield spec.problem(("module",), message, "name a module in it")
+            return
+        found = main
+    if found is not None and found.origin and found.origin.endswith(".py"):
+        yield from _not_python(spec, "module", Path(found.origin), found.origin)
+
+
+def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Problem]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return
+        source = path.read_bytes()
+    except OSError as error:
+        yield spec.problem((key,), f"{shorten(name)} can't be read: {error.strerror}")
+        return
+    if fault := syntax_fault(source):
+        line, what = fault
+        place = f"{name[:200]}:{line}" if line else name[:200]
+        yield spec.problem((key,), f"{place}: this is not Python: {what}")
+
+
+def syntax_fault(source: bytes) -> tuple[int | None, str] | None:
+    """Line and description of the first mistake; `None` where there is none. Compiles, runs nothing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as of invalid escapes: the run will show them
+            compile(source, "<program>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error.lineno, error.msg
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nesting without end
+        return None, str(error) or type(error).__name__
+    return None

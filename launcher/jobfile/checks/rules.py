@@ -1,0 +1,115 @@
+"""Mistakes that lie between the keys of a job and need no knowledge of the machine."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpurun.launcher.errors import Problem
+from gpurun.launcher.jobfile.builtins import default_batch, is_workload
+from gpurun.launcher.jobfile.checks.device_checks import find_misfits, named_devices
+from gpurun.launcher.jobfile.checks.program import find_program_mistakes
+from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
+from gpurun.launcher.jobfile.draft import Draft
+from gpurun.launcher.jobfile.job_kind import find_kind_mistakes
+from gpurun.launcher.jobfile.model import Baseline
+from gpurun.launcher.splits import is_same_split
+
+
+def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
+    """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
+    knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
+    devices = named_devices(draft.spec.devices) if knows_devices else None
+    return [
+        *find_kind_mistakes(draft),
+        *_missing_batch(draft),
+        *_max_of_nodes(draft),
+        *_wrong_sums(draft),
+        *_foreign_baseline(draft),
+        *(find_misfits(draft, devices * draft.spec.nodes) if devices else ()),
+        *find_workload_mistakes(draft, job_dir),
+        *find_program_mistakes(draft, job_dir),
+    ]
+
+
+def _missing_batch(draft: Draft) -> Iterator[Problem]:
+    """No batch, neither in the job nor as a built-in's own."""
+    is_stated = "global_batch" in draft.spec.stated or draft.spec.program is not None
+    if is_stated or draft.values("global_batch") != (None,):
+        return
+    # One that there is not says nothing of a batch: that is a mistake of its own.
+    named = [name for name in draft.values("workload") or (None,) if name is None or is_workload(name)]
+    if named and all(map(default_batch, named)):
+        return
+    hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
+    yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)
+
+
+def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
+    """The largest batch is looked for on one machine."""
+    if draft.knows(("nodes",)) and draft.spec.nodes > 1 and "max" in (draft.values("global_batch") or ()):
+        message = f"`max` is found on one machine, and the job has {draft.spec.nodes} nodes"
+        hint = f"find it with --set nodes=1, then state {draft.spec.nodes} times as much"
+        yield draft.spec.problem(("global_batch",), message, hint)
+
+
+def _wrong_sums(draft: Draft) -> Iterator[Problem]:
+    if "max" in (draft.values("global_batch") or ()):
+        yield from _numbers_of_max(draft)
+    batches = batches_of(draft)
+    if not batches:
+        return
+    for path, split in draft.placed("split"):
+        if isinstance(split, tuple) and sum(split) not in batches:
+            wanted = " or ".join(str(batch) for batch in batches)
+            message = f"the split {list(split)} adds up to {sum(split)}, not to the global batch of {wanted}"
+            yield draft.spec.problem(path, message, _sum_hint(split, batches[0]))
+
+
+def _numbers_of_max(draft: Draft) -> Iterator[Problem]:
+    """Splits that name samples of a batch that is still to be found."""
+    for path, split in draft.placed("split"):
+        if isinstance(split, tuple):
+            message = f"the split {list(split)} names samples, but `global_batch: max` is still to be found"
+            divisor = math.gcd(*split)
+            ratio = ":".join(str(size // divisor) for size in split)
+            hint = f'state `global_batch: {sum(split)}`, or give the proportions: `split: "{ratio}"`'
+            yield draft.spec.problem(path, message, hint)
+
+
+def batches_of(draft: Draft) -> tuple[int, ...]:
+    """Every global batch that a variant may have; none where one of them isn't known, as with `max`."""
+    stated, workloads = draft.values("global_batch"), draft.values("workload")
+    if stated != (None,) or workloads is None:
+        return stated if stated and None not in stated and "max" not in stated else ()
+    own = tuple(default_batch(name) for name in workloads)
+    return tuple(batch for batch in own if batch is not None) if None not in own else ()
+
+
+def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
+    last = batch - sum(split[:-1])
+    return f"{[*split[:-1], last]} would" if last >= 1 else None
+
+
+def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
+    """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
+    for key in Baseline.keys:
+        value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
+        if value is None or key in ("params", "env") or choices is None or None in choices:
+            continue
+        if value in choices or (key == "split" and _is_same_work(draft, value, choices)):
+            continue
+        listed = ", ".join(_text(choice) for choice in choices)
+        message = f"no variant has `{key}: {_text(value)}`, so it can't be the baseline"
+        yield draft.spec.problem(("baseline", key), message, f"the job has {listed}")
+
+
+def _is_same_work(
+    draft: Draft, split: str | tuple[int, ...], choices: tuple[str | tuple[int, ...], ...]
+) -> bool:
+    """Whether a choice may come to the same samples; it may wherever the batch isn't known."""
+    batches = batches_of(draft)
+    return not batches or any(is_same_split(split, choice, batches) for choice in choices)
+
+
+def _text(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

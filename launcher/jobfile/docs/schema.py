@@ -1,0 +1,75 @@
+"""The JSON Schema of a job file, for editors; its descriptions are the docstrings of the model's fields."""
+
+import ast
+import inspect
+import itertools
+from typing import Any
+
+from gpurun.launcher.jobfile import model
+from gpurun.launcher.jobfile.job_kind import KINDS
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+from gpurun.launcher.jobfile.section import Key, Section
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def job_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a job file, with a description for every key."""
+    docs = field_docs()
+    parts = {part.__name__: _section(part, docs[part.__name__]) for part in SECTIONS.values()}
+    one_of = {"oneOf": [{"required": [key]} for key in KINDS]}
+    return {"$schema": DIALECT, "$defs": parts, **_section(JobSpec, docs["JobSpec"]), **one_of}
+
+
+def _section(part: type[Section], docs: dict[str, str]) -> dict[str, Any]:
+    defaults = part()
+    properties = {
+        name: {
+            **_kind(key),
+            **_default(name, getattr(defaults, key.field)),
+            "description": docs[key.field],
+        }
+        for name, key in part.keys.items()
+    }
+    return {
+        "title": part.__name__,
+        "description": part.__doc__,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _kind(key: Key) -> dict[str, Any]:
+    """A key that may be empty is one that can be left out as well: `null` isn't offered."""
+    if isinstance(key.kind, type):
+        return {"$ref": f"#/$defs/{key.kind.__name__}"}
+    return dict(key.kind.schema)
+
+
+def _default(name: str, value: Any) -> dict[str, Any]:
+    """What a key is that isn't there; nothing where that only stands for "none", or for the file's name."""
+    if name == "name" or not isinstance(value, str | int | float):
+        return {}
+    return {"default": _duration(value) if isinstance(value, float) else value}
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds % 60 else f"{seconds / 60:g}m"
+
+
+def field_docs() -> dict[str, dict[str, str]]:
+    """The docstring beneath every field, by class and field, each in one line."""
+    tree = ast.parse(inspect.getsource(model))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {item.name: _docs_of(item) for item in classes}
+
+
+def _docs_of(item: ast.ClassDef) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for field, below in itertools.pairwise(item.body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            docs[field.target.id] = " ".join(str(below.value.value).split())
+    return docs

@@ -1,0 +1,106 @@
+"""Kinds of values: each says how a value is read, and how the schema describes it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean
+
+
+class Wrong(Exception):
+    """What is wrong with a value, for a person to read.
+
+    Args:
+        message: in full, but for the key's name.
+        hint: what to do about it.
+        at: which item of the value it is.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, at: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.at = at
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a key takes that holds no keys of its own."""
+
+    parse: Callable[[Any], Any]
+    """What a `JobSpec` holds, from what stands in the YAML; raises `Wrong`."""
+    schema: Mapping[str, Any]
+    """The same as JSON Schema."""
+
+
+@dataclass(frozen=True, eq=False)
+class Several:
+    """A list with at least one item, each of which is judged by itself."""
+
+    item: Kind
+    check: Callable[[list[Any]], None] | None = None
+    """Finds what is wrong with the list as a whole; raises `Wrong`."""
+    most: int | None = 100
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        limit = {} if self.most is None else {"maxItems": self.most}
+        return {"type": "array", "items": self.item.schema, "minItems": 1, **limit}
+
+
+def expected(what: str, value: Any, hint: str | None = None, at: int | None = None) -> Wrong:
+    """What is to be said of a value that is something else."""
+    return Wrong(f"expected {what}, got {describe(value)}", hint, at)
+
+
+def whole(least: int, most: int | None = None, *, below: int | None = None) -> Kind:
+    """Whole numbers in a range; none of them is a float, a text or a truth value."""
+
+    def parse(value: Any) -> int:
+        if type(value) is not int:
+            is_quoted = isinstance(value, str) and value.lstrip("+-").isdecimal()
+            raise expected("a whole number", value, "write it without quotes" if is_quoted else None)
+        if value < least:
+            raise expected(f"a number that is {least} or more", value)
+        if most is not None and value > most:
+            raise expected(f"a number that is {most} or less", value)
+        if below is not None and value >= below:
+            raise expected(f"a number below {below}", value)
+        return value
+
+    limits = {"minimum": least, "maximum": most, "exclusiveMaximum": below}
+    stated = {key: limit for key, limit in limits.items() if limit is not None}
+    return Kind(parse, {"type": "integer", **stated})
+
+
+def words(choices: Sequence[str]) -> Kind:
+    """One of these words."""
+    *most, last = (f"`{word}`" for word in choices)
+
+    def parse(value: Any) -> str:
+        if isinstance(value, str) and value in choices:
+            return value
+        hint = did_you_mean(value, choices) if isinstance(value, str) else None
+        raise expected(f"{', '.join(most)} or {last}", value, hint)
+
+    return Kind(parse, {"type": "string", "enum": list(choices)})
+
+
+def _parse_truth(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise expected("true or false", value)
+
+
+TRUTH = Kind(_parse_truth, {"type": "boolean"})
+
+
+def check_mapping(value: Any) -> dict[str, Any]:
+    """The value itself, if it is a mapping; its keys are texts then, as those of all mappings here."""
+    if isinstance(value, dict):
+        return value
+    hint = "leave the key out, or write {}" if value is None else None
+    raise expected("a mapping (`key: value`)", value, hint)
+
+
+MAPPING = Kind(check_mapping, {"type": "object", "additionalProperties": True})

@@ -1,0 +1,106 @@
+"""A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpurun.launcher.errors import Problem, SpecError
+from gpurun.launcher.jobfile.builtins import default_strategy
+from gpurun.launcher.jobfile.checks.rules import find_conflicts
+from gpurun.launcher.jobfile.draft import draft_of, read_spec
+from gpurun.launcher.jobfile.explain import explain
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import safe_name
+from gpurun.launcher.jobfile.yaml.describe import describe
+from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
+from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = None) -> JobSpec:
+    """The job in `path` with each override (`key.path=value`, the value in YAML) in its place.
+
+    Args:
+        job_dir: where relative file names start, if not in the file's own folder.
+
+    Raises:
+        SpecError: every mistake that was found, with its place, in the order of the file.
+    """
+    source = override_source(_read(path, overrides), tuple(overrides))
+    source = replace(source, problems=(*source.problems, *_without_effect(source, overrides)))
+    return check_source(_with_name(source, path), job_dir or path.parent)
+
+
+def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
+    """Like `load_job`, for a job that stands in no file: mistakes are told of `name`, without lines."""
+    root, problems = compose(text, name, has_lines=False)
+    source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
+    return check_source(source, job_dir)
+
+
+def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Problem]:
+    """Overrides of keys that vary: the values under `compare` take their place."""
+    root = source.root.plain()
+    varied = root.get("compare") if isinstance(root, dict) else None
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if isinstance(varied, dict) and varied.get(key) and key not in ("params", "args", "env"):
+            message = f"`compare.{key}` varies it, so that this value has no effect"
+            yield Problem(message, f"set compare.{key}=[…]", f"--set {key}")
+
+
+def _read(path: Path, overrides: Sequence[str]) -> Source:
+    """The file; one that is no YAML doesn't hide the mistakes of the overrides."""
+    try:
+        return read_source(path)
+    except SpecError as error:
+        nothing = Source(str(path), "", Node({}, Mark(str(path))))
+        raise SpecError(*error.problems, *override_source(nothing, tuple(overrides)).problems) from None
+
+
+def check_source(source: Source, job_dir: Path) -> JobSpec:
+    """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
+    if not isinstance(source.root.value, dict):
+        message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
+        raise _all_of([*source.problems, source.problem((), message)], source)
+    source = _with_strategy(source)
+    spec, mistakes = read_spec(source)
+    found, more = explain(mistakes, source, MAX_PROBLEMS)
+    conflicts = [] if more else find_conflicts(draft_of(spec, mistakes), job_dir)
+    problems = [*source.problems, *found, *conflicts]
+    if problems:
+        raise _all_of(problems, source, more)
+    return spec
+
+
+def _with_name(source: Source, path: Path) -> Source:
+    if not isinstance(source.root.value, dict) or "name" in source.root.value:
+        return source
+    name = Node(safe_name(path.stem), source.root.mark)
+    return replace(source, root=source.root.with_child("name", name))
+
+
+def _with_strategy(source: Source) -> Source:
+    """The strategy of a micro-benchmark stands in its job, whoever wrote it there."""
+    keys = source.root.value
+    if not isinstance(keys, dict) or "strategy" in keys or "workload" not in keys:
+        return source
+    workload = keys["workload"].value
+    strategy = default_strategy(workload) if isinstance(workload, str) else None
+    compare = keys["compare"].value if "compare" in keys else {}
+    if strategy is None or (isinstance(compare, dict) and "strategy" in compare):
+        return source
+    return replace(source, root=source.root.with_child("strategy", Node(strategy, source.root.mark)))
+
+
+def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError:
+    """In the order of the file, command-line options last; a flood is cut.
+
+    Args:
+        more: mistakes that are not among `problems`.
+    """
+    ordered = sorted(
+        problems, key=lambda found: (found.file != source.file, found.line or 0, found.column or 0)
+    )
+    more += max(0, len(ordered) - MAX_PROBLEMS)
+    rest = [Problem(f"and {more:,} more mistakes", file=source.file)] if more else []
+    return SpecError(*ordered[:MAX_PROBLEMS], *rest)

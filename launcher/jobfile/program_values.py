@@ -1,0 +1,89 @@
+"""Values of a job that runs a program unchanged: its file or module, its arguments, its environment."""
+
+import re
+from typing import Any
+
+from gpurun.launcher.jobfile.field_types import Wrong, expected
+from gpurun.launcher.jobfile.yaml.describe import describe, shorten
+
+MAX_ARGS = 1000
+"""Linux takes more, a person writes fewer."""
+
+OWN_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+    }
+)
+"""Variables that a launcher gives its ranks, and that a job therefore can't."""
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def parse_script(value: Any) -> str:
+    """The path of a Python file, relative to the job file's folder or absolute."""
+    if isinstance(value, str) and value.strip() and "\x00" not in value:
+        return value
+    raise expected("the path of a Python file", value, "such as train.py")
+
+
+def parse_module(value: Any) -> str:
+    """A module's full name, as `python -m` takes it."""
+    if isinstance(value, str) and _MODULE.fullmatch(value) and not value.endswith(".py"):
+        return value
+    hint = "such as package.train"
+    if isinstance(value, str) and (value.endswith(".py") or "/" in value):
+        hint = f"`script: {shorten(value)}` runs a file"
+    raise expected("the name of a module", value, hint)
+
+
+def parse_args(value: Any) -> tuple[str, ...]:
+    """Arguments as a program gets them; numbers may stand without quotes."""
+    if isinstance(value, str):
+        items = ", ".join(value.split())
+        raise expected("a list of arguments", value, f"write [{items}]"[:120])
+    if not isinstance(value, list):
+        raise expected("a list of arguments", value, 'such as [--epochs, "1"]')
+    if len(value) > MAX_ARGS:
+        raise Wrong(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
+    return tuple(_argument(item, position) for position, item in enumerate(value))
+
+
+def _argument(item: Any, position: int) -> str:
+    text = _text(item)
+    if text is None:
+        raise expected("an argument", item, "put it in quotes", position)
+    return text
+
+
+def check_args_list(items: list[Any]) -> None:
+    """Refuses what stands under `compare: args` if it is one list of arguments, not several."""
+    if items and not any(isinstance(item, list | dict) for item in items):
+        words = ", ".join(str(item) for item in items)
+        raise Wrong("an argument alone is no list of arguments", f"for one list, write [[{words}]]"[:120])
+
+
+def parse_env(value: Any) -> dict[str, str]:
+    """Environment variables by name; numbers may stand without quotes."""
+    if not isinstance(value, dict):
+        raise expected("variables by name", value, "such as {NCCL_DEBUG: INFO}")
+    return {name: _variable(name, item) for name, item in value.items()}
+
+
+def _variable(name: str, item: Any) -> str:
+    if not name or "=" in name or "\x00" in name:
+        raise Wrong(f"a variable can't be called {describe(name)}")
+    if name in OWN_VARIABLES:
+        raise Wrong(f"gpurun gives every rank its {name}; it can't be set", "`devices` says what it will be")
+    text = _text(item)
+    if text is None:
+        hint = f'as text: {name}: "1"' if item is None or isinstance(item, bool) else None
+        raise expected(f"text for the variable {shorten(name)}", item, hint)
+    return text
+
+
+def _text(item: Any) -> str | None:
+    """Text or a number as text; a truth value has more than one spelling, so that none is guessed."""
+    if isinstance(item, str):
+        return None if "\x00" in item else item
+    return str(item) if isinstance(item, int | float) and not isinstance(item, bool) else None

@@ -1,0 +1,195 @@
+"""Values of a job file that are more than a number or a word: devices, splits, durations, names.
+
+Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises `Wrong`.
+"""
+
+import re
+from typing import Any
+
+from gpurun.launcher.jobfile.field_types import Wrong, expected, whole
+from gpurun.launcher.jobfile.yaml.describe import shorten
+from gpurun.launcher.splits import BALANCED
+
+Split = str | tuple[int, ...]
+Devices = str | tuple[str, ...]
+
+MAX_DEVICES = 256
+MAX_NODES = 1024
+"""More than any machine has; keeps a slip such as `cpu:40000` from planning 40,000 processes."""
+
+MAX_COUNT = 2**31 - 1
+"""Largest number of samples, steps or rounds: what fits into a 32-bit integer."""
+
+MAX_THREADS = 1024
+"""More than any machine has cores."""
+
+MAX_TIMEOUT_S = 30 * 24 * 3600.0
+
+RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
+"""A ratio for the schema; a device whose part is zero is none."""
+
+DEVICE_PATTERN = "^(cpu|(cpu|cuda):[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)$"
+"""A device of a list, for the schema."""
+
+COUNT = whole(1, MAX_COUNT)
+
+_RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
+"""As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
+_NAME = re.compile(r"\w[\w.+-]{0,99}")
+_WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
+
+
+def parse_name(value: Any) -> str:
+    """A name that is safe as a folder: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
+    if not isinstance(value, str):
+        raise expected("a name", value, "put it in quotes")
+    if not _NAME.fullmatch(value):
+        raise expected("a name that can be a folder", value, f"`{safe_name(value)}`?")
+    return value
+
+
+def safe_name(text: str) -> str:
+    """`text` with everything replaced that has no place in the name of a folder."""
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:100] or "job"
+
+
+def parse_workload(value: Any) -> str:
+    """`gpt`, `train.py:build` or `package.module:build`."""
+    if isinstance(value, str) and _WORKLOAD.fullmatch(value):
+        return value
+    if isinstance(value, str) and value.endswith(".py"):
+        hint = f"name the function that builds it, such as {value}:build"
+    else:
+        hint = "a built-in such as gpt, a file train.py:build, or a module package.module:build"
+    raise expected("the name of a workload", value, hint)
+
+
+def parse_devices(value: Any) -> Devices:
+    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind."""
+    if isinstance(value, list):
+        return _device_list(value)
+    if value in ("auto", "cuda"):
+        return str(value)
+    if isinstance(value, str) and (count := _device_number("cpu", value)) is not None:
+        if not 1 <= count <= MAX_DEVICES:
+            raise Wrong(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
+        return f"cpu:{count}"
+    raise expected("devices", value, _devices_hint(value))
+
+
+def _devices_hint(value: Any) -> str:
+    if value == "cpu":
+        return "`cpu:2` makes two devices of this machine's cores"
+    if isinstance(value, str) and _device_number("cuda", value) is not None:
+        return f"`[{value}]` is that GPU, `cuda` are all of them"
+    if isinstance(value, dict) and len(value) == 1:
+        return "write it without the space: `cpu:2`"
+    return "auto, cpu:2, cuda, or a list such as [cuda:0, cuda:1]"
+
+
+def _device_list(items: list[Any]) -> tuple[str, ...]:
+    if not 1 <= len(items) <= MAX_DEVICES:
+        raise Wrong(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
+    for position, item in enumerate(items):
+        if not isinstance(item, str) or not (item == "cpu" or _is_device(item)):
+            hint = "cpu:0 or cuda:0, for example"
+            raise expected("the name of a device", item, hint, position)
+    kinds = {"cuda" if _UUID.fullmatch(item) else item.partition(":")[0] for item in items}
+    if len(kinds) > 1:
+        raise Wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
+    return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
+
+
+def _is_device(text: str) -> bool:
+    return bool(_UUID.fullmatch(text)) or any(
+        _device_number(kind, text) is not None for kind in ("cpu", "cuda")
+    )
+
+
+def _device_number(kind: str, text: str) -> int | None:
+    match = re.fullmatch(rf"{kind}:([0-9]{{1,9}})", text)
+    return int(match[1]) if match else None
+
+
+def parse_split(value: Any) -> Split:
+    """`even`, `balanced`, a ratio such as `3:1`, or a tuple of samples per device."""
+    if isinstance(value, list):
+        return _sample_list(value)
+    if isinstance(value, str) and _RATIO.fullmatch(value):
+        return _ratio(value)
+    if value in ("even", BALANCED):
+        return str(value)
+    raise expected("a split", value, _split_hint(value))
+
+
+def _ratio(text: str) -> str:
+    if any(int(part) == 0 for part in text.split(":")):
+        hint = "leave its device out; `device_count` says how many are used"
+        raise Wrong(f"the ratio {shorten(text)} gives a device nothing", hint)
+    return text
+
+
+def _split_hint(value: Any) -> str:
+    numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", value)] if isinstance(value, str) else []
+    if len(numbers) > 1 and "/" in value:
+        return f"samples per device are a list: {numbers}"
+    if len(numbers) > 1 and ":" in value:
+        return f'a ratio is of whole numbers: "{":".join(str(number) for number in numbers)}"?'
+    return 'even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
+
+
+def _sample_list(items: list[Any]) -> tuple[int, ...]:
+    if not 1 <= len(items) <= MAX_DEVICES:
+        raise Wrong(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
+    for position, item in enumerate(items):
+        if type(item) is not int or not 1 <= item <= MAX_COUNT:
+            raise expected("a number of samples, 1 or more", item, None, position)
+    return tuple(items)
+
+
+def check_split_list(items: list[Any]) -> None:
+    """Refuses what stands under `compare: split` if it is one split, not several: a list of bare numbers."""
+    if items and all(type(item) is int for item in items):
+        raise Wrong("a number alone is no split", f"for one split into {len(items)}, write [{items}]"[:120])
+
+
+def parse_duration(value: Any) -> float:
+    """Seconds, from `90s`, `10m`, `1h` or a plain number of seconds."""
+    if type(value) in (int, float):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
+    else:
+        raise expected("a duration", value, "90s, 10m, 1h, or plain seconds")
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise expected("a duration above 0 and up to 30 days", value)
+    return seconds
+
+
+def parse_threads(value: Any) -> int | str:
+    """`auto`, or a number of threads."""
+    if value == "auto":
+        return str(value)
+    if type(value) is not int or not 1 <= value <= MAX_THREADS:
+        raise expected(f"`auto` or 1 to {MAX_THREADS} threads", value)
+    return value
+
+
+def parse_global_batch(value: Any) -> int | str:
+    """A number of samples, or `max`."""
+    return str(value) if value == "max" else _samples(value)
+
+
+def parse_one_global_batch(value: Any) -> int:
+    """One of several numbers of samples; with `max` there is nothing to compare."""
+    if value == "max":
+        raise Wrong("`max` can't be one of several batches", "set `global_batch: max` at the top instead")
+    return _samples(value)
+
+
+def _samples(value: Any) -> int:
+    samples: int = COUNT.parse(value)
+    return samples

@@ -1,0 +1,1 @@
+"""Reading YAML: a tree that remembers the line and column of every value."""

@@ -1,0 +1,165 @@
+"""A job file as text and as a tree, with all that is wrong with it before its keys are looked at."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpurun.launcher.errors import Problem, SpecError
+from gpurun.launcher.jobfile.yaml.tree import MAX_NODES, Mark, Node, Unreadable, compose
+from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
+
+MAX_BYTES = 1_000_000
+"""A job file has about a thousand bytes."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that YAML does not allow.  Source: https://yaml.org/spec/1.2.2/#51-character-set"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A job file and the mistakes found so far; knows where every key and value stands."""
+
+    file: str
+    text: str
+    root: Node = field(compare=False, repr=False)
+    problems: tuple[Problem, ...] = ()
+
+    def problem(self, path: KeyPath, message: str, hint: str | None = None) -> Problem:
+        """A mistake in the value at `path`."""
+        return self.root.mark_of_value(path).problem(message, hint)
+
+    def key_problem(self, path: KeyPath, message: str, hint: str | None = None) -> Problem:
+        """A mistake in the key at the end of `path`."""
+        return self.root.mark_of_key(path).problem(message, hint)
+
+
+def read_source(path: Path) -> Source:
+    """The file's tree.
+
+    Raises:
+        SpecError: it can't be read, or is no YAML document.
+    """
+    return parse_source(_read_bytes(path), str(path))
+
+
+def parse_source(content: bytes, file: str) -> Source:
+    """Like `read_source`, for bytes."""
+    if len(content) > MAX_BYTES:
+        raise SpecError(Problem(f"larger than {MAX_BYTES:,} bytes: this can't be a job file", file=file))
+    text = _decode(content, file)
+    root, problems = compose(text, file)
+    if root.value is None and not problems:
+        hint = "`gpurun init` writes a job file to start from"
+        raise SpecError(Problem("the file is empty", hint, file))
+    return Source(file, text, root, tuple(problems))
+
+
+def override_source(source: Source, overrides: tuple[str, ...]) -> Source:
+    """The source with every `key.path=value` put in its place.
+
+    An override that has no `=`, is no YAML, or leads through something that is no mapping becomes one of the
+    source's problems.
+    """
+    for override in overrides:
+        try:
+            source = _override(source, override)
+        except SpecError as error:
+            source = replace(source, problems=(*source.problems, *error.problems))
+    return source
+
+
+def _override(source: Source, override: str) -> Source:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    option = Mark(f"--set {key}")
+    if not equals or not all(key.split(".")):
+        raise SpecError(
+            Problem("expected key.path=value", "for example --set steps.rounds=7", f"--set {override}")
+        )
+    value, problems = _override_value(text, option)
+    root = _put(source.root, tuple(key.split(".")), value, option)
+    if root.size > MAX_NODES:
+        raise SpecError(option.problem(f"the job now holds more than {MAX_NODES:,} values"))
+    return Source(source.file, source.text, root, (*source.problems, *problems))
+
+
+def _override_value(text: str, option: Mark) -> tuple[Node, Sequence[Problem]]:
+    try:
+        _check_characters(text, option.file)
+        return compose(text, option.file, has_lines=False)
+    except SpecError as error:
+        return Node(Unreadable(), option), error.problems
+
+
+def _put(node: Node, steps: tuple[str, ...], value: Node, option: Mark) -> Node:
+    if not steps:
+        return value
+    step = _step(node, steps[0], option)
+    child = node.child(step) or Node({}, option)
+    return node.with_child(step, _put(child, steps[1:], value, option))
+
+
+def _step(node: Node, text: str, option: Mark) -> str | int:
+    if isinstance(node.value, dict):
+        return text
+    if not isinstance(node.value, tuple):
+        raise SpecError(option.problem(f"`{text}` can't be set inside of something that is no mapping"))
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and int(text) < len(node.value)):
+        raise SpecError(option.problem(f"`{text}` is no position in a list of {len(node.value)} (from 0)"))
+    return int(text)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise SpecError(Problem("there is no such file", _near_files(path), str(path))) from error
+    except IsADirectoryError as error:
+        raise SpecError(Problem("this is a folder, not a job file", _files_in(path), str(path))) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(Problem(f"can't be read: {reason}", file=ascii(str(path))[1:-1])) from error
+
+
+def _near_files(path: Path) -> str:
+    near = difflib.get_close_matches(path.name, _job_files(path.parent), n=1, cutoff=0.75)
+    if near:
+        return f"did you mean {path.with_name(near[0])}?"
+    return "`gpurun init` writes a job file to start from"
+
+
+def _files_in(folder: Path) -> str:
+    files = _job_files(folder)[:5]
+    return f"it holds {', '.join(files)}" if files else "`gpurun init` writes a job file to start from"
+
+
+def _job_files(folder: Path) -> list[str]:
+    try:
+        return sorted(file.name for file in folder.iterdir() if file.suffix in {".yaml", ".yml"})
+    except OSError:
+        return []
+
+
+def _decode(content: bytes, file: str) -> str:
+    try:
+        text = content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8")
+        message = f"not UTF-8: a stray byte 0x{content[error.start]:02x}"
+        raise SpecError(_at_end_of(before, file).problem(message, "save the file as UTF-8")) from error
+    _check_characters(text, file)
+    return text
+
+
+def _check_characters(text: str, file: str) -> None:
+    found = _CONTROL.search(text)
+    if found:
+        message = f"the control character U+{ord(found[0]):04X} is not allowed in YAML"
+        raise SpecError(_at_end_of(text[: found.start()], file).problem(message, "delete it"))
+
+
+def _at_end_of(text: str, file: str) -> Mark:
+    return Mark(file, text.count("\n") + 1, len(text) - text.rfind("\n"))

@@ -1,0 +1,88 @@
+"""The logs of a run as lines, while it runs or afterwards."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
+from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.rundir.claim import read
+from gpurun.launcher.rundir.files import RunDir
+
+_POLL_S = 0.1
+_CHUNK_BYTES = 1 << 20
+
+
+def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -> Iterator[str]:
+    """What the ranks of one launch have written so far, rank by rank.
+
+    Raises:
+        SpecError: there is no such log.
+    """
+    launch = launch or newest_launch(run)
+    logs = logs_of(run, launch, rank) if launch else {}
+    if launch is None or not logs:
+        raise SpecError(_no_log(run, launch, rank))
+    for number, path in logs.items():
+        for line in log_lines(path):
+            if not line.startswith(NOISE):
+                yield prefixed(number, line, colour)
+
+
+def log_lines(path: Path) -> Iterator[str]:
+    """The lines of one log, in portions: it may be larger than the memory."""
+    reader = LineReader()
+    with path.open("rb") as file:
+        while portion := file.read(_CHUNK_BYTES):
+            yield from reader.feed(portion)
+    yield from reader.finish()
+
+
+def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
+    """What the ranks write from now on, as it comes, until nobody works on the run any more."""
+    found: list[str] = []
+    relay = Relay(found.append, None if rank is None else (rank,), colour)
+    launch: str | None = None
+    while True:
+        running = read(run)
+        alive = running is not None and running.may_live
+        newest = newest_launch(run)
+        if newest is not None and newest != launch:
+            relay.finish()
+            from_start = launch is not None
+            launch = newest
+            relay.follow(logs_of(run, launch, rank), from_start)
+        elif launch is not None:
+            relay.add(logs_of(run, launch, rank))
+        relay.look()
+        if not alive:
+            relay.finish()
+        yield from found
+        found.clear()
+        if not alive:
+            return
+        time.sleep(_POLL_S)
+
+
+def newest_launch(run: RunDir) -> str | None:
+    """The launch whose ranks have begun to write last."""
+    folders = [log.parent for log in run.path.glob("launches/*/log")]
+    return max(folders, key=lambda folder: (folder / "log").stat().st_ctime_ns).name if folders else None
+
+
+def logs_of(run: RunDir, launch: str, rank: int | None) -> dict[int, Path]:
+    """The logs of a launch by rank."""
+    files = (run.launch(launch) / "log").glob("rank*.log")
+    found = {int(file.stem.removeprefix("rank")): file for file in files}
+    return {number: found[number] for number in sorted(found) if rank is None or number == rank}
+
+
+def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:
+    if launch is None:
+        return f"{run.path}: no rank has written anything yet"
+    ranks = logs_of(run, launch, None)
+    if rank is not None and ranks:
+        return f"{launch} has no log of rank {rank}; there are those of {', '.join(map(str, ranks))}"
+    names = sorted(log.parent.name for log in run.path.glob("launches/*/log"))
+    return f"{run.path} has no launch {launch}; there is {', '.join(names)}"

@@ -1,0 +1,106 @@
+"""Shows what ranks write, line by line, from the logs that they write it to.
+
+No pipe stands between a rank and its log: nobody has to read for it to go on, and nothing is lost when it
+dies. Whoever shows the logs reads behind.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
+from gpurun.launcher.rundir.files import num_bytes
+from gpurun.launcher.units import format_number
+
+MOST_AT_ONCE_BYTES = 1 << 18
+"""Of one rank and look; of what goes beyond, the end is shown and the rest left out."""
+SHOWN_BYTES = 1 << 16
+BAR_EVERY_S = 5.0
+"""How often a progress bar that moves is shown."""
+
+
+@dataclass
+class LogTail:
+    """Reads on in one log."""
+
+    rank: int
+    path: Path
+    offset: int = 0
+    reader: LineReader = field(default_factory=LineReader)
+
+    def read(self) -> list[str]:
+        """Lines that were written since the last call; too many are cut, and it is said so."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                left_out = max(0, size - self.offset - SHOWN_BYTES)
+                left_out = left_out if size - self.offset > MOST_AT_ONCE_BYTES else 0
+                file.seek(self.offset + left_out)
+                portion = file.read(MOST_AT_ONCE_BYTES)
+        except OSError:
+            return []
+        self.offset += left_out + len(portion)
+        lines = [line for line in self.reader.feed(portion) if not line.startswith(NOISE)]
+        if left_out:
+            told = f"… {format_number(left_out / 1e6, 1)} MB are left out here; they are in {self.path}"
+            lines = [told, *lines[1:]]
+        return lines
+
+
+@dataclass
+class Relay:
+    """Shows the lines of all ranks, one look late.
+
+    What a rank has written last is held back until the next look: if it fails, the explanation of the failure
+    shows it, and what the others say of their lost peer is not worth showing.
+    """
+
+    say: Callable[[str], None]
+    only: Collection[int] | None = None
+    """Ranks to show; `None`: all."""
+    colour: bool = False
+    clock: Callable[[], float] = time.monotonic
+    _tails: list[LogTail] = field(default_factory=list)
+    _held: list[str] = field(default_factory=list)
+    _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
+
+    def follow(self, logs: Mapping[int, Path], from_start: bool = False) -> None:
+        """From now on these; what stands in them already is left out, unless `from_start`."""
+        self._held, self._bars, self._tails = [], {}, []
+        for rank, path in logs.items():
+            if self.only is None or rank in self.only:
+                self._tails.append(LogTail(rank, path, 0 if from_start else num_bytes(path)))
+
+    def add(self, logs: Mapping[int, Path]) -> None:
+        """These too, from their start, as far as they are new."""
+        known = {tail.rank for tail in self._tails}
+        self._tails += [LogTail(rank, path) for rank, path in logs.items() if rank not in known]
+
+    def look(self) -> None:
+        """Shows what was held back, and reads on."""
+        self._show_held()
+        for tail in self._tails:
+            self._held += [prefixed(tail.rank, line, self.colour) for line in tail.read()]
+            self._show_bar(tail)
+
+    def finish(self) -> None:
+        """Shows the rest, of ranks that have ended well."""
+        self.look()
+        self._show_held()
+        for tail in self._tails:
+            for line in tail.reader.finish():
+                self.say(prefixed(tail.rank, line, self.colour))
+
+    def _show_held(self) -> None:
+        if self._held:
+            self.say("\n".join(self._held))
+        self._held = []
+
+    def _show_bar(self, tail: LogTail) -> None:
+        shown_s, shown = self._bars.get(tail.rank, (float("-inf"), ""))
+        bar = tail.reader.bar
+        if bar is None or bar == shown or self.clock() - shown_s < BAR_EVERY_S:
+            return
+        self._bars[tail.rank] = (self.clock(), bar)
+        self._held.append(prefixed(tail.rank, bar, self.colour))

@@ -1,0 +1,1 @@
+"""This machine without torch: host, GPUs, topology, limits, process tree."""

@@ -1,0 +1,188 @@
+"""The machine that a run happens on: what `gpurun devices` shows and `host.json` keeps."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpurun.launcher.machine.gpus import GIB, Gpu, GpuProcess, inspect_gpus, load_nvml
+from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology
+
+__all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
+
+PACKAGES = ("gpurun", "torch", "numpy", "tensorboard", "nvidia-ml-py")
+"""Distributions whose versions a result may depend on."""
+UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 writes a number of this size where there is no limit."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use, which in a container or under `taskset` is less than what is there."""
+
+    hostname: str
+    cpu_model: str
+    cpu_cores: int
+    """Usable ones, by affinity and by the cgroup's quota; hardware threads."""
+    memory_gib: float
+    """The cgroup's limit if it is below the machine's memory."""
+    memory_available_gib: float
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+    cuda_driver_version: str | None
+    nvml_error: str | None
+    topology: Topology
+
+
+def inspect_machine(
+    nvml: Any = None, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> Machine:
+    """What is here now.
+
+    Args:
+        nvml: something with pynvml's functions; by default pynvml itself.
+        environ: where CUDA_VISIBLE_DEVICES is looked up.
+        root: under which `proc` and `sys` are looked up.
+    """
+    binding = nvml or (load_nvml() if _has_driver(root) else None)
+    found = inspect_gpus(binding, environ.get("CUDA_VISIBLE_DEVICES"))
+    total, available = _memory_bytes(root)
+    return Machine(
+        hostname=platform.node(),
+        cpu_model=_cpu_model(root),
+        cpu_cores=usable_cores(root),
+        memory_gib=total / GIB,
+        memory_available_gib=available / GIB,
+        gpus=tuple(replace(gpu, numa_node=gpu_node(gpu.bus, root)) for gpu in found.gpus),
+        driver=found.driver,
+        cuda_driver_version=found.cuda_driver_version,
+        nvml_error=found.nvml_error,
+        topology=inspect_topology(root=root),
+    )
+
+
+def host_record(machine: Machine) -> dict[str, Any]:
+    """`host.json`: the machine, and what else a step time may depend on. Versions without importing."""
+    return {
+        **asdict(machine),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "cpu_governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "cpu_mhz": _cpu_mhz(Path("/")),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def _has_driver(root: Path) -> bool:
+    """Whether an NVIDIA driver is there at all (`dxg` under WSL); else NVML's binding needn't be loaded."""
+    return any((root / name).exists() for name in ("dev/nvidiactl", "proc/driver/nvidia", "dev/dxg"))
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process can keep busy: its affinity, cut by the cgroup's quota, at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    quota = min((cores, *_quotas(root)))
+    return max(1, round(quota))
+
+
+def has_own_quota(root: Path = Path("/")) -> bool:
+    """Whether this process is alone in a cgroup that limits its CPU: it is a slower device by intent.
+
+    Waiting for such a quota looks like waiting for a core, but nobody competes for it.
+    """
+    folder = next(iter(_cgroups(root, "cpu")), None)
+    if folder is None or len((_read(folder / "cgroup.procs") or "").split()) != 1:
+        return False
+    limits = ((_read(folder / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
+    return any(limit.isdecimal() for limit in limits)
+
+
+def _quotas(root: Path) -> list[float]:
+    """Cores allowed by this process's cgroup and every one above it, in either version of cgroups."""
+    quotas = []
+    for folder in _cgroups(root, "cpu"):
+        limit, _, period = (_read(folder / "cpu.max") or "").partition(" ")
+        if limit.isdecimal() and period.isdecimal():
+            quotas.append(int(limit) / int(period))
+        limit, period = (_read(folder / f"cpu.cfs_{part}_us") or "" for part in ("quota", "period"))
+        if limit.isdecimal() and period.isdecimal():
+            quotas.append(int(limit) / int(period))
+    return quotas
+
+
+def _memory_bytes(root: Path) -> tuple[int, int]:
+    """Total and available."""
+    meminfo = (line.split() for line in (_read(root / "proc/meminfo") or "").splitlines())
+    figures = {words[0].rstrip(":"): int(words[1]) * 1024 for words in meminfo if len(words) > 1}
+    total, available = figures.get("MemTotal", 0), figures.get("MemAvailable", 0)
+    for folder in _cgroups(root, "memory"):
+        for limit_file, used_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _read(folder / limit_file) or "", _read(folder / used_file) or ""
+            if limit.isdecimal() and int(limit) < UNLIMITED_BYTES:
+                total = min(total, int(limit))
+                available = min(available, max(0, int(limit) - int(used or 0)))
+    return total, available
+
+
+def _cgroups(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's cgroup and its parents, innermost first; of both versions.
+
+    In a container `/proc/self/cgroup` may name a path that is not mounted here: then only `/` counts.
+    """
+    folders = []
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number != "0" and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("" if number == "0" else controller)
+        inner = Path(path.lstrip("/"))
+        folders += [base / part for part in (inner, *inner.parents)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def _cpu_model(root: Path) -> str:
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _cpu_mhz(root: Path) -> float | None:
+    """The mean over all cores, now."""
+    lines = (line.partition(":") for line in (_read(root / "proc/cpuinfo") or "").splitlines())
+    clocks = [float(value) for key, _, value in lines if key.strip() == "cpu MHz"]
+    return round(sum(clocks) / len(clocks), 1) if clocks else None
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _versions() -> dict[str, str | None]:
+    from importlib import metadata  # 45 ms that `gpurun check` doesn't need to spend
+
+    def version(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {package: version(package) for package in PACKAGES}
+
+
+def _read(path: Path) -> str | None:
+    """The file's text, `None` where there is no such file or it may not be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

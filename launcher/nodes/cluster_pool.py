@@ -1,0 +1,214 @@
+"""Node 0's ranks and those of all other nodes, as if they were on one machine."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpurun.launcher.errors import NodesError
+from gpurun.launcher.inspect.remote_inspection import answer, asked
+from gpurun.launcher.inspect.snapshot import STACKS_S, Sight
+from gpurun.launcher.nodes.exit_order import Timeline, rank_exits
+from gpurun.launcher.nodes.messages import (
+    Chunk,
+    Exits,
+    Launch,
+    Look,
+    Message,
+    Port,
+    Preloads,
+    Said,
+    Seen,
+    Steps,
+    Stop,
+    Stopped,
+    Taken,
+)
+from gpurun.launcher.nodes.node_link import Link
+from gpurun.launcher.nodes.transfer import Inbox
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.processes.ranks import Pools, Ranks
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.records import FailureRecord
+
+_POLL_S = 0.05
+_BEFORE_STOP_NS = 10_000_000
+_ECHO_S = 1.0
+"""What this node's own message may take to come back to it, with its number."""
+_LOOK_S = STACKS_S + 2.0
+"""How long other nodes may take to look at their ranks, and to tell."""
+
+
+class ClusterPool:
+    """Starts and ends the ranks of all nodes, and gathers what they wrote into node 0's run directory.
+
+    All ends go through node 0's mailbox, those of its own ranks too: the store's counter puts them in order.
+    """
+
+    def __init__(self, local: Pools, link: Link, run: RunDir, num_nodes: int) -> None:
+        self._pools, self._link, self._run = local, link, run
+        self._inbox = Inbox(run.path)
+        self._env: Mapping[str, str] = {}
+        self._local: Ranks = local.get({})
+        self._others = range(1, num_nodes)
+        self._attempt = 0
+        self._name = ""
+        self._working: set[int] = set()
+        """Nodes that have ranks in this attempt and have not said that they have ended them."""
+        self._looking: set[int] = set()
+        """Nodes that have not said yet what they see."""
+        self._sights: dict[int, Sight] = {}
+        self._steps: dict[int, tuple[int, ...]] = {}
+        """By node."""
+        self._exits: list[Exit] = []
+        self._timeline = Timeline()
+        self._port_pending = False
+        self._lost = False
+        self._asked_to_stop_ns: int | None = None
+
+    def get(self, env: Mapping[str, str]) -> Ranks:
+        """This pool, from now on with servers of this environment on all nodes."""
+        self._env, self._local = env, self._pools.get(env)
+        return self
+
+    def start(self, processes: Sequence[StartRequest]) -> None:
+        """Starts the ranks of one launch on their nodes; returns at once."""
+        by_node: dict[int, list[StartRequest]] = {}
+        for process in processes:
+            by_node.setdefault(node_rank(process), []).append(process)
+        order = Path(processes[-1].args[0])  # the first may be the store
+        self._attempt += 1
+        self._name, self._timeline = order.parent.name, Timeline()
+        self._working, self._port_pending = set(by_node), len(by_node) > 1
+        self._steps.clear()
+        for node in self._working - {0}:
+            what = (self._attempt, self._name, order.read_bytes(), tuple(by_node[node]))
+            self._link.send(node, Launch(*what, env=self._env))
+        self._local.start(by_node.get(0, []))
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has the servers of all nodes import modules for the launches to come."""
+        self._local.preload(modules)
+        self._send_all(self._others, Preloads(tuple(modules)))
+
+    def tell(self, text: str) -> None:
+        """Has the other nodes' users told it, too."""
+        self._send_all(self._others, Said(text))
+
+    def poll(self, timeout_s: float) -> list[Exit]:
+        """Ranks of all nodes that ended since the last call; waits for the first one, at most `timeout_s`.
+
+        Raises:
+            NodesError: a node is gone, or has ended the run.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._take_mail(0.0)
+            remaining_s = 0.0 if self._exits else max(0.0, deadline - time.monotonic())
+            if exits := self._local.poll(min(remaining_s, _POLL_S)):
+                failed = any(exit_.returncode for exit_ in exits)
+                self._link.suspect(failed)
+                self._link.send(0, Exits(self._attempt, 0, rank_exits(exits)))
+                if failed:  # so that nobody takes a victim's last words for news
+                    deadline = max(deadline, time.monotonic() + _ECHO_S)
+            self._pass_port_on()
+            self._answer_a_look()
+            if self._exits or time.monotonic() >= deadline:
+                exits, self._exits = self._exits, []
+                return exits
+
+    def forward(self, number: int) -> None:
+        """Sends a signal to this node's ranks: the others' commands get one of their own."""
+        self._local.forward(number)
+
+    def observe(self, folder: Path) -> tuple[Sight, ...]:
+        """All running ranks of all nodes, by rank; nodes that don't answer in time are left out."""
+        self._looking, self._sights = self._working - {0}, {}
+        self._send_all(self._looking, Look(self._attempt))
+        own = self._local.observe(folder)
+        deadline = time.monotonic() + _LOOK_S
+        while self._looking and time.monotonic() < deadline:
+            self._take_mail(_POLL_S)
+        seen = {sight.rank: sight for sight in own} | self._sights
+        return tuple(sight for _, sight in sorted(seen.items()))
+
+    def steps_elsewhere(self) -> tuple[int, ...]:
+        """Steps of the other nodes' ranks, as of their last word."""
+        return tuple(count for node in sorted(self._steps) for count in self._steps[node])
+
+    def stop(self, grace_s: float) -> None:
+        """Ends all ranks on all nodes; returns when what they wrote is here.
+
+        Raises:
+            NodesError: a node is gone: that is why the launch has ended.
+        """
+        if self._lost or not self._working:
+            self._local.stop(grace_s)
+            return
+        self._asked_to_stop_ns = time.time_ns() - _BEFORE_STOP_NS
+        try:
+            self._send_all(self._working - {0}, Stop(self._attempt, grace_s))
+            self._local.stop(grace_s)
+            self._link.send(0, Stopped(self._attempt, 0, rank_exits(self._local.poll(0))))
+            while self._working:
+                self._take_mail(_POLL_S)
+        finally:
+            self._link.suspect(False)
+            self._working.clear()
+            self._asked_to_stop_ns = None
+        self._put_records_in_order()
+
+    def _send_all(self, nodes: Iterable[int], message: Message) -> None:
+        for node in nodes:
+            self._link.send(node, message)
+
+    def _take_mail(self, timeout_s: float) -> None:
+        try:
+            for message in self._link.poll(timeout_s):
+                self._take(message)
+        except NodesError:
+            self._lost = True
+            raise
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Chunk):
+            self._inbox.write(message)
+            self._link.send(message.node, Taken())
+        elif isinstance(message, Exits | Stopped) and message.attempt == self._attempt:
+            stopped = isinstance(message, Stopped)
+            # What ended by itself did so before its node heard of the stop, however late we hear of it.
+            now_ns = time.time_ns() if stopped or not self._asked_to_stop_ns else self._asked_to_stop_ns
+            self._exits += self._timeline.place(message.exits, now_ns)
+            if stopped:
+                self._working.discard(message.node)
+        elif isinstance(message, Seen) and message.attempt == self._attempt:
+            self._looking.discard(message.node)
+            self._sights |= {sight.rank: sight for sight in message.sights}
+        elif isinstance(message, Steps) and message.attempt == self._attempt:
+            self._steps[message.node] = message.steps
+
+    def _pass_port_on(self) -> None:
+        """Rank 0 has written down where it listens: other nodes' ranks look for that in a file of theirs."""
+        path = self._run.rendezvous(self._name)
+        if self._port_pending and path.exists():
+            self._port_pending = False
+            self._send_all(self._working - {0}, Port(self._attempt, path.read_bytes()))
+
+    def _answer_a_look(self) -> None:
+        """`gpurun stacks` in another terminal wants to know what all ranks are doing."""
+        if self._working and (token := asked(self._run, self._name)) is not None:
+            answer(self._run, self._name, token, self.observe(self._run.control(self._name)))
+
+    def _put_records_in_order(self) -> None:
+        """Gives the ranks' own accounts times that can be compared."""
+        for rank, shift_ns in self._timeline.shifts_ns.items():
+            path = self._run.failure(self._name, rank)
+            if path.exists():
+                record = read_json(path, FailureRecord)
+                write_json(path, replace(record, time_ns=record.time_ns + shift_ns))
+
+
+def node_rank(process: StartRequest) -> int:
+    """The node that a rank belongs to; the store of a program, which is no rank, is on node 0."""
+    return int(process.env.get("GROUP_RANK", "0"))

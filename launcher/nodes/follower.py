@@ -1,0 +1,223 @@
+"""Nodes other than the first: they start what node 0 tells them to, and send it what comes of it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.nodes.exit_order import rank_exits
+from gpurun.launcher.nodes.messages import (
+    Exits,
+    Launch,
+    Look,
+    Message,
+    Port,
+    Preloads,
+    Run,
+    Said,
+    Seen,
+    Steps,
+    Stop,
+    Stopped,
+    Taken,
+)
+from gpurun.launcher.nodes.node_link import Link
+from gpurun.launcher.nodes.transfer import Outbox
+from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.processes.ranks import Pools, Ranks
+from gpurun.launcher.rundir.control import leave, read_states
+from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+
+_POLL_S = 0.05
+_WAIT_S = 1.0
+_SHOW_EVERY_S = 0.2
+"""Longer than a rank takes from its last words to its end."""
+_STEPS_EVERY_S = 1.0
+"""How often node 0 is told that steps were made."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where node 0's folders are on this node."""
+
+    run: Path
+    """The shared run directory, or `scratch`."""
+    scratch: Path
+    """This node's own."""
+    job_dir: Path
+    leaders_run: str
+    leaders_job_dir: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this node writes into node 0's run directory."""
+        return self.run != self.scratch
+
+    def order(self, name: str) -> Path:
+        """Always this node's own: what stands in it differs from node to node."""
+        return RunDir(self.scratch).order(name)
+
+    def translate(self, text: str, name: str) -> str:
+        """A path of node 0 as this node calls it; any other text stays."""
+        moved: Mapping[str, Path] = {
+            str(RunDir(Path(self.leaders_run)).order(name)): self.order(name),
+            self.leaders_run: self.run,
+            self.leaders_job_dir: self.job_dir,
+        }
+        for theirs, ours in moved.items():
+            if text == theirs or text.startswith(f"{theirs}/"):
+                return f"{ours}{text[len(theirs) :]}"
+        return text
+
+
+@dataclass
+class Follower:
+    """A node that does what node 0 says."""
+
+    link: Link
+    pools: Pools
+    places: Places
+    say: Callable[[str], None]
+    relay: Relay | None = None
+    """Shows what this node's ranks write; `None`: nobody wants to see it."""
+    attempt: int = 0
+    name: str = ""
+    ranks: frozenset[int] = frozenset()
+    """Of this node, in this attempt."""
+    failed: bool = False
+    """Whether one of them has."""
+    steps: tuple[int, ...] = ()
+    """As node 0 knows them."""
+    told_s: float = 0.0
+    shown_s: float = 0.0
+    pool: Ranks = field(init=False)
+    outbox: Outbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = self.pools.get({})
+        self.outbox = Outbox(self.places.run, self.link.rank)
+
+    def run(self) -> None:
+        """Never returns by itself.
+
+        Raises:
+            NodesEnded: the run is over.
+            NodesError: node 0 is gone.
+        """
+        while True:
+            for message in self.link.poll(_POLL_S):
+                self.handle(message)
+            self.report_exits()
+            self.report_steps()
+            self.show_lines()
+
+    def handle(self, message: Message) -> None:
+        """Does what node 0 wants."""
+        if isinstance(message, Said):
+            self.say(message.text)
+        elif isinstance(message, Preloads):
+            self.pool.preload(message.modules)
+        elif isinstance(message, Launch):
+            self.launch(message)
+        elif isinstance(message, Port):
+            write_bytes(RunDir(self.places.run).rendezvous(self.name), message.content)
+        elif isinstance(message, Look):
+            self.link.send(0, Seen(message.attempt, self.link.rank, self.sights()))
+        elif isinstance(message, Stop):
+            self.stop(message.grace_s)
+
+    def launch(self, message: Launch) -> None:
+        """Starts this node's ranks, with its own paths."""
+        self.attempt, self.name = message.attempt, message.name
+        self.failed, self.steps = False, ()
+        order = msgspec.json.decode(message.order, type=dict[str, Any])
+        own = order | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
+        write_json(self.places.order(self.name), own)
+        requests = [self.translated(request) for request in message.requests]
+        self.ranks = frozenset(request.rank for request in requests)
+        if self.relay is not None:
+            self.relay.follow({request.rank: Path(request.log) for request in requests})
+        self.pool = self.pools.get(message.env)
+        self.pool.start(requests)
+
+    def translated(self, request: StartRequest) -> StartRequest:
+        """The request with this node's paths."""
+        places = self.places
+        return msgspec.structs.replace(
+            request,
+            args=tuple(places.translate(text, self.name) for text in request.args),
+            log=places.translate(request.log, self.name),
+            cwd=places.translate(request.cwd, self.name),
+            control=places.translate(request.control, self.name),
+        )
+
+    def report_exits(self) -> None:
+        """Tells at once which ranks have ended: the number of this message says who was first."""
+        if exits := self.pool.poll(0.0):
+            self.failed = self.failed or any(exit_.returncode for exit_ in exits)
+            self.link.send(0, Exits(self.attempt, self.link.rank, rank_exits(exits)))
+
+    @property
+    def control(self) -> Path:
+        """Folder of this node's control blocks; where the run directory is shared, of all nodes'."""
+        return RunDir(self.places.run).control(self.name)
+
+    def report_steps(self) -> None:
+        """Tells now and then that ranks make steps: node 0 looks whether any of all does."""
+        now_s = time.monotonic()
+        if not self.ranks or now_s - self.told_s < _STEPS_EVERY_S:
+            return
+        self.told_s = now_s
+        states = read_states(self.control)
+        steps = tuple(states[rank].steps for rank in sorted(self.ranks & states.keys()))
+        if steps != self.steps:
+            self.steps = steps
+            self.link.send(0, Steps(self.attempt, self.link.rank, steps))
+
+    def show_lines(self) -> None:
+        """Shows what ranks write; what they say of lost peers at their end is not worth it."""
+        if self.relay is None or self.failed or time.monotonic() - self.shown_s < _SHOW_EVERY_S:
+            return
+        self.shown_s = time.monotonic()
+        self.relay.look()
+
+    def sights(self) -> tuple[Sight, ...]:
+        """What this node's ranks are doing."""
+        return tuple(sight for sight in self.pool.observe(self.control) if sight.rank in self.ranks)
+
+    def stop(self, grace_s: float) -> None:
+        """Ends the ranks, and sends all that they wrote."""
+        self.report_exits()
+        self.pool.stop(grace_s)
+        exits = rank_exits(self.pool.poll(0.0))
+        if self.relay is not None and not self.failed and not any(exit_.returncode for exit_ in exits):
+            self.relay.finish()
+        if not self.places.is_shared:
+            leave(self.control)
+            self.send_files()
+        self.ranks = frozenset()
+        self.link.send(0, Stopped(self.attempt, self.link.rank, exits))
+
+    def send_files(self) -> None:
+        """Sends what node 0 doesn't have."""
+        self.outbox.send(lambda chunk: self.link.send(0, chunk), self.await_taken)
+
+    def await_taken(self) -> None:
+        """Returns when one more chunk has arrived."""
+        while self.link.take(Taken, _WAIT_S) is None:
+            continue  # Node 0 is alive, or this would have raised: it is busy, or the link is slow.
+
+
+def find_run(message: Run, scratch: Path, job_dir: Path) -> Places:
+    """Whether node 0's run directory is this node's, too: then the token that it put there is seen."""
+    theirs = Path(message.path)
+    try:
+        shared = (theirs / message.token).is_file()
+    except OSError:
+        shared = False
+    return Places(theirs if shared else scratch, scratch, job_dir, message.path, message.job_dir)

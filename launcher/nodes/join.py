@@ -1,0 +1,194 @@
+"""From separate commands to one job: every node introduces itself to node 0, which compares them."""
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpurun import __version__
+from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.machine.network import Place, find_place, is_loopback, is_own
+from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts
+from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256, shared_address
+from gpurun.launcher.nodes.link_options import LinkOptions
+from gpurun.launcher.nodes.messages import End, Hello, Welcome
+from gpurun.launcher.nodes.node_link import Link
+from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.spread import node_of
+from gpurun.launcher.processes.guard import Guard
+from gpurun.launcher.units import format_duration, plural
+
+MEET_S = 60.0
+"""torch's rendezvous of nodes that are all known to be there: seconds, over a slow link."""
+ANSWER_S = 5.0
+"""What node 0's word that the time is up may take to the others."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This node's part of a job of several nodes."""
+
+    link: Link
+    rank: int
+    hosts: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    """By node rank; node 0 alone knows them."""
+
+
+def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine: Machine) -> Hello:
+    """What this node says of itself."""
+    job = spec.resolved()
+    return Hello(
+        version=__version__,
+        rank=facts.rank,
+        node=node_of(machine, machine.hostname, place.address, place.interface),
+        rendezvous=place.rendezvous,
+        job=job,
+        program_sha256=program_sha256(job, job_dir),
+    )
+
+
+@contextmanager
+def joined(
+    guard: Guard,
+    spec: JobSpec,
+    job_dir: Path,
+    flags: NodeFlags,
+    machine: Machine,
+    say: Callable[[str], None],
+) -> Iterator[Joined]:
+    """All nodes together; however the block ends, all nodes are told, with one cause and one exit code.
+
+    Args:
+        say: is told what is waited for.
+
+    Raises:
+        SpecError: facts are missing, or the nodes ask for different things.
+        MachineError: node 0 can't be reached, its port is taken, or nodes are missing.
+    """
+    facts = find_facts(spec.nodes, flags, os.environ)
+    place = find_place(facts.host, facts.port, flags.interface, os.environ)
+    hello = introduce(spec, job_dir, facts, place, machine)
+    say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
+    link = Link(guard, link_options(guard, facts, place, flags))
+    try:
+        yield _join(link, hello, spec.nodes, flags.join_timeout_s)
+    except NodesEnded:
+        raise
+    except BaseException as error:
+        with contextlib.suppress(GpurunError):  # the link may have ended with the cause
+            link.announce(_end_of(error, facts.rank, machine.hostname))
+        raise
+    finally:
+        link.close()
+
+
+def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
+    """What a person should know who sees nothing happen, perhaps for minutes."""
+    others = plural(num_nodes - 1, "other node") if facts.rank == 0 else "node 0"
+    place = f"{facts.host}:{facts.port}"
+    return (
+        f"node {facts.rank} of {num_nodes} waits for {others} at {place} (up to {format_duration(timeout_s)})"
+    )
+
+
+def link_options(guard: Guard, facts: Facts, place: Place, flags: NodeFlags) -> LinkOptions:
+    """Node 0 listens where its name leads; on all interfaces where that is what only itself calls it."""
+    own_name = is_loopback(place.rendezvous) and facts.host not in ("localhost", place.rendezvous)
+    return LinkOptions(
+        parent=guard.supervisor,
+        rank=facts.rank,
+        host=facts.host,
+        address=place.rendezvous,
+        port=facts.port,
+        listen="" if own_name else place.rendezvous,
+        own_host=platform.node(),
+        own_address=place.address,
+        run_id=facts.run_id,
+        join_timeout_s=flags.join_timeout_s,
+    )
+
+
+def _end_of(error: BaseException, rank: int, host: str) -> End:
+    """What the other nodes are told; where it happened is said there, and is plain here."""
+    code = error.exit_code if isinstance(error, GpurunError) else 1
+    text = str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {error}"
+    about_all = isinstance(error, NodesError | _Refused | _Missing)
+    return End(code, text if about_all else f"node {rank} ({host}): {text}")
+
+
+class _Refused(SpecError):
+    """The nodes disagree."""
+
+
+class _Missing(MachineError):
+    """Not all nodes came."""
+
+
+def _join(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+    if hello.rank == 0:
+        nodes = gather(link, hello, num_nodes, timeout_s)
+        hosts = tuple(node.host for node in nodes)
+        for rank in range(1, num_nodes):
+            link.send(rank, Welcome(hosts))
+    else:
+        nodes = ()
+        link.send(0, hello)
+        hosts = await_welcome(link, timeout_s).hosts
+    link.hosts = hosts
+    link.meet(num_nodes)
+    if not link.await_met(MEET_S):
+        raise NodesError(f"the nodes did not come through torch's rendezvous within {MEET_S:g} s")
+    return Joined(link, hello.rank, hosts, nodes)
+
+
+def await_welcome(link: Link, timeout_s: float) -> Welcome:
+    """Node 0's word that all are there.
+
+    Node 0 knows best when the time is up, and says so to all. Its time began before it could be reached.
+
+    Raises:
+        NodesError: it says nothing, though it was reached.
+        MachineError: it could not be reached.
+    """
+    while not link.await_connected(timeout_s):
+        continue  # it would have raised: its own limit is the same
+    welcome = link.take(Welcome, timeout_s + ANSWER_S)
+    if welcome is None:
+        raise NodesError(
+            f"node 0 was reached, but has not said within {timeout_s + ANSWER_S:g} s that all nodes came\n"
+            "    its gpurun was killed, the machine is down, or the network to it is cut"
+        )
+    return welcome
+
+
+def gather(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
+    """All nodes by rank, as soon as all have come."""
+    deadline = time.monotonic() + timeout_s
+    known = {0: hello}
+    while len(known) < num_nodes:
+        if time.monotonic() > deadline:
+            raise _Missing(missing_nodes(num_nodes, known, timeout_s))
+        for message in link.poll(0.1):
+            if not isinstance(message, Hello):
+                continue
+            if (problem := disagreement(hello, message, known)) is not None:
+                raise _Refused(problem)
+            known[message.rank] = message
+    others = [known[rank] for rank in range(1, num_nodes)]
+    return (_seen_from(hello, others), *(other.node for other in others))
+
+
+def _seen_from(hello: Hello, others: list[Hello]) -> Node:
+    """Node 0 by the address at which the others find it, unless its interface was chosen."""
+    seen = shared_address(hello, others)
+    if not is_loopback(hello.node.address) or is_loopback(seen) or not is_own(seen):
+        return hello.node
+    place = find_place(seen, 1, None, {})
+    return replace(hello.node, address=place.address, interface=place.interface)

@@ -1,0 +1,287 @@
+"""What is said on a job of several nodes: between a node's command and its link, and from node to node."""
+
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.processes.protocol import StartRequest
+
+
+class Send(msgspec.Struct, frozen=True, tag=True):
+    """Put a message into a node's mailbox; its number there orders it among all nodes' messages."""
+
+    to: int
+    payload: bytes
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True):
+    """Say how the run ends; only the first announcement of all nodes counts."""
+
+    payload: bytes
+
+
+class Meet(msgspec.Struct, frozen=True, tag=True):
+    """Go through torch's rendezvous; heartbeats begin with its end."""
+
+    num_nodes: int
+
+
+class Quit(msgspec.Struct, frozen=True, tag=True):
+    """Nothing more comes: end."""
+
+    linger_s: float
+    """How long node 0 keeps its store, at the most, for the others to read how the run ended."""
+
+
+LinkRequest = Send | Announce | Meet | Quit
+
+
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    """The store is there."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """There is no store to be had."""
+
+    text: str
+
+
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """All nodes have come through torch's rendezvous."""
+
+    num_nodes: int
+
+
+class Mail(msgspec.Struct, frozen=True, tag=True):
+    """A message for this node. They come in the order of the store's counter."""
+
+    payload: bytes
+
+
+class Beats(msgspec.Struct, frozen=True, tag=True):
+    """How often each node's heart has beaten."""
+
+    counts: tuple[int, ...]
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """How the run ends, on all nodes."""
+
+    code: int
+    text: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """The connection to the store is gone."""
+
+    text: str
+
+
+LinkReport = Connected | Refused | Met | Mail | Beats | End | Broken
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A node introduces itself to node 0."""
+
+    version: str
+    rank: int
+    node: Node
+    rendezvous: str
+    """The address at which it found node 0."""
+    job: Mapping[str, Any]
+    """As resolved, defaults and overrides included."""
+    program_sha256: str | None
+    """Of the workload's file, if it is one."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """All nodes are there, and agree."""
+
+    hosts: tuple[str, ...]
+
+
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """Where node 0 keeps the run."""
+
+    path: str
+    job_dir: str
+    token: str
+    """Name of a file in it: a node that sees it shares the directory."""
+    envs: tuple[Mapping[str, str], ...]
+    """The environments that servers need in this run."""
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Start these ranks."""
+
+    attempt: int
+    name: str
+    order: bytes
+    """The `LaunchOrder` or `ProgramOrder` as JSON, with node 0's paths."""
+    requests: tuple[StartRequest, ...]
+    env: Mapping[str, str]
+    """Of the server that is to start them."""
+
+
+class Port(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 listens."""
+
+    attempt: int
+    content: bytes
+
+
+class Preloads(msgspec.Struct, frozen=True, tag=True):
+    """Import these modules for the ranks of later launches."""
+
+    modules: tuple[str, ...]
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Look at all ranks from outside, and say what is to be seen."""
+
+    attempt: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End all ranks, and send what they have left."""
+
+    attempt: int
+    grace_s: float
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """Node 0 tells its user this; the other nodes' logs should say it too."""
+
+    text: str
+
+
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """A chunk has been written."""
+
+
+class RankExit(msgspec.Struct, frozen=True):
+    """`gpurun.launcher.failures.root_cause.Exit`, on the clock of its own host."""
+
+    rank: int
+    pid: int
+    returncode: int
+    time_ns: int
+    signals_sent: tuple[int, ...]
+    oom_killed: bool
+
+
+class Exits(msgspec.Struct, frozen=True, tag=True):
+    """Ranks have ended by themselves."""
+
+    attempt: int
+    node: int
+    exits: tuple[RankExit, ...]
+
+
+class Chunk(msgspec.Struct, frozen=True, tag=True):
+    """Part of a file of the run directory."""
+
+    node: int
+    path: str
+    """Relative to the run directory."""
+    offset: int
+    content: bytes
+
+
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """What the node's ranks were doing."""
+
+    attempt: int
+    node: int
+    sights: tuple[Sight, ...]
+
+
+class Steps(msgspec.Struct, frozen=True, tag=True):
+    """How many steps the node's ranks have made, in no order: only whether it changes is of interest."""
+
+    attempt: int
+    node: int
+    steps: tuple[int, ...]
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """All ranks of the node have ended, and their files have been sent."""
+
+    attempt: int
+    node: int
+    exits: tuple[RankExit, ...]
+
+
+Message = (
+    Hello | Welcome | Run | Launch | Port | Preloads | Look | Stop | Said | Taken
+    | Exits | Chunk | Seen | Steps | Stopped
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_requests = msgspec.msgpack.Decoder(LinkRequest)
+_reports = msgspec.msgpack.Decoder(LinkReport)
+_ends = msgspec.msgpack.Decoder(End)
+_LENGTH = struct.Struct(">I")
+
+
+def encode(message: Message | End) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes) -> Message:
+    """The message.
+
+    Raises:
+        msgspec.MsgspecError: it isn't one: the other node runs another version, or it is no node at all.
+    """
+    return _messages.decode(payload)
+
+
+def decode_end(payload: bytes) -> End:
+    """Likewise, for an announcement."""
+    return _ends.decode(payload)
+
+
+class Frames:
+    """A stream socket as a sequence of requests and reports."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self._rest = bytearray()
+
+    def send(self, message: LinkRequest | LinkReport) -> None:
+        content = _encoder.encode(message)
+        self.stream.sendall(_LENGTH.pack(len(content)) + content)
+
+    def requests(self) -> list[LinkRequest] | None:
+        """The next requests; blocks until something is there. `None` at the end of the stream."""
+        frames = self._read()
+        return None if frames is None else [_requests.decode(frame) for frame in frames]
+
+    def reports(self) -> list[LinkReport] | None:
+        """The next reports, likewise."""
+        frames = self._read()
+        return None if frames is None else [_reports.decode(frame) for frame in frames]
+
+    def _read(self) -> list[bytes] | None:
+        try:
+            part = self.stream.recv(1 << 20)
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        self._rest += part
+        frames = []
+        while len(self._rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._rest)
+            if len(self._rest) < _LENGTH.size + length:
+                break
+            frames.append(bytes(self._rest[_LENGTH.size : _LENGTH.size + length]))
+            del self._rest[: _LENGTH.size + length]
+        return frames

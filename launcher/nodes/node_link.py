@@ -1,0 +1,215 @@
+"""The handle of the command on its link to the other nodes: nothing here ever blocks."""
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from gpurun.launcher.errors import MachineError, NodesEnded, NodesError
+from gpurun.launcher.nodes.link_options import LinkOptions
+from gpurun.launcher.nodes.messages import (
+    Announce,
+    Beats,
+    Broken,
+    Connected,
+    End,
+    Frames,
+    LinkReport,
+    LinkRequest,
+    Mail,
+    Meet,
+    Message,
+    Met,
+    Quit,
+    Refused,
+    Send,
+    decode,
+    encode,
+)
+from gpurun.launcher.nodes.silence import Silence
+from gpurun.launcher.processes.guard import Guard, python_argv
+
+M = TypeVar("M", bound=msgspec.Struct)
+T = TypeVar("T")
+
+LINGER_S, LOST_LINGER_S = 5.0, 1.0
+"""How long node 0 waits for all others to know how the run ended; one that is lost never will."""
+_QUIT_S = 2.0
+"""How long the link may take to pass on what it was given."""
+
+
+class Link:
+    """Messages to and from the other nodes. Not usable any more once it has raised."""
+
+    def __init__(
+        self, guard: Guard, options: LinkOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rank = options.rank
+        self.hosts: tuple[str, ...] = ()
+        """By node rank, as soon as they are known."""
+        self.num_met = 0
+        """How many nodes have come through torch's rendezvous."""
+        self.connected = False
+        self._lost_one = False
+        self._clock = clock
+        self._silence = Silence(options.rank, clock())
+        self._mails: list[Message] = []
+        self._stderr = os.memfd_create("gpurun-link-stderr")
+        ours, theirs = socket.socketpair()
+        argv = python_argv("gpurun.launcher.worker.entry.node_link", msgspec.json.encode(options).decode())
+        with theirs:
+            try:
+                guard.spawn(argv, {"OPENBLAS_NUM_THREADS": "1"}, theirs, self._stderr)
+            except MachineError:
+                ours.close()
+                os.close(self._stderr)
+                raise
+        self._frames = Frames(ours)
+
+    def send(self, to: int, message: Message) -> None:
+        """Puts a message into a node's mailbox, also into this node's own."""
+        self._request(Send(to, encode(message)))
+
+    def announce(self, end: End) -> None:
+        """Ends the run on all nodes, unless that has been announced before."""
+        self._request(Announce(encode(end)))
+
+    def meet(self, num_nodes: int) -> None:
+        self._request(Meet(num_nodes))
+
+    def suspect(self, suspicious: bool) -> None:
+        """Whether ranks of this node have lost their peers: then silence means something sooner."""
+        self._silence.suspicious = suspicious
+
+    def poll(self, timeout_s: float) -> list[Message]:
+        """Messages that have come since the last call; waits for the first one, at most `timeout_s`.
+
+        Raises:
+            NodesEnded: the end of the run has been announced.
+            NodesError: a node, or the way to it, is gone.
+            MachineError: node 0 can't be reached, or its port is taken.
+        """
+        deadline = self._clock() + timeout_s
+        self._silence.resume(self._clock())
+        while True:
+            self._receive(0.0 if self._mails else max(0.0, deadline - self._clock()))
+            if self._mails or self._clock() >= deadline:
+                mails, self._mails = self._mails, []
+                return mails
+
+    def take(self, kind: type[M], timeout_s: float) -> M | None:
+        """The next message of this kind; all others stay for `poll`. `None` if it doesn't come in time.
+
+        Raises:
+            GpurunError: as `poll` does.
+        """
+        self._silence.resume(self._clock())
+        return self._await(lambda: self._pick(kind), timeout_s)
+
+    def await_connected(self, timeout_s: float) -> bool:
+        """Whether the store has been reached in time; messages stay for `poll`.
+
+        Raises:
+            MachineError: the link has given up.
+        """
+        return self._await(lambda: self.connected or None, timeout_s) is not None
+
+    def await_met(self, timeout_s: float) -> bool:
+        """Whether all nodes have come through torch's rendezvous in time; messages stay for `poll`."""
+        return self._await(lambda: self.num_met or None, timeout_s) is not None
+
+    def _await(self, find: Callable[[], T | None], timeout_s: float) -> T | None:
+        deadline = self._clock() + timeout_s
+        while (found := find()) is None and self._clock() < deadline:
+            self._receive(max(0.0, deadline - self._clock()))
+        return found
+
+    def _pick(self, kind: type[M]) -> M | None:
+        for position, mail in enumerate(self._mails):
+            if isinstance(mail, kind):
+                del self._mails[position]
+                return mail
+        return None
+
+    def close(self) -> None:
+        """Lets the link pass on what it has been given, and ends it."""
+        if self._stderr < 0:
+            return
+        linger_s = LOST_LINGER_S if self._lost_one else LINGER_S
+        # A link without its node 0 hangs in a call that may never return: it ends with the command.
+        limit_s = 0.0 if self._lost_one and self.rank > 0 else linger_s + _QUIT_S
+        with contextlib.suppress(OSError):
+            self._frames.send(Quit(linger_s))
+            deadline = self._clock() + limit_s
+            while (left_s := deadline - self._clock()) > 0:
+                ready = select.select([self._frames.stream], [], [], left_s)[0]
+                if not ready or self._frames.reports() is None:
+                    break
+        self._frames.stream.close()
+        os.close(self._stderr)
+        self._stderr = -1
+
+    def _request(self, request: LinkRequest) -> None:
+        try:
+            self._frames.send(request)
+        except OSError:
+            self._receive(0.0)  # It may have said why.
+            self._lost(f"its link ended{self._last_words()}")
+
+    def _receive(self, timeout_s: float) -> None:
+        # Short looks: silence has to be noticed while nothing comes.
+        if select.select([self._frames.stream], [], [], min(timeout_s, 0.2))[0]:
+            reports = self._frames.reports()
+            if reports is None:
+                self._lost(f"its link ended{self._last_words()}")
+            for report in reports:
+                self._take(report)
+        if (silent := self._silence.find(self._clock())) is not None:
+            rank, seconds = silent
+            self._gone(rank, f"nothing was heard from it for {seconds:.0f} s")
+
+    def _take(self, report: LinkReport) -> None:
+        if isinstance(report, Mail):
+            try:
+                self._mails.append(decode(report.payload))
+            except msgspec.MsgspecError as error:
+                raise NodesError(f"a node speaks another version of gpurun: {error}") from error
+        elif isinstance(report, Beats):
+            self._silence.beats(report.counts, self._clock())
+        elif isinstance(report, End):
+            raise NodesEnded(report.text, report.code, self._mails)
+        elif isinstance(report, Met):
+            self.num_met = report.num_nodes
+            self._silence.begin(report.num_nodes, self._clock())
+        elif isinstance(report, Connected):
+            self.connected = True
+        elif isinstance(report, Refused):
+            raise MachineError(report.text)
+        elif isinstance(report, Broken):
+            self._lost(report.text)
+
+    def _lost(self, why: str) -> NoReturn:
+        if self.rank == 0:
+            raise NodesError(f"node 0 ({self._host(0)}) lost its own store: {why}")
+        self._gone(0, why)
+
+    def _gone(self, rank: int, why: str) -> NoReturn:
+        self._lost_one = True
+        raise NodesError(
+            f"node {rank} ({self._host(rank)}) is gone: {why}\n"
+            f"    its gpurun was killed, the machine is down, or the network between it and node {self.rank} "
+            f"({self._host(self.rank)}) is cut"
+        )
+
+    def _host(self, rank: int) -> str:
+        return self.hosts[rank] if rank < len(self.hosts) else "host not known"
+
+    def _last_words(self) -> str:
+        os.lseek(self._stderr, 0, os.SEEK_SET)
+        lines = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
+        return f"; its last words: {lines[-1]}" if lines else ""

@@ -1,0 +1,135 @@
+"""A launch of the plan as the order that its workers, or the ranks of its program, read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import MAX_COUNT
+from gpurun.launcher.plan.ablation import ablation_rounds
+from gpurun.launcher.plan.devices import MachineLike, is_cuda, job_devices
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.rundir.records import (
+    BalanceOrder,
+    LaunchOrder,
+    OrderedVariant,
+    ProfileOrder,
+    ProgramOrder,
+    RoundTime,
+    VariantOrder,
+)
+from gpurun.launcher.splits import split_near_even
+
+
+def order_for(
+    plan: Plan,
+    spec: JobSpec,
+    launch: Launch,
+    *,
+    run_dir: Path,
+    job_dir: Path,
+    machine: MachineLike,
+    looks: tuple[tuple[int, float], ...],
+    prior: Mapping[str, tuple[RoundTime, ...]],
+    found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    caps: tuple[int, ...] = (),
+) -> LaunchOrder:
+    """Everything that the workers of `launch` need.
+
+    Gradients are checked, traces taken and steps timed without communication in the first launch of a group
+    only: later ones repeat its work.
+
+    Args:
+        looks: (rounds so far, α of one comparison): when to look, at which level.
+        prior: rounds of earlier launches that the looks count as well, by variant.
+        found: samples of balanced splits that an earlier launch has found, by variant.
+        caps: the most samples of each device of the job, where they are known.
+    """
+    variants = [plan.variant(variant_id) for variant_id in launch.variants]
+    first, is_first = variants[0], launch.repetition == 0
+    return LaunchOrder(
+        launch=launch.id,
+        run_dir=str(run_dir),
+        workload=first.workload or str(spec.workload),
+        job_dir=str(job_dir),
+        params=first.params,
+        strategy=first.strategy,
+        devices=worker_devices(first),
+        backend=backend_for(first),
+        precision=str(first.precision),
+        seed=first.seed or 0,
+        compile=first.compile,
+        channels_last=first.channels_last,
+        threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
+        variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
+        baseline=plan.baseline if plan.baseline in launch.variants else None,
+        warmup=spec.steps.warmup,
+        rounds=launch.rounds,
+        looks=looks,
+        prior=prior,
+        gradient_check=spec.gradient_check and is_first,
+        profile=_profile(spec) if is_first else None,
+        ablation_rounds=ablation_rounds(spec, launch),
+        draw=str(run_dir),
+        address=plan.address,
+    )
+
+
+def program_order(
+    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
+) -> ProgramOrder:
+    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
+    return ProgramOrder(
+        launch=launch_id,
+        run_dir=str(run_dir),
+        job_dir=str(job_dir),
+        script=spec.script,
+        module=spec.module,
+        args=variant.args,
+        seed=variant.seed,
+        world_size=variant.world_size,
+        warmup=spec.steps.warmup,
+        variants=(OrderedVariant(variant.id),),
+        profile=_profile(spec) if is_first else None,
+    )
+
+
+def variant_order(
+    variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
+) -> VariantOrder:
+    """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
+    accumulate = variant.accumulate or 1
+    if variant.split or found:
+        return VariantOrder(variant.id, variant.split or found or (), accumulate)
+    num_devices = len(variant.devices)
+    start = split_near_even(variant.global_batch or 1, num_devices)
+    minimum = max(spec.min_local_batch, accumulate if accumulate > 1 else 0)
+    balance = BalanceOrder(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
+    return VariantOrder(variant.id, start, accumulate, balance)
+
+
+def worker_devices(variant: Variant) -> tuple[str, ...]:
+    """torch device of each rank or replica, as its process sees them through CUDA_VISIBLE_DEVICES."""
+    if not is_cuda(variant.devices):
+        return ("cpu",) * len(variant.devices)
+    if variant.strategy == "ddp":
+        return ("cuda:0",) * len(variant.devices)  # every rank sees its own GPU only
+    visible = list(dict.fromkeys(variant.devices))
+    return tuple(f"cuda:{visible.index(device)}" for device in variant.devices)
+
+
+def backend_for(variant: Variant) -> str | None:
+    """`nccl` between GPUs of their own, `gloo` on CPU and where ranks share a GPU; `None` for one process."""
+    if variant.strategy != "ddp":
+        return None
+    has_own_gpus = is_cuda(variant.devices) and len(set(variant.devices)) == len(variant.devices)
+    return "nccl" if has_own_gpus else "gloo"
+
+
+def _profile(spec: JobSpec) -> ProfileOrder | None:
+    wanted = spec.profile
+    if not wanted.steps:
+        return None
+    return ProfileOrder(
+        wanted.steps, wanted.shapes, wanted.memory, wanted.stacks, wanted.modules, wanted.ranks
+    )

@@ -1,0 +1,246 @@
+"""Two processes that watch each other, so that nothing outlives the command, however it dies.
+
+The command forks once, before threads and heavy imports exist: the *front* goes on as the command, the
+*supervisor* starts the servers that the front asks for and otherwise waits. Both are subreapers, joined by a
+socket. Whichever dies, the other kills everything below it. No thread and no handler in the ranks is needed
+for that, so a rank that holds the GIL in C is no exception.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.limits import start_problem
+from gpurun.launcher.machine.process_tree import SHIELDED, become_subreaper, descendants, kill_descendants
+
+SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
+_MAX_REQUEST_BYTES = 1 << 20
+_CLOSE_TIMEOUT_S = 10.0
+
+
+def split_process() -> "Guard":
+    """Forks the supervisor off; returns in the front only.
+
+    Call it before anything else: a fork copies locks that other threads hold.
+
+    Raises:
+        RuntimeError: this process has more than one Python thread already.
+        MachineError: no process can be started.
+    """
+    if threading.active_count() != 1:
+        raise RuntimeError("split_process() must come before any thread is started")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    become_subreaper()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise MachineError(f"can't start: {start_problem(error.errno or 0)}") from error
+    if pid == 0:
+        _supervise(theirs)
+    theirs.close()
+    # numpy's BLAS starts a thread per core when it is imported, of which the command has no use. Where no
+    # more processes are allowed, it interrupts us instead of saying so. Ranks get the supervisor's variables.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return Guard(pid, ours)
+
+
+class Guard:
+    """The front's handle on its supervisor. A context manager: nothing is left behind at its end."""
+
+    def __init__(self, supervisor: int, control: socket.socket) -> None:
+        self.supervisor = supervisor
+        self._control = control
+        self._closed = False
+        self._previous = signal.signal(signal.SIGCHLD, self._on_child)
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], stream: socket.socket, stderr: int) -> int:
+        """Starts a program as a child of the supervisor, and returns its process id.
+
+        Args:
+            argv: the program's absolute path and its arguments.
+            env: added to the command's environment.
+            stream: becomes its file descriptor 3; 0 and 1 are /dev/null.
+            stderr: becomes its file descriptor 2.
+
+        Raises:
+            MachineError: the supervisor is gone, or the program can't be started.
+        """
+        request = json.dumps({"argv": list(argv), "env": dict(env)}).encode()
+        try:
+            socket.send_fds(self._control, [request], [stream.fileno(), stderr])
+            answer = self._control.recv(4096)
+        except ConnectionError:
+            answer = b""
+        if not answer:
+            raise MachineError(SUPERVISOR_KILLED)
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise MachineError(f"can't start {argv[0]}: {reply['error']}")
+        return int(reply["pid"])
+
+    @property
+    def supervisor_has_ended(self) -> bool:
+        """Whether the supervisor is dead, and its servers and ranks with it."""
+        return _has_ended(self.supervisor)
+
+    def kill_workers(self) -> None:
+        """SIGKILLs everything below the command but the supervisor, at once."""
+        kill_descendants(os.getpid(), without={self.supervisor})
+        kill_descendants(self.supervisor)
+
+    def close(self) -> None:
+        """Ends everything that was started, the supervisor too, and waits for it.
+
+        Raises:
+            MachineError: processes are left that the kernel can't end.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        signal.signal(signal.SIGCHLD, self._previous)
+        self._control.close()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        while (status := _reap(self.supervisor)) is None:
+            if time.monotonic() > deadline:
+                left = descendants(self.supervisor)
+                raise MachineError(f"processes {left} can't be killed: a driver or a file system holds them")
+            time.sleep(0.001)
+        if status != 0:
+            kill_descendants(os.getpid())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _on_child(self, number: int, frame: FrameType | None) -> None:
+        """A dead supervisor hands its children to us; they go before anyone asks for them."""
+        if _has_ended(self.supervisor):
+            kill_descendants(os.getpid())
+        if callable(self._previous):
+            self._previous(number, frame)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child of ours is dead; it stays a zombie."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _reap(pid: int) -> int | None:
+    """A child's exit status once it is dead; -1 if somebody else has reaped it."""
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return -1
+    return status if reaped == pid else None
+
+
+def _supervise(control: socket.socket) -> NoReturn:
+    """The supervisor's life: start servers, sweep up after them, and end with the front."""
+    try:
+        become_subreaper()
+        os.setpgid(0, 0)
+        _detach(keep=control.fileno())
+        _Supervisor(control).run()
+        while kill_descendants(os.getpid(), timeout_s=60.0):
+            pass  # Held by the kernel: leaving would leave them behind.
+    finally:
+        os._exit(0)
+
+
+def _detach(keep: int) -> None:
+    """Lets go of the command's files, which may be pipes that others wait to see closed."""
+    for number in SHIELDED:
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+class _Supervisor:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._servers: set[int] = set()
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write)
+
+    def run(self) -> None:
+        """Returns when the front is gone, or has closed its end."""
+        control = self._control.fileno()
+        while True:
+            ready, _, _ = select.select([control, self._wake], [], [])
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self._reap_children()
+            if control in ready and not self._serve():
+                return
+
+    def _serve(self) -> bool:
+        """Answers one request; whether the front is still there."""
+        try:
+            request, fds, _, _ = socket.recv_fds(self._control, _MAX_REQUEST_BYTES, 2)
+        except ConnectionError:
+            return False
+        if not request:
+            return False
+        reply = self._start(json.loads(request), fds)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(ConnectionError):
+            self._control.send(json.dumps(reply).encode())
+        return True
+
+    def _start(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        argv = request["argv"]
+        stream, stderr = fds
+        for fd in fds:
+            # Received descriptors are inheritable: a server that kept a copy of its own socket would never
+            # let the front see that it has died.
+            os.set_inheritable(fd, False)
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, stderr, 2),
+            (os.POSIX_SPAWN_DUP2, stream, 3),
+        ]
+        env = {**os.environ, **request["env"]}
+        try:
+            pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigmask=[], setpgroup=0)
+        except OSError as error:
+            return {"error": start_problem(error.errno or 0)}
+        self._servers.add(pid)
+        return {"pid": pid}
+
+    def _reap_children(self) -> None:
+        """Reaps the dead; what a dead server left behind, which is ours now, is killed."""
+        swept = False
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                swept |= pid in self._servers
+                self._servers.discard(pid)
+        if swept:
+            kill_descendants(os.getpid(), without=self._servers)
+
+
+def python_argv(module: str, *args: str) -> list[str]:
+    """Runs a module in a fresh interpreter; `-P` keeps the working directory from shadowing packages."""
+    return [sys.executable, "-P", "-m", module, *args]

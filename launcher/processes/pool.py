@@ -1,0 +1,279 @@
+"""The command's handle on the server that forks the ranks (`gpurun.launcher.worker.entry.zygote`)."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.limits import start_problem
+from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
+from gpurun.launcher.machine.process_tree import kill_descendants, send_signal
+from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
+from gpurun.launcher.processes.protocol import (
+    SERVICE_RANK,
+    Exited,
+    ImportFailed,
+    Lines,
+    Preload,
+    Report,
+    Request,
+    Signal,
+    Started,
+    StartFailed,
+    StartRequest,
+)
+
+if TYPE_CHECKING:
+    from gpurun.launcher.inspect.snapshot import Sight
+
+__all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
+
+TORCH = ("torch", "torch.distributed")
+TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
+OPTIMIZING = ("torch._dynamo",)
+"""What a process' first optimizer imports: 820 modules, half as long again as torch itself takes.
+
+The first ranks do that themselves, side by side, rather than wait for the server to do it before; the server
+follows while they build their models, so that the ranks of all later launches begin with it.
+"""
+
+_REPORT_TIMEOUT_S = 5.0
+"""How long a killed rank may take to be reported: the kernel has to free what it held."""
+
+
+class WorkerPool:
+    """Starts ranks, says when they end, and stops them. A context manager.
+
+    The server begins to import as soon as the pool exists; nothing here waits for it. A pool has one
+    environment: variables that matter while torch is imported (`OMP_NUM_THREADS`) must be in `env`.
+    """
+
+    def __init__(
+        self, guard: Guard, preload: Sequence[str] = TRAINING, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._guard = guard
+        self._preload = tuple(preload)
+        # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
+        self._env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
+        self._stderr = os.memfd_create("gpurun-server-stderr")
+        self._requested: set[int] = set()
+        self._running: dict[int, int] = {}
+        self._signals: tuple[int, ...] = ()
+        self._forwarded: list[int] = []
+        self._exits: list[Exit] = []
+        self._oom_kills = oom_kills()
+        self._lines: Lines | None = None
+        self._server = 0
+        self._start_server()
+
+    def start(self, processes: Sequence[StartRequest]) -> None:
+        """Starts the ranks of one launch; returns at once, they come when the server has imported torch.
+
+        Raises:
+            MachineError: the server or the supervisor is gone.
+        """
+        if self._lines is None:
+            self._start_server()
+        self._signals = ()
+        for process in processes:
+            self._requested.add(process.rank)
+            self._send(process)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has the server import modules for the ranks that are started after this; returns at once.
+
+        Raises:
+            MachineError: the server or the supervisor is gone.
+        """
+        if self._lines is None:
+            self._start_server()
+        self._send(Preload(tuple(modules)))
+
+    def pids(self) -> dict[int, int]:
+        """Process ids of the ranks that are known to run."""
+        return {rank: pid for rank, pid in self._running.items() if rank != SERVICE_RANK}
+
+    def poll(self, timeout_s: float) -> list[Exit]:
+        """Ranks that ended since the last call; waits for the first one, at most `timeout_s`.
+
+        Raises:
+            MachineError: torch can't be imported, or the server is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while self._forwarded:
+                self._send(Signal(self._forwarded.pop(0)))
+            remaining_s = 0.0 if self._exits else max(0.0, deadline - time.monotonic())
+            if not self._receive(remaining_s) and (self._exits or time.monotonic() >= deadline):
+                exits, self._exits = self._exits, []
+                return exits
+
+    def forward(self, number: int) -> None:
+        """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
+        self._forwarded.append(number)
+
+    def observe(self, folder: Path) -> "tuple[Sight, ...]":
+        """All running ranks whose control blocks are in `folder`; takes some tens of milliseconds."""
+        from gpurun.launcher.inspect.snapshot import (
+            observe,  # an HTTP client and more, before torch begins to load
+        )
+
+        return observe(folder)
+
+    def steps_elsewhere(self) -> tuple[int, ...]:
+        """None: all ranks are here."""
+        return ()
+
+    def stop(self, grace_s: float) -> None:
+        """Ends all ranks and everything that they started, sessions of their own included.
+
+        SIGTERM to the ranks, `grace_s` to go by themselves, then SIGKILL. How they ended comes with the next
+        `poll`. Never raises for a dead server: there is nothing left to stop then.
+        """
+        with contextlib.suppress(MachineError):
+            self._ask_to_end(grace_s)
+        if self._lines is None:
+            return
+        if self._requested:
+            self._drop_server()  # Still importing; it would fork them afterwards.
+            return
+        self._signals += (signal.SIGKILL,)
+        kill_descendants(self._server)
+        with contextlib.suppress(MachineError):
+            self._await_reports(_REPORT_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stops all ranks at once, and the server."""
+        self.stop(0.0)
+        self._drop_server()
+        if self._stderr >= 0:
+            os.close(self._stderr)
+            self._stderr = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_server(self) -> None:
+        ours, theirs = socket.socketpair()
+        argv = python_argv("gpurun.launcher.worker.entry.zygote", str(self._guard.supervisor))
+        with theirs:
+            try:
+                self._server = self._guard.spawn(argv, self._env, theirs, self._stderr)
+            except MachineError:
+                ours.close()
+                raise
+        self._lines = Lines(ours)
+        self._send(Preload(self._preload))
+
+    def _drop_server(self) -> None:
+        """Kills the server, and the ranks with it; the next `start` brings a new one."""
+        if self._lines is None:
+            return
+        self._lines.stream.close()
+        self._lines = None
+        kill_descendants(self._server)
+        send_signal(self._server, signal.SIGKILL)
+        kill_descendants(self._server)
+        self._requested.clear()
+        self._running.clear()
+
+    def _ask_to_end(self, grace_s: float) -> None:
+        if not self._running or grace_s <= 0:
+            return
+        self._signals += (signal.SIGTERM,)
+        self._send(Signal(signal.SIGTERM))
+        self._await_reports(grace_s)
+
+    def _await_reports(self, timeout_s: float) -> None:
+        """Takes reports until every rank has ended."""
+        deadline = time.monotonic() + timeout_s
+        while self._running and (remaining_s := deadline - time.monotonic()) > 0:
+            self._receive(remaining_s)
+
+    def _send(self, request: Request) -> None:
+        if self._lines is None:
+            raise MachineError("the server that starts the ranks is not running")
+        try:
+            self._lines.send(request)
+        except OSError:
+            self._server_ended()
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Takes in what has come; whether anything had."""
+        if self._lines is None:
+            return False
+        if not select.select([self._lines.stream], [], [], timeout_s)[0]:
+            return False
+        reports = self._lines.reports()
+        if reports is None:
+            self._server_ended()
+            return False
+        for report in reports:
+            self._take(report)
+        return True
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Started):
+            self._requested.discard(report.rank)
+            self._running[report.rank] = report.pid
+        elif isinstance(report, Exited):
+            self._running.pop(report.rank, None)
+            if report.rank != SERVICE_RANK:
+                self._exits.append(self._exit(report))
+        elif isinstance(report, StartFailed):
+            self._drop_server()
+            what = "the ranks' store" if report.rank == SERVICE_RANK else f"rank {report.rank}"
+            raise MachineError(f"can't start {what}: {start_problem(report.errno)}")
+        elif isinstance(report, ImportFailed):
+            self._drop_server()
+            raise MachineError(
+                f"{report.module} can't be imported: {report.message}\n"
+                f"    try: {python_argv('…')[0]} -c 'import {report.module}'"
+            )
+
+    def _exit(self, report: Exited) -> Exit:
+        """The report, with what only the command knows: which signals were its own."""
+        killed = report.returncode == -signal.SIGKILL and signal.SIGKILL not in self._signals
+        return Exit(
+            rank=report.rank,
+            pid=report.pid,
+            returncode=report.returncode,
+            time_ns=report.time_ns,
+            signals_sent=self._signals,
+            oom_killed=killed and self._was_oom_killed(report.pid),
+        )
+
+    def _was_oom_killed(self, pid: int) -> bool:
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        grown = before is not None and self._oom_kills is not None and self._oom_kills > before
+        return grown or in_kernel_log(pid)
+
+    def _server_ended(self) -> None:
+        """Explains why the server is gone.
+
+        Raises:
+            MachineError: always.
+        """
+        self._drop_server()
+        if self._guard.supervisor_has_ended:
+            raise MachineError(SUPERVISOR_KILLED)
+        os.lseek(self._stderr, 0, os.SEEK_SET)
+        last_words = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
+        told = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""
+        raise MachineError(
+            "the server that starts the ranks was killed or crashed, and the ranks with it "
+            f"(out of memory? see the kernel's log){told}"
+        )

@@ -1,0 +1,73 @@
+"""Servers by environment: what matters while torch is imported can't be set in a fork of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from gpurun.launcher.processes.guard import Guard
+from gpurun.launcher.processes.pool import TRAINING, WorkerPool
+from gpurun.launcher.processes.signals import interruptible
+
+MOST_SERVERS = 4
+"""Each holds an imported torch (about 300 MB). Those that were not used for longest go first."""
+WORKER = (
+    "gpurun.launcher.worker.entry.main",
+    "gpurun.launcher.worker.program.rank",
+    "gpurun.launcher.worker.entry.store",
+)
+"""Imported once in the server as well: every rank begins with one of them."""
+
+
+class WorkerPools:
+    """A `WorkerPool` per distinct environment. A context manager.
+
+    The first one, which adds nothing to the environment, begins to import as soon as this exists.
+    """
+
+    def __init__(self, guard: Guard, preload: Sequence[str]) -> None:
+        self._guard = guard
+        self._preload = tuple(preload)
+        self._pools: dict[tuple[tuple[str, str], ...], WorkerPool] = {}
+        self.get({})
+
+    def get(self, env: Mapping[str, str]) -> WorkerPool:
+        """The pool whose server was started with `env`; ranks of other pools should have ended."""
+        key = tuple(sorted(env.items()))
+        pool = self._pools.pop(key, None)
+        if pool is None:
+            while len(self._pools) >= MOST_SERVERS:
+                self._pools.pop(next(iter(self._pools))).close()
+            pool = WorkerPool(self._guard, self._preload, env)
+        self._pools[key] = pool  # the last one used comes last
+        return pool
+
+    def keep_only(self, envs: Sequence[Mapping[str, str]]) -> None:
+        """Ends the servers that none of these environments needs, such as the first one."""
+        wanted = {tuple(sorted(env.items())) for env in envs}
+        for key in [key for key in self._pools if key not in wanted]:
+            self._pools.pop(key).close()
+
+    def close(self) -> None:
+        """Ends all ranks and servers."""
+        while self._pools:
+            self._pools.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def early_servers(guard: Guard) -> Iterator[WorkerPools]:
+    """Servers that import torch while the command still imports its own part and reads the job.
+
+    What this module imports stands between the command and that: it is kept small. From here on a signal is
+    an `Interrupted`.
+    """
+    with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, *WORKER)) as pools:
+        yield pools

@@ -1,0 +1,82 @@
+"""Ctrl-C, SIGTERM and a closed terminal as an exception, so that clean-up is ordinary `finally`."""
+
+import contextlib
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from gpurun.launcher.errors import Interrupted
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
+    """Raises `Interrupted` in the main thread at the first signal.
+
+    A second one, during the clean-up, kills the workers at once, so that nothing is left to wait for; a third
+    one ends the command like any other program. A signal that was ignored (`nohup`) stays so. The terminal is
+    put back as it was.
+    """
+    count = 0
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise Interrupted(_name(number))
+        for other in replaced:
+            signal.signal(other, signal.SIG_DFL)
+        kill_workers()
+
+    replaced = {
+        number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) != signal.SIG_IGN
+    }
+    with _terminal_kept():
+        for number in replaced:
+            signal.signal(number, on_signal)
+        try:
+            yield
+        finally:
+            for number, handler in replaced.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def forwarded(forward: Callable[[int], None]) -> Iterator[None]:
+    """Hands SIGUSR1, by which batch systems announce a preemption, on to `forward`; nothing ends by it."""
+    previous = signal.signal(signal.SIGUSR1, lambda number, _: forward(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+@contextlib.contextmanager
+def _terminal_kept() -> Iterator[None]:
+    """Restores echo, line mode and the rest, if there is a terminal."""
+    fd = _terminal()
+    state = termios.tcgetattr(fd) if fd is not None else None
+    try:
+        yield
+    finally:
+        if fd is not None and state is not None:
+            with contextlib.suppress(termios.error):  # It may have been closed: that is what SIGHUP says.
+                termios.tcsetattr(fd, termios.TCSADRAIN, state)
+
+
+def _terminal() -> int | None:
+    """A terminal that this process may set: one in whose foreground it stands, or it would be stopped."""
+    for stream in (sys.__stdin__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            fd = stream.fileno()  # type: ignore[union-attr]  # None is met by AttributeError
+            if os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp():
+                return fd
+    return None
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

@@ -1,0 +1,138 @@
+"""The lines that bring the fastest uneven split into a training loop of one's own."""
+
+from collections.abc import Sequence
+
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.report.order import by_rank
+
+_MAP_STYLE = """\
+import torch
+from torch.utils.data import DataLoader
+from gpurun.uneven import {names}
+
+batches = UnevenBatches(dataset, split={split}, rank=torch.distributed.get_rank(){reduction})
+loader = DataLoader(dataset, batch_sampler=batches)
+for epoch in range(epochs):
+    batches.set_epoch(epoch)
+    for (inputs, targets), weight in zip(loader, batches.weights()):
+"""
+_ITERABLE = """\
+stream = UnevenStream(dataset, split={split}, rank=torch.distributed.get_rank(){reduction})
+for epoch in range(epochs):
+    for (inputs, targets), weight in DataLoader(stream, batch_size=None):
+        ...  # the same
+"""
+_TO_GPU = """\
+inputs, targets = inputs.cuda(), targets.cuda()
+"""
+_LOSS = """\
+loss = weight * loss_function(model(inputs), targets)  # {loss}
+"""
+_COUNTED_LOSS = """\
+outputs = model(inputs)
+count = torch.as_tensor(count_targets(targets) if weight else 0, device=outputs.device)
+total = count.clone()
+torch.distributed.all_reduce(total)  # valid targets of all ranks
+weight = loss_weight(int(count), int(total), torch.distributed.get_world_size())
+loss = weight * loss_function(outputs, targets) if count else 0 * outputs.sum()
+"""
+_UPDATE = """\
+optimizer.zero_grad()
+loss.backward()
+optimizer.step()
+"""
+_WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "sum": "a sum over samples"}
+
+
+def lines_to_paste(comparison: Comparison) -> str | None:
+    """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
+
+    An uneven split that is not ahead is told of too, but as what it is. Where the lines can't be given, that
+    is said instead.
+    """
+    uneven = first_uneven(comparison, "ddp")
+    if uneven is None:
+        other = first_uneven(comparison, "dp")
+        return None if other is None else _no_lines_for_dp(other)
+    devices = [device for device, samples in zip(uneven.devices, uneven.split, strict=True) if samples]
+    if len(devices) == 1:
+        return f"To train with {variant_label(uneven)}, use {devices[0]} alone: the others get no samples."
+    return "\n\n".join(
+        [
+            _head(uneven, devices, comparison),
+            _indented(map_style(uneven)),
+            _yours(uneven),
+            "For an iterable dataset, import UnevenStream from gpurun.uneven too:",
+            _indented(iterable(uneven)),
+        ]
+    )
+
+
+def map_style(variant: VariantResult) -> str:
+    """The whole loop, of a dataset with a length."""
+    body = (_TO_GPU if _on_gpu(variant) else "") + _loss_lines(variant) + _UPDATE
+    return _MAP_STYLE.format(**_values(variant)) + _indented(body, 8)
+
+
+def iterable(variant: VariantResult) -> str:
+    """What is other than in `map_style` where the dataset has no length."""
+    return _ITERABLE.format(**_values(variant))
+
+
+def _values(variant: VariantResult) -> dict[str, object]:
+    return {
+        "names": "UnevenBatches, loss_weight" if variant.loss == "counted" else "UnevenBatches",
+        "split": tuple(samples for samples in variant.split if samples),
+        "reduction": ', reduction="sum"' if variant.loss == "sum" else "",
+    }
+
+
+def _loss_lines(variant: VariantResult) -> str:
+    return _COUNTED_LOSS if variant.loss == "counted" else _LOSS.format(loss=_WORDS[variant.loss])
+
+
+def _on_gpu(variant: VariantResult) -> bool:
+    return any(device.startswith("cuda") for device in variant.devices)
+
+
+def _head(uneven: VariantResult, devices: Sequence[str], comparison: Comparison) -> str:
+    head = (
+        f"{_whose(uneven, comparison)} {variant_label(uneven)}, in a DistributedDataParallel loop of your own"
+    )
+    if len(devices) == len(uneven.devices):
+        return f"{head}:"
+    return f"{head} with {len(devices)} ranks, on {' '.join(devices)} (the others get no samples):"
+
+
+def _yours(uneven: VariantResult) -> str:
+    counted = ", count_targets (the workload's `count`)" if uneven.loss == "counted" else ""
+    return f"Yours are dataset, model, loss_function{counted}, optimizer and epochs."
+
+
+def _whose(uneven: VariantResult, comparison: Comparison) -> str:
+    """What is known of the split."""
+    if comparison.disturbed:
+        return "No split could be found fastest. To train with"
+    if uneven.id == comparison.fastest:
+        return "To train with"
+    other = first_uneven(comparison, "dp")
+    leads = other is not None and other.id == comparison.fastest
+    return f"To train with the fastest uneven split{' of ddp' if leads else ''},"
+
+
+def _no_lines_for_dp(variant: VariantResult) -> str:
+    return (
+        f"There are no lines to train with {variant_label(variant)}: torch's DataParallel splits evenly only."
+        " With `strategy: ddp`, gpurun finds a split for DistributedDataParallel, and prints lines for it."
+    )
+
+
+def _indented(text: str, by: int = 4) -> str:
+    return "\n".join(f"{' ' * by}{line}".rstrip() for line in text.splitlines())
+
+
+def first_uneven(comparison: Comparison, strategy: str) -> VariantResult | None:
+    """The first of the ranking that has unequal parts under the strategy."""
+    ranked, _ = by_rank(comparison)
+    return next((v for v in ranked if v.strategy == strategy and len(set(v.split)) > 1), None)

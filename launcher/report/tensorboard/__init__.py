@@ -1,0 +1,1 @@
+"""Files for TensorBoard: scalars, HParams, custom charts."""

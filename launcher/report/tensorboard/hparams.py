@@ -1,0 +1,140 @@
+"""Variants as sessions of TensorBoard's HPARAMS tab: what was varied beside what it cost.
+
+The protocol buffers are made by hand: TensorBoard's own helpers for them import TensorFlow.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from google.protobuf.struct_pb2 import ListValue
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.label import value_text
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.report.names import split_label
+
+METRICS = {
+    "step_ms": "step (ms)",
+    "samples_per_s": "samples/s",
+    "exposed_comm_percent": "exposed communication (% of the step)",
+    "gflop_per_s": "GFLOP/s",
+    "mfu_percent": "model FLOP utilisation (%)",
+    "joules_per_sample": "energy (J/sample)",
+}
+
+
+def experiment_value(comparison: Comparison) -> Summary.Value:
+    """The columns of the table; stands in the run at the root."""
+    rows = [hyperparameters(variant) for variant in comparison.variants]
+    names = dict.fromkeys(name for row in rows for name in row)
+    known = {name for variant in comparison.variants for name in metrics(variant)}
+    experiment = api_pb2.Experiment(
+        description=comparison.summary,
+        hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],
+        metric_infos=[
+            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=label)
+            for tag, label in METRICS.items()
+            if tag in known
+        ],
+    )
+    return _value(metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
+
+
+def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary.Value:
+    """The variant's row; stands in the variant's own run, so that its metrics are found there.
+
+    Args:
+        variant: of the row.
+        run_name: tells the run from others in the table, which shows the mean of what has one group's name.
+        time_s: when the variant began, in unix time.
+    """
+    info = SessionStartInfo(group_name=f"{run_name}/{variant.id}", start_time_secs=time_s)
+    for name, value in hyperparameters(variant).items():
+        if isinstance(value, str):
+            info.hparams[name].string_value = value
+        else:
+            info.hparams[name].number_value = value
+    return _value(metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=info))
+
+
+def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
+    """How the variant ended."""
+    sound = variant.status in ("ok", "unsteady")
+    status = api_pb2.Status.STATUS_SUCCESS if sound else api_pb2.Status.STATUS_FAILURE
+    info = SessionEndInfo(status=status, end_time_secs=time_s)
+    return _value(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=info))
+
+
+def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
+    """What the variant is, by column. `split` is text: a filter by value, not an axis of numbers."""
+    fixed: dict[str, str | float] = {
+        "split": split_label(variant) or str(variant.global_batch or "-"),
+        "strategy": variant.strategy,
+        "device_count": float(len(variant.devices)),
+    }
+    if variant.precision is not None:
+        fixed["precision"] = variant.precision
+    if variant.global_batch is not None:
+        fixed["global_batch"] = float(variant.global_batch)
+    return fixed | {key: _hparam(value) for key, value in _flat(variant.varied).items()}
+
+
+def metrics(variant: VariantResult) -> dict[str, float]:
+    """The variant's result by scalar tag, without what doesn't apply or isn't a number."""
+    step_ms = variant.step_ms.median if variant.step_ms else None
+    values = {
+        "step_ms": step_ms,
+        "samples_per_s": variant.samples_per_s,
+        "exposed_comm_percent": _exposed_percent(variant, step_ms),
+        "gflop_per_s": None if variant.flop_per_s is None else variant.flop_per_s / 1e9,
+        "mfu_percent": None if variant.mfu is None else 100 * variant.mfu,
+        "joules_per_sample": variant.joules_per_sample,
+    }
+    return {tag: value for tag, value in values.items() if value is not None and isfinite(value)}
+
+
+def _exposed_percent(variant: VariantResult, step_ms: float | None) -> float | None:
+    """From the trace where there is one, as a share of the traced step; else from the ablation."""
+    slowest = slowest_rank(variant.ranks)
+    if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
+        return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms
+    exposed_ms = variant.exposed_comm_ms.ablation
+    return 100 * exposed_ms / step_ms if exposed_ms is not None and step_ms else None
+
+
+def _flat(varied: Mapping[str, Any]) -> dict[str, Any]:
+    """A varied mapping (`params`) gets a column per key."""
+    flat: dict[str, Any] = {}
+    for key, value in varied.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": item for name, item in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _hparam(value: Any) -> str | float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return float(value) if is_number else value_text(value)
+
+
+def _column(name: str, values: list[str | float]) -> api_pb2.HParamInfo:
+    """The tab shows columns that differ first, and offers the listed values of text columns as filters."""
+    differs = len(set(values)) > 1
+    if all(isinstance(value, float) for value in values):
+        return api_pb2.HParamInfo(name=name, type=api_pb2.DATA_TYPE_FLOAT64, differs=differs)
+    domain = ListValue()
+    domain.extend([str(value) for value in dict.fromkeys(values)])
+    return api_pb2.HParamInfo(
+        name=name, type=api_pb2.DATA_TYPE_STRING, domain_discrete=domain, differs=differs
+    )
+
+
+def _value(tag: str, data: HParamsPluginData) -> Summary.Value:
+    return Summary.Value(
+        tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
+    )

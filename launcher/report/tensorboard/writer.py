@@ -1,0 +1,127 @@
+"""TensorBoard files of a run: one TensorBoard run per variant, and one at the root for what compares them.
+
+Written with TensorBoard's own protocol buffers; neither torch nor TensorFlow is needed to write or to show
+them. Every rendering replaces the files of the one before.
+"""
+
+import io
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event as EventProto
+from tensorboard.compat.proto.event_pb2 import SourceMetadata
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from gpurun.launcher.compare.model import BatchCurve, Comparison, VariantResult
+from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.tensorboard import hparams
+from gpurun.launcher.report.tensorboard.dashboards import layout_value, text_value
+from gpurun.launcher.report.tensorboard.series import (
+    Point,
+    RoundStarts,
+    curve_points,
+    round_points,
+    step_points,
+)
+from gpurun.launcher.rundir.files import RunDir, write_bytes
+
+SUFFIX = ".gpurun"
+"""Ends the names of our files, so that only ours are replaced."""
+
+
+def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
+    """Writes the event files of all variants and of the root, and removes those of earlier renderings.
+
+    Raises:
+        MachineError: a folder can't be written; the files that stood there are kept.
+    """
+    for variant in comparison.variants:
+        _replace(run.variant(variant.id), _variant_events(variant, run))
+    _replace(run.path, _root_events(comparison))
+
+
+def _root_events(comparison: Comparison) -> list[EventProto]:
+    values = [
+        hparams.experiment_value(comparison),
+        layout_value(),
+        text_value("summary", summary_markdown(comparison)),
+    ]
+    return [_event(0, time.time(), values), *_batch_events(comparison.batch_curves)]
+
+
+def _batch_events(curves: Sequence[BatchCurve]) -> list[EventProto]:
+    """Throughput with the global batch in the place of the step: the chart's axis."""
+    return [
+        _event(point.global_batch, time.time(), _scalars({_over_batch(curve): point.samples_per_s}))
+        for curve in curves
+        for point in curve.points
+    ]
+
+
+def _over_batch(curve: BatchCurve) -> str:
+    return f"samples_per_s_over_batch/{curve.label.replace(' ', '_')}"
+
+
+def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
+    ranks = run.read_steps(variant.id)
+    starts_s = _round_starts_s(run, {record.launch for records in ranks.values() for record in records})
+    times_s = list(starts_s.values()) or [time.time()]
+    metrics = hparams.metrics(variant)
+    values = [hparams.start_value(variant, _run_name(run), min(times_s)), *_scalars(metrics)]
+    return [
+        _event(0, min(times_s), values),
+        *map(_point_event, round_points(ranks, starts_s)),
+        *map(_point_event, step_points(ranks, starts_s)),
+        *map(_point_event, curve_points(variant.probe, min(times_s))),
+        _event(0, max(times_s), [hparams.end_value(variant, max(times_s))]),
+    ]
+
+
+def _run_name(run: RunDir) -> str:
+    """`NAME/TIMESTAMP`, as the folders are called."""
+    return "/".join(run.path.resolve().parts[-2:])
+
+
+def _round_starts_s(run: RunDir, launches: Iterable[str]) -> RoundStarts:
+    starts_s: dict[tuple[str, int], float] = {}
+    for launch in sorted(launches):
+        for event in run.read_events(launch):
+            if event.stage == "round":
+                starts_s.setdefault((launch, event.round), event.time_ns / 1e9)
+    return starts_s
+
+
+def _point_event(point: Point) -> EventProto:
+    return _event(point.step, point.wall_time_s, _scalars(point.values))
+
+
+def _scalars(values: Mapping[str, float]) -> list[Summary.Value]:
+    return [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+
+
+def _event(step: int, wall_time_s: float, values: Sequence[Summary.Value]) -> EventProto:
+    return EventProto(wall_time=wall_time_s, step=step, summary=Summary(value=values))
+
+
+def _replace(folder: Path, events: Sequence[EventProto]) -> None:
+    """A new file under a new name, then the old ones go.
+
+    A TensorBoard that is watching reads on in the next file of a run, but never reads one again from its
+    start, so the same name would hide the new figures.
+    """
+    old = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
+    write_bytes(folder / f"events.out.tfevents.{time.time_ns()}{SUFFIX}", _encode(events))
+    for file in old:
+        file.unlink(missing_ok=True)
+
+
+def _encode(events: Sequence[EventProto]) -> bytes:
+    buffer = io.BytesIO()
+    writer = RecordWriter(buffer)
+    source = SourceMetadata(writer="gpurun")
+    head = EventProto(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
+    for event in (head, *events):
+        writer.write(event.SerializeToString())
+    return buffer.getvalue()

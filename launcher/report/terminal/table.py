@@ -1,0 +1,195 @@
+"""The table that ends every run: what was measured, what is fastest, and how sure that is.
+
+Columns that don't fit are dropped, never wrapped. `plain` is for pipes: no colour, every column, ASCII bars,
+one line per variant and per sentence.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from math import floor, log10
+
+from rich.text import Text
+
+from gpurun.launcher.compare.label import varied_text
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.report.names import split_label
+from gpurun.launcher.report.order import by_rank
+from gpurun.launcher.report.terminal import bar
+from gpurun.launcher.report.terminal.cells import (
+    factor_text,
+    number_text,
+    step_text,
+    uncertainty_text,
+    verdict_text,
+)
+from gpurun.launcher.report.terminal.columns import GAP, Column, fit, header_line, row_line, total_width
+from gpurun.launcher.report.terminal.curves import curve_lines
+from gpurun.launcher.report.terminal.footer import footer
+from gpurun.launcher.report.terminal.page import Page, to_string
+from gpurun.launcher.units import format_rate
+
+BAR_HEADER = "slowest rank"
+BAR_CELLS = (len(BAR_HEADER), 40)
+"""Least and most width of a bar; a narrower one wouldn't make its column narrower."""
+EFFICIENCY = "eff."
+EFFICIENCY_LEGEND = "speed over that of one device, per device."
+VALUE_CHARS = 32
+REASON_LINES = 3
+"""A longer reason is cut; the log has all of it."""
+STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "dim"}
+
+
+def render_table(comparison: Comparison, width: int, plain: bool, run_path: str | None = None) -> str:
+    """The whole report for a terminal of `width` columns, with ANSI colours unless `plain`.
+
+    `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
+    """
+    page = Page(width, plain, run_path)
+    if any(variant.probe for variant in comparison.variants):
+        return to_string([*curve_lines(comparison), Text(), *footer(comparison, page)], page)
+    ranked, unranked = by_rank(comparison)
+    names = _name_columns([*ranked, *unranked])
+    figures = _figure_columns(ranked)
+    bars = bar.parts_of(ranked)
+    wanted = figures
+    figures = wanted if plain else _fitting(names, wanted, width, any(bars))
+    drawn = _bar_column(bars, width - total_width(names + figures), plain)
+    lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
+    for row, variant in enumerate(unranked, start=len(ranked)):
+        lines += _unranked_lines(variant, row_line(names, row), names, figures, page)
+    lines.append(Text())
+    if drawn:
+        lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
+    if any(column.header == EFFICIENCY for column in figures):
+        lines.append(Text(f"{EFFICIENCY}: {EFFICIENCY_LEGEND}", "dim"))
+    lines += _hidden_line([column.header for column in wanted if column not in figures])
+    return to_string([*lines, *footer(comparison, page)], page)
+
+
+def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
+    """Strategy and split, then a column per varied key."""
+    keys = dict.fromkeys(key for variant in variants for key in variant.varied)
+    columns = [
+        Column("variant", tuple(Text(variant.strategy) for variant in variants)),
+        Column("split", tuple(Text(split_label(variant)) for variant in variants)),
+    ]
+    for key in keys:
+        values = (varied_text(key, v.varied[key]) if key in v.varied else "" for v in variants)
+        columns.append(Column(key, tuple(Text(_in_a_cell(value)) for value in values)))
+    return [column for column in columns if not column.is_empty]
+
+
+def _in_a_cell(value: str) -> str:
+    """A varied value on one line; of a long one its beginning, whether or not a word ends there."""
+    line = " ".join(value.split())
+    return line if len(line) <= VALUE_CHARS else f"{line[: VALUE_CHARS - 1]}…"
+
+
+def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
+    """Everything that is a number; columns without any are left out."""
+    decimals = _step_decimals(ranked)
+    columns = [
+        Column("step ms", tuple(step_text(v.step_ms, decimals) for v in ranked), right=True),
+        Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked)),
+        Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
+        Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
+        Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
+        Column("samples/s", tuple(_samples_text(v.samples_per_s) for v in ranked), right=True, drop=2),
+        Column("GFLOP/s", tuple(_giga_text(v.flop_per_s) for v in ranked), right=True, drop=5),
+        Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
+        Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
+        Column("run s", tuple(number_text(v.wall_s, 1) for v in ranked), right=True, drop=2),
+        Column(EFFICIENCY, tuple(number_text(x, 2) for x in _efficiencies(ranked)), right=True, drop=3),
+        Column("peak GiB", tuple(number_text(_peak_gib(v), 2) for v in ranked), right=True, drop=4),
+    ]
+    return [column for column in columns if not column.is_empty]
+
+
+def _efficiencies(ranked: Sequence[VariantResult]) -> list[float | None]:
+    """Of all variants, if one of them has several devices: one device has the efficiency 1 by definition."""
+    is_known = any(len(v.devices) > 1 and v.scaling_efficiency is not None for v in ranked)
+    return [v.scaling_efficiency if is_known else None for v in ranked]
+
+
+def _fitting(names: list[Column], figures: list[Column], width: int, bars: bool) -> list[Column]:
+    """The figures that leave room for a bar, as far as it is worth more than they are."""
+    room = width + GAP - total_width(names)
+    if bars:
+        figures = fit(figures, room - GAP - BAR_CELLS[0], least_drop=3)
+    return fit(figures, room)
+
+
+def _bar_column(bars: Sequence[Sequence[bar.Part]], room: int, plain: bool) -> list[Column]:
+    """The bars, all on one scale from 0 ms; none where the room is short or nothing was measured."""
+    full_ms = max((sum(part.ms for part in parts) for parts in bars), default=0.0)
+    if full_ms == 0 or (room < BAR_CELLS[0] and not plain):
+        return []
+    cells = min(max(room, BAR_CELLS[0]), BAR_CELLS[1])
+    return [Column(BAR_HEADER, tuple(bar.draw(parts, cells, full_ms, plain) for parts in bars))]
+
+
+def _hidden_line(headers: Sequence[str]) -> list[Text]:
+    """What a narrow terminal keeps back."""
+    text = f"No room for: {', '.join(headers)}. A wider terminal or a pipe shows them."
+    return [Text(text, "dim")] if headers else []
+
+
+def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastest: str | None) -> list[Text]:
+    lines = [header_line(columns)] if ranked else []
+    for row, variant in enumerate(ranked):
+        line = row_line(columns, row)
+        if variant.id == fastest:
+            line.stylize("bold")
+        lines.append(line)
+    return lines
+
+
+def _unranked_lines(
+    variant: VariantResult, prefix: Text, names: list[Column], figures: list[Column], page: Page
+) -> list[Text]:
+    """Status and reason in place of the figures, the log beneath."""
+    status_width = max(len("unsteady") + GAP, total_width(figures[:1]))  # as wide as the longest status
+    indent = total_width(names) + status_width
+    prefix.pad_right(total_width(names) - prefix.cell_len)
+    reason = _reason_lines(variant, indent, page)
+    status = Text(variant.status.ljust(status_width), STATUS_STYLES.get(variant.status, ""))
+    lines = [Text.assemble(prefix, status, reason[0])]
+    lines += [Text(" " * indent + more) for more in reason[1:]]
+    if variant.log:
+        log = f"log: {page.in_run(variant.log)}"
+        lines.append(Text(" " * (indent if indent + len(log) <= page.width else GAP) + log, "dim"))
+    return lines
+
+
+def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
+    ran = "no figures" if variant.wall_s is None else f"no steps; ran for {variant.wall_s:.1f} s"
+    reason = " ".join((variant.reason or ran).split())
+    if variant.step_ms:
+        reason = f"about {variant.step_ms.median:.3g} ms; {reason}"
+    if page.plain:
+        return [reason]
+    room = max(page.width - indent, 20)
+    return textwrap.wrap(reason, room, max_lines=REASON_LINES, placeholder=" …")
+
+
+def _samples_text(samples_per_s: float | None) -> Text:
+    return Text("" if samples_per_s is None else format_rate(samples_per_s))
+
+
+def _giga_text(rate: float | None) -> Text:
+    """A rate in 10⁹ per second; small ones with decimals."""
+    return Text("") if rate is None else number_text(rate / 1e9, 0 if rate >= 1e11 else 2)
+
+
+def _percent_text(share: float | None) -> Text:
+    return Text("" if share is None else f"{100 * share:.1f} %")
+
+
+def _peak_gib(variant: VariantResult) -> float | None:
+    return max((rank.peak_gib for rank in variant.ranks if rank.peak_gib is not None), default=None)
+
+
+def _step_decimals(variants: Sequence[VariantResult]) -> int:
+    """One count for the whole column: three significant digits of the shortest step, at least one decimal."""
+    shortest = min((v.step_ms.median for v in variants if v.step_ms and v.step_ms.median > 0), default=1.0)
+    return min(max(2 - floor(log10(shortest)), 1), 4)

@@ -1,0 +1,256 @@
+"""`gpurun trace` and `gpurun diff` of traces as tables for a person."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpurun.launcher.trace.analysis.mean import mean_stretch, stretches_told, tells_steps
+from gpurun.launcher.trace.diff import Change, TraceDiff
+from gpurun.launcher.trace.explain import explain
+from gpurun.launcher.trace.model import (
+    Breakdown,
+    CollectiveReport,
+    DeviceTrace,
+    NameTotal,
+    RankTrace,
+    TraceReport,
+)
+from gpurun.launcher.units import format_count, format_number
+
+MAX_STEPS = 20
+MAX_NAMES = 10
+MAX_WARNINGS = 20
+MAX_PERCENT = 1000
+"""From here on a growth reads better as a factor."""
+BAR_WIDTH = 20
+_BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
+    ("▇", lambda each: each.compute_us),
+    ("▒", lambda each: each.exposed_transfer_us),
+    ("░", lambda each: each.exposed_wait_us),
+    ("≡", lambda each: each.exposed_memcpy_us),
+    ("·", lambda each: each.idle_us),
+)
+_COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
+    ("span", 0, lambda each: _ms(each.span_us)),
+    ("compute", 0, lambda each: _ms(each.compute_us)),
+    ("comm", 90, lambda each: _ms(each.comm_us)),
+    ("exposed", 0, lambda each: _ms(each.exposed_comm_us)),
+    ("wait", 0, lambda each: _ms(each.exposed_wait_us)),
+    ("copies", 100, lambda each: _ms(each.memcpy_us)),
+    ("idle", 0, lambda each: _ms(each.idle_us)),
+    ("host", 110, lambda each: _ms(each.idle_by_cause_us.host)),
+    ("data", 120, lambda each: _ms(each.idle_by_cause_us.data)),
+    ("kernels", 120, lambda each: format_count(each.num_kernels) if each.num_kernels else "-"),
+)
+"""Name, from which width of the terminal on it is shown, content."""
+_LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  idle ·"
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def render_trace(report: TraceReport, width: int) -> str:
+    """The report as text, `width` columns wide: ranks, steps, collectives, kernels, and what it means."""
+    parts: list[RenderableType] = [_headline(report), "", *_ranks(report, width)]
+    parts += _steps(report, width)
+    parts += _collectives(report)
+    parts += _names("kernels", [rank.kernels for rank in report.ranks], lambda row: row.device_us)
+    on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
+    time_us = _device_us if on_gpu else _host_us
+    parts += _names("operators", [rank.ops for rank in report.ranks], time_us)
+    parts += _names("modules", [rank.modules for rank in report.ranks], time_us)
+    parts += _warnings(report.warnings)
+    parts += ["", explain(report)]
+    return _text(Group(*map(_plain, parts)), width)
+
+
+def render_trace_diff(diff: TraceDiff, width: int) -> str:
+    """What changed, as text, `width` columns wide."""
+    a, b = diff.num_ranks
+    parts: list[RenderableType] = [f"A: {a} ranks, B: {b} ranks; ms per step and rank", ""]
+    parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
+    for title, changes in (("kernels", diff.kernels), ("operators", diff.ops)):
+        if changes:
+            moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
+            parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
+    return _text(Group(*map(_plain, parts)), width)
+
+
+def _device_us(row: NameTotal) -> float:
+    return row.device_us
+
+
+def _host_us(row: NameTotal) -> float:
+    return row.host_us
+
+
+def _headline(report: TraceReport) -> str:
+    devices = ", ".join(sorted({rank.device for rank in report.ranks}))
+    steps = max(len(rank.steps) for rank in report.ranks)
+    return f"{_count(len(report.ranks), 'rank')} on {devices}, {_count(steps, 'step')}; times in ms"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
+    table = _table(("rank", *_names_of_columns(width)))
+    table.add_column("", no_wrap=True)
+    for name, row in _rows(report):
+        table.add_row(name, *_cells(row.total, width), _bar(row.total))
+    return [table, _LEGEND]
+
+
+def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:
+    """`0` is a rank; `0:1` the second GPU of one that has several."""
+    return [
+        (f"{rank.rank}:{_clean(row.device)}" if rank.devices else str(rank.rank), row)
+        for rank in report.ranks
+        for row in sorted(rank.devices, key=lambda each: each.device) or (rank,)
+    ]
+
+
+def _steps(report: TraceReport, width: int) -> list[RenderableType]:
+    rows = [(place, name, step) for place, (name, row) in enumerate(_rows(report)) for step in row.steps]
+    if not tells_steps(report):
+        return []
+    table = _table(("step", "rank", *_names_of_columns(width)))
+    table.add_column("", no_wrap=True)
+    for _, name, step in sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]:
+        table.add_row(str(step.step), name, *_cells(step, width), _bar(step))
+    mean = mean_stretch(stretches_told(report))
+    table.add_row("mean", "", *_cells(mean, width), _bar(mean))
+    more = len(rows) - MAX_STEPS
+    return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
+
+
+def _names_of_columns(width: int) -> list[str]:
+    """Columns that a narrow terminal has no room for are left out, never squeezed."""
+    return [name for name, least_width, _ in _COLUMNS if width >= least_width]
+
+
+def _cells(each: Breakdown, width: int) -> list[str]:
+    return [text(each) for _, least_width, text in _COLUMNS if width >= least_width]
+
+
+def _bar(each: Breakdown) -> str:
+    """The span's parts, as shares of `BAR_WIDTH` characters; rounding never makes it longer or shorter."""
+    if each.span_us <= 0:
+        return ""
+    bar, reached_us = "", 0.0
+    for character, part_us in _BAR:
+        reached_us += part_us(each)
+        bar += character * (round(BAR_WIDTH * reached_us / each.span_us) - len(bar))
+    return bar
+
+
+def _collectives(report: TraceReport) -> list[RenderableType]:
+    if not report.collectives:
+        return []
+    table = _table(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "wait of all ranks"))
+    sorts: dict[tuple[str, str], list[CollectiveReport]] = {}
+    for each in report.collectives:
+        sorts.setdefault((each.group, each.kind), []).append(each)
+    for (group, kind), same in sorted(sorts.items()):
+        table.add_row(_clean(group), kind, *_collective_cells(same))
+    parts: list[RenderableType] = ["", table]
+    if report.stragglers:
+        late = _table(("rank", "came last", "others waited"))
+        for row in report.stragglers:
+            late.add_row(str(row.rank), str(row.last_arrivals), _ms(row.wait_caused_us))
+        parts += ["", late]
+    return parts
+
+
+def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
+    sizes = [each.bytes for each in same if each.bytes is not None]
+    waits = [part.wait_us for each in same for part in each.ranks if part.wait_us is not None]
+    return (
+        str(len(same)),
+        format_number(sum(sizes) / 1e6, 1) if sizes else "-",
+        _mean(each.algorithm_gb_per_s for each in same),
+        _mean(each.bus_gb_per_s for each in same),
+        _ms(sum(waits)) if waits else "-",
+    )
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return format_number(sum(known) / len(known), 2) if known else "-"
+
+
+def _names(
+    title: str, ranks: Sequence[Sequence[NameTotal]], time_us: Callable[[NameTotal], float]
+) -> list[RenderableType]:
+    """The names that took most time, as the mean over ranks."""
+    sums: dict[str, tuple[int, float]] = {}
+    for row in (row for rows in ranks for row in rows):
+        count, total_us = sums.get(row.name, (0, 0.0))
+        sums[row.name] = (count + row.count, total_us + time_us(row))
+    longest = sorted(sums.items(), key=lambda item: -item[1][1])[:MAX_NAMES]
+    if not longest:
+        return []
+    table = _table(("ms", "count"), expand=True)
+    table.add_column(f"{title}, per rank", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name, (count, total_us) in longest:
+        table.add_row(_ms(total_us / len(ranks)), format_count(count / len(ranks)), _clean(name))
+    return ["", table]
+
+
+def _changes(title: str, changes: Sequence[Change]) -> Table:
+    table = _table(("A", "B", "change", "%"), expand=True)
+    table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
+    for each in changes:
+        name = _clean(each.name.replace("_", " ") if not title else each.name)
+        table.add_row(_ms(each.a_us), _ms(each.b_us), _signed_ms(each.change_us), _percent(each), name)
+    return table
+
+
+def _signed_ms(us: float) -> str:
+    return format_number(us / 1000, 3, signed=True)
+
+
+def _percent(each: Change) -> str:
+    if each.percent is None:
+        return "new" if each.b_us else "-"
+    if each.percent < MAX_PERCENT:
+        return format_number(each.percent, 1, signed=True)
+    return f"× {format_count(each.b_us / each.a_us)}"
+
+
+def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
+    shown: list[RenderableType] = [f"note: {_clean(text)}" for text in warnings[:MAX_WARNINGS]]
+    more = len(warnings) - MAX_WARNINGS
+    return ["", *shown, *([f"… and {more} more notes"] if more > 0 else [])] if shown else []
+
+
+def _table(columns: Iterable[str], expand: bool = False) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=expand)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _ms(us: float) -> str:
+    return format_number(us / 1000, 3) if us else "-"
+
+
+def _clean(text: str) -> str:
+    """Names come from files: no control characters reach the terminal."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _plain(part: RenderableType) -> RenderableType:
+    return Text(part) if isinstance(part, str) else part
+
+
+def _text(what: RenderableType, width: int) -> str:
+    file = StringIO()
+    console = Console(file=file, width=width, color_system=None, markup=False, highlight=False, emoji=False)
+    console.print(what)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

@@ -1,0 +1,229 @@
+"""`global_batch: max`: has every device try batches in a process of its own, which may die of it."""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpurun.launcher.balance.largest_batch import with_margin
+from gpurun.launcher.errors import MachineError, VariantError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.plan.build import device_env
+from gpurun.launcher.plan.devices import is_cuda, job_devices
+from gpurun.launcher.plan.largest import largest_batch
+from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
+from gpurun.launcher.rundir.files import read_lines, write_json
+from gpurun.launcher.rundir.records import Attempt, Fit, FitOrder
+from gpurun.launcher.units import format_count, plural
+
+MAX_STARTS = 40
+"""Processes of one device that may die; doubling and halving need fewer attempts than that."""
+CPU_SHARE = 0.8
+"""Of the machine's free memory that CPU devices may use up together."""
+POLL_S = 0.1
+GIB = 1 << 30
+
+
+def wants_max(spec: JobSpec) -> bool:
+    """Whether the batch is to be found before anything can be planned."""
+    return spec.global_batch == "max" and not spec.compare.global_batch
+
+
+def with_batch(spec: JobSpec, fit: Fit) -> JobSpec:
+    """The job with the batch that was found in place of `max`."""
+    return replace(spec, global_batch=fit.global_batch)
+
+
+def find_fit(
+    spec: JobSpec, machine: Machine, pool: WorkerPool, job_dir: Path, say: Callable[[str], None]
+) -> Fit:
+    """The largest batch that every device holds and every split of the job allows.
+
+    Raises:
+        MachineError: a device can't hold the model and one sample.
+        VariantError: the workload fails for another reason, or takes too long.
+    """
+    devices = job_devices(spec, machine)
+    pool.preload(OPTIMIZING)  # processes that die of a batch are started again and again
+    say(f"global_batch: max: trying batches on {' '.join(devices)}")
+    rooms = [Room(1 << 60)] * len(devices)
+    with tempfile.TemporaryDirectory() as name:
+        for number, (precision, params) in enumerate(_kinds(spec)):
+            search = Search(
+                spec, machine, pool, job_dir, Path(name) / str(number), devices, precision, params
+            )
+            rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
+    caps = [room.samples for room in rooms]
+    batch = largest_batch(replace(spec, global_batch=1), caps)
+    held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
+    say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
+    return Fit(batch, tuple(caps))
+
+
+@dataclass(frozen=True, order=True)
+class Room:
+    """What a device can hold, less a margin."""
+
+    samples: int
+    open_end: str = ""
+    """Why no more was tried, where it isn't memory that ended the search."""
+
+    def __str__(self) -> str:
+        samples = format_count(self.samples)
+        return f"at least {samples} ({self.open_end})" if self.open_end else samples
+
+
+def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the memory of a step depends on, and may differ between variants."""
+    precisions = spec.compare.precision or (spec.precision,)
+    params = [{**spec.params, **more} for more in spec.compare.params or ({},)]
+    return itertools.product(precisions, params)
+
+
+def _accumulate(spec: JobSpec) -> int:
+    """Micro-batches that a device's samples are cut into: the fewest of the job's, which need most memory."""
+    return min(spec.compare.accumulate or (spec.accumulate,))
+
+
+def in_micro_batches(spec: JobSpec) -> str:
+    """` in 2 micro-batches, the fewest of the job's`; empty where a device takes all its samples at once."""
+    number, is_varied = _accumulate(spec), len(set(spec.compare.accumulate)) > 1
+    if number == 1 and not is_varied:
+        return ""
+    return f", in {plural(number, 'micro-batch')}" + (", the fewest of those compared" if is_varied else "")
+
+
+@dataclass(frozen=True)
+class Search:
+    """All devices of a job at once, since CPU devices share the machine's memory."""
+
+    spec: JobSpec
+    machine: Machine
+    pool: WorkerPool
+    job_dir: Path
+    folder: Path
+    devices: tuple[str, ...]
+    precision: str
+    params: Mapping[str, Any]
+
+    def run(self) -> list[Room]:
+        """The room that each device has.
+
+        Raises:
+            MachineError: a device can't hold one.
+            VariantError: the workload fails for another reason, or takes too long.
+        """
+        deadline = time.monotonic() + self.spec.timeout_s
+        open_ = set(range(len(self.devices)))
+        try:
+            for _ in range(MAX_STARTS):
+                self.pool.start([self.request(index) for index in sorted(open_)])
+                self.wait(len(open_), deadline)
+                open_ = {index for index in open_ if not self.is_done(index)}
+                if not open_:
+                    break
+        finally:
+            self.pool.stop(0.0)
+        return [self.found(index) for index in range(len(self.devices))]
+
+    def wait(self, num_ranks: int, deadline: float) -> None:
+        """Until all have ended, in whatever way."""
+        ended = 0
+        while ended < num_ranks:
+            ended += len(self.pool.poll(POLL_S))
+            if time.monotonic() > deadline:
+                raise VariantError(self.too_late())
+
+    def is_done(self, index: int) -> bool:
+        """Whether a device's search has come to its end.
+
+        Raises:
+            VariantError: the workload fails for another reason than memory.
+            MachineError: not even its beginning could be reached.
+        """
+        attempts = self.attempts(index)
+        last = attempts[-1] if attempts else Attempt("", 0)
+        if last.outcome == "failed":
+            raise VariantError(f"no batch could be tried on {self.devices[index]}: {last.message}")
+        if last.outcome != "done" and bounds(attempts)[1] == 1:
+            raise MachineError(self.too_small(index))
+        if not attempts:
+            raise MachineError(f"{self.too_small(index)}\n    its process was killed while building it")
+        return last.outcome == "done"
+
+    def found(self, index: int) -> Room:
+        attempts = self.attempts(index)
+        fits, _ = bounds(attempts)
+        if not fits:
+            raise MachineError(self.too_small(index))
+        return Room(with_margin(fits), attempts[-1].message if attempts[-1].outcome == "done" else "")
+
+    def too_late(self) -> str:
+        """That time is up, what is known by then, and what to do."""
+        fitted = [bounds(self.attempts(index))[0] for index in range(len(self.devices))]
+        known = ", ".join(
+            f"{format_count(fits)} on {device}" for fits, device in zip(fitted, self.devices, strict=True)
+        )
+        return (
+            f"the largest batch was not found within {self.spec.timeout_s:g} s\n"
+            f"    so far there was room for {known}; raise `timeout`, or name a batch in place of `max`"
+        )
+
+    def too_small(self, index: int) -> str:
+        return (
+            f"{self.devices[index]} can't hold the model and 1 sample\n"
+            "    make the model smaller, lower the precision, or name other devices"
+        )
+
+    def attempts(self, index: int) -> list[Attempt]:
+        return list(read_lines(self.path(index), Attempt))
+
+    def path(self, index: int) -> Path:
+        return self.folder / f"{index}.jsonl"
+
+    def request(self, index: int) -> StartRequest:
+        """The process of one device, which goes on from what earlier ones have found."""
+        fits, fails = bounds(self.attempts(index))
+        order = self.folder / f"{index}.json"
+        write_json(order, self.order(index, fits, fails))
+        return StartRequest(
+            rank=index,
+            args=(str(order),),
+            env=dict(device_env(self.devices[index], index, self.machine)),
+            log=str(self.folder / f"{index}.log"),
+            cwd=str(self.job_dir),
+            entry="gpurun.launcher.worker.training.largest_batch:main",
+        )
+
+    def order(self, index: int, fits: int, fails: int | None) -> FitOrder:
+        num_devices, on_gpu = len(self.devices), is_cuda(self.devices)
+        share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
+        return FitOrder(
+            workload=str(self.spec.workload),
+            job_dir=str(self.job_dir),
+            params=self.params,
+            device="cuda:0" if on_gpu else "cpu",
+            index=index,
+            num_devices=num_devices,
+            precision=self.precision,
+            accumulate=_accumulate(self.spec),
+            keeps_gradients="ddp" in (self.spec.compare.strategy or (self.spec.strategy,)),
+            seed=self.spec.seed,
+            threads=max(1, self.machine.cpu_cores // num_devices),
+            limit_bytes=None if on_gpu else int(share),
+            attempts=str(self.path(index)),
+            fits=fits,
+            fails=fails,
+        )
+
+
+def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
+    """The largest batch that fitted, and the smallest that didn't: one that was begun killed its process."""
+    fits = max((one.batch for one in attempts if one.outcome == "fits"), default=0)
+    ended = {one.batch for one in attempts if one.outcome == "fits"}
+    fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
+    return fits, min(fails, default=None)

@@ -1,0 +1,1 @@
+"""The run directory: file names, formats, and who works in it."""

@@ -1,0 +1,142 @@
+"""What a rank and the command share while the rank runs: a few numbers in a file that is mapped into memory.
+
+The rank says who it is and counts its steps; the command rings a bell. Neither costs a system call, so that a
+step may look between any two others. The page cache is one: a reader of the file sees what was last written.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAGIC = 0x6770_7572_756E_0001
+"""`gpurun`, version 1: a file that is not complete yet has none."""
+_LAYOUT = struct.Struct("=5Q")
+_STEPS, _BELL = 3, 4
+"""Positions among magic, process id, start time of the process, steps, bell."""
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
+FOLDER_MODE = 0o700
+"""Of the folder with all blocks: who may write here can have the ranks write traces."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What the block of a rank says."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+    steps: int
+    """Optimizer steps since the rank began."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this very process still runs; its number may have been given to another one."""
+        return start_ticks(self.pid) == self.start_ticks
+
+
+class ControlBlock:
+    """A rank's block, open for both sides. The mapping lasts as long as the object."""
+
+    def __init__(self, folder: Path, rank: int, create: bool = False) -> None:
+        """Opens the block, or makes it: for a rank at its start.
+
+        Raises:
+            OSError: it isn't there, or can't be written.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        fd = os.open(block_path(folder, rank), flags, 0o600)
+        try:
+            if create:
+                # Space that is promised only would end the rank with SIGBUS when the disk is full.
+                os.posix_fallocate(fd, 0, _LAYOUT.size)
+            self._map = mmap.mmap(fd, _LAYOUT.size)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        if create:
+            self._map[:] = _LAYOUT.pack(_MAGIC, os.getpid(), start_ticks(os.getpid()) or 0, 0, 0)
+
+    def count_step(self) -> None:
+        """A step is done; some tens of nanoseconds."""
+        self._words[_STEPS] += 1
+
+    @property
+    def steps(self) -> int:
+        return self._words[_STEPS]
+
+    @property
+    def bell(self) -> int:
+        """Number of the newest request; 0: none so far."""
+        return self._words[_BELL]
+
+    def ring(self, number: int) -> None:
+        self._words[_BELL] = number
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+def block_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}"
+
+
+def stacks_path(folder: Path, rank: int) -> Path:
+    """Where the rank writes its stacks when it is asked to."""
+    return folder / f"rank{rank}.stacks"
+
+
+def socket_path(folder: Path, rank: int) -> Path:
+    """Where torch answers what the rank's collectives are."""
+    return folder / f"rank{rank}.sock"
+
+
+def make_folder(folder: Path) -> None:
+    """The folder of all blocks, for its owner alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(FOLDER_MODE)
+
+
+def read_states(folder: Path) -> Mapping[int, RankState]:
+    """What all blocks in a folder say, by rank; blocks that are not complete yet are left out."""
+    states = {}
+    for path in folder.glob("rank*"):
+        number = path.name.removeprefix("rank")
+        if number.isdecimal() and (state := _read_state(path, int(number))):
+            states[state.rank] = state
+    return dict(sorted(states.items()))
+
+
+def _read_state(path: Path, rank: int) -> RankState | None:
+    try:
+        magic, pid, start, steps, _ = _LAYOUT.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return RankState(rank, pid, start, steps) if magic == _MAGIC else None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; `None`: it doesn't run.
+
+    Source: proc(5), /proc/PID/stat, field 22.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in b"ZX" else int(fields[19])
+
+
+def leave(folder: Path) -> None:
+    """Removes what only running ranks need."""
+    for path in folder.glob("*"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

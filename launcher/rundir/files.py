@@ -1,0 +1,179 @@
+"""The run directory, read and written: every write is atomic or append-only."""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.paths import RunPaths
+from gpurun.launcher.rundir.records import (
+    Balance,
+    Event,
+    FailureRecord,
+    Fit,
+    OrderHead,
+    PointRecord,
+    Restart,
+    StepRecord,
+    VariantFacts,
+    VariantStatus,
+)
+
+T = TypeVar("T")
+
+
+class RunDir(RunPaths):
+    """Reads the files of one run; holds nothing but the path."""
+
+    def read_order_head(self, launch_id: str) -> OrderHead:
+        """Of any launch, of a workload or a program."""
+        return read_json(self.order(launch_id), OrderHead)
+
+    def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
+        """Step records of a variant by rank, in the order in which they were written."""
+        files = self.variant(variant_id).glob("rank*.jsonl")
+        ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
+        return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
+
+    def damage(self, variant_id: str) -> tuple[str, ...]:
+        """What can't be read of a variant's step records; a last line that was cut off is no damage."""
+        found = []
+        for file in sorted(self.variant(variant_id).glob("rank*.jsonl")):
+            lines = file.read_bytes().count(b"\n")
+            lost = lines - sum(1 for _ in read_lines(file, StepRecord))
+            if lost:
+                found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are left out")
+        return tuple(found)
+
+    def read_points(self, variant_id: str) -> list[PointRecord]:
+        return list(read_lines(self.points(variant_id), PointRecord))
+
+    def read_facts(self, variant_id: str) -> VariantFacts:
+        path = self.facts(variant_id)
+        return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+
+    def read_fit(self) -> Fit | None:
+        return read_json(self.fit, Fit) if self.fit.exists() else None
+
+    def read_balance(self, variant_id: str) -> Balance | None:
+        """`None` where no devices have been measured for it, or not yet."""
+        path = self.balance(variant_id)
+        return read_json(path, Balance) if path.exists() else None
+
+    def read_status(self, variant_id: str) -> VariantStatus | None:
+        path = self.status(variant_id)
+        return read_json(path, VariantStatus) if path.exists() else None
+
+    def read_failures(self, launch_id: str) -> list[FailureRecord]:
+        files = sorted((self.launch(launch_id) / "failures").glob("rank*.json"))
+        return [read_json(file, FailureRecord) for file in files]
+
+    def read_restarts(self) -> list[Restart]:
+        return list(read_lines(self.restarts, Restart))
+
+    def read_events(self, launch_id: str) -> list[Event]:
+        return list(read_lines(self.events(launch_id), Event))
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The file's content as `kind`.
+
+    Raises:
+        MachineError: the file can't be read, or holds something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise MachineError(f"can't read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise MachineError(f"{path}: {error}") from error
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """The whole lines of an append-only file; a line that a crash or a full disk cut off is left out."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            yield decoder.decode(line)
+
+
+def append_lines(path: Path, values: Sequence[Any]) -> None:
+    """Appends one line of JSON per value, in a single write, so that a crash cuts at most the last of them.
+
+    Raises:
+        MachineError: the disk is full or the folder can't be written; earlier lines are kept.
+    """
+    encoded = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            written = file.write(encoded)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if written != len(encoded):
+        raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def num_bytes(path: Path) -> int:
+    """How long a file is; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "your quota is used up; free some space",
+    errno.EROFS: "the file system can only be read",
+    errno.EACCES: "you may not write there",
+    errno.EPERM: "you may not write there",
+    errno.ENOTDIR: "a part of that path is a file, no folder",
+    errno.EEXIST: "a part of that path is a file, no folder",
+    errno.EISDIR: "there is a folder of that name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about it, or what the short words of the system mean here."""
+
+
+def unwritable(path: Path, error: OSError) -> MachineError:
+    """What to tell somebody whose disk is full or whose folder is closed."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces `path` in one step: a reader sees the old content or the new, never a part.
+
+    Raises:
+        MachineError: the folder can't be written, or the disk is full; what stood there before is kept.
+    """
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Like `write_json`, for bytes as they are."""
+    name = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            name = file.name
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        if name is not None and os.path.exists(name):
+            os.unlink(name)
+        raise unwritable(path, error) from error

@@ -1,0 +1,173 @@
+"""What the command gives to the workers of a launch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.launcher.machine.loopback import LOOPBACK
+from gpurun.launcher.rundir.records.measured import RoundTime
+
+
+@dataclass(frozen=True)
+class BalanceOrder:
+    """Between what bounds `split: balanced` is to be found."""
+
+    minimum: int
+    """The fewest samples of a device; 0 lets it do without one."""
+    caps: tuple[int, ...]
+    """The most samples of each device."""
+
+
+@dataclass(frozen=True)
+class VariantOrder:
+    """One variant as a worker needs it."""
+
+    id: str
+    split: tuple[int, ...]
+    accumulate: int
+    balance: BalanceOrder | None = None
+    """`split` is only where to begin: the launch measures the devices, and finds the one that is best."""
+
+
+@dataclass(frozen=True)
+class ProfileOrder:
+    """A `torch.profiler` capture per variant and rank, after the timed rounds."""
+
+    steps: int
+    shapes: bool = False
+    memory: bool = False
+    stacks: bool = False
+    modules: bool = False
+    ranks: tuple[int, ...] | None = None
+    """Ranks that are recorded; `None`: all."""
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """Everything that the workers of one launch need; `launches/ID/launch.json`."""
+
+    launch: str
+    run_dir: str
+    workload: str
+    """`gpt`, `train.py:build` or `package.module:build`."""
+    job_dir: str
+    """Folder of the job file: relative file names of the job start here."""
+    params: Mapping[str, Any]
+    strategy: str
+    devices: tuple[str, ...]
+    """torch device of each rank (`ddp`) or replica (`dp`), as the worker sees them: `cpu`, `cuda:0`."""
+    backend: str | None
+    """`gloo` or `nccl` for `ddp`; `None` for one process."""
+    precision: str
+    seed: int
+    threads: int
+    """Intra-op threads of one device; a CPU device is this share of the cores."""
+    variants: tuple[VariantOrder, ...]
+    baseline: str | None
+    """The baseline's id if it is measured in this launch; it is then measured twice (A/A)."""
+    warmup: int
+    rounds: int
+    """Rounds of this launch at the most."""
+    looks: tuple[tuple[int, float], ...]
+    """(rounds so far, α of one comparison): when to look, at which level. One entry: no early stop."""
+    prior: Mapping[str, tuple[RoundTime, ...]] = field(default_factory=dict)
+    """Rounds of earlier launches, by variant, that the looks count as well."""
+    gradient_check: bool = True
+    profile: ProfileOrder | None = None
+    block_ms: float = 200.0
+    """A round runs a block of steps of one variant that lasts at least this long."""
+    compile: bool = False
+    """Whether the model is compiled, for each shape of its inputs anew."""
+    channels_last: bool = False
+    """Whether images lie in memory pixel by pixel."""
+    ablation_rounds: int = 0
+    """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
+    draw: str = ""
+    """What the order of blocks is drawn from: differs from run to run, and is the same on all nodes."""
+    address: str = LOOPBACK
+    """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices) if self.strategy == "ddp" else 1
+
+
+@dataclass(frozen=True)
+class OrderedVariant:
+    """What both kinds of orders say of a variant."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class ProgramOrder:
+    """Everything that the ranks of a program's launch need; `launches/ID/launch.json`."""
+
+    launch: str
+    run_dir: str
+    job_dir: str
+    """Working directory, where relative file names of the job start."""
+    script: str | None
+    """Path of a Python file, as the job states it."""
+    module: str | None
+    """Name of a module, if there is no script."""
+    args: tuple[str, ...]
+    seed: int | None
+    """What Python's, numpy's and torch's random numbers begin with; `None` leaves them alone."""
+    world_size: int
+    warmup: int
+    variants: tuple[OrderedVariant, ...]
+    """The one that is run."""
+    profile: ProfileOrder | None = None
+
+    @property
+    def variant(self) -> str:
+        return self.variants[0].id
+
+
+@dataclass(frozen=True)
+class OrderHead:
+    """What both kinds of orders have in common."""
+
+    variants: tuple[OrderedVariant, ...]
+
+
+@dataclass(frozen=True)
+class FitOrder:
+    """What one device needs to find the largest batch that it holds."""
+
+    workload: str
+    job_dir: str
+    params: Mapping[str, Any]
+    device: str
+    """As its process sees it."""
+    index: int
+    """Its position among the job's devices."""
+    num_devices: int
+    precision: str
+    accumulate: int
+    """Micro-batches into which a batch is cut."""
+    keeps_gradients: bool
+    """Whether gradients have memory of their own all the time, as in DDP's buckets."""
+    seed: int
+    threads: int
+    limit_bytes: int | None
+    """Host memory that it may use beyond what it begins with; `None` on a GPU, which has its own limit."""
+    attempts: str
+    """Path of the file that takes its attempts, a line each."""
+    fits: int
+    """Found by processes before it: the largest batch that fitted, 0 for none,"""
+    fails: int | None
+    """and the smallest that did not."""
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What `gpurun capture` asks of the ranks that run; `launches/ID/control/captureN.json`."""
+
+    number: int
+    steps: int
+    ranks: tuple[int, ...] | None
+    """Ranks to record; `None`: all."""
+    first_step: int
+    """By the count of the control block: the trace begins there, where ranks don't agree on it themselves."""

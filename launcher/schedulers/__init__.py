@@ -1,0 +1,1 @@
+"""Batch systems that gpurun runs under or submits to, one module each."""

@@ -1,0 +1,142 @@
+"""`gpurun JOB.yaml` on one of several nodes: node 0 carries the plan out, the others follow it."""
+
+import contextlib
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
+from gpurun.launcher.machine.host import Machine, inspect_machine
+from gpurun.launcher.nodes.cluster_pool import ClusterPool
+from gpurun.launcher.nodes.facts import NodeFlags
+from gpurun.launcher.nodes.follower import Follower, find_run
+from gpurun.launcher.nodes.join import Joined, joined
+from gpurun.launcher.nodes.messages import End, Run, Said
+from gpurun.launcher.nodes.node_link import LINGER_S, Link
+from gpurun.launcher.processes.guard import Guard
+from gpurun.launcher.processes.pools import WorkerPools
+from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
+from gpurun.launcher.run.progress import Progress
+from gpurun.launcher.rundir.files import write_bytes
+
+_LAST_WORDS_S = 0.5
+"""What node 0 takes to print its table once it has let the others go."""
+_RUN_S = 120.0
+"""How long node 0 may take to plan and to open the run directory."""
+
+
+def run_on_nodes(guard: Guard, pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:
+    """Runs this node's part. `None` on nodes other than the first, which has the results.
+
+    Raises:
+        GpurunError: the same one, with the same exit code, on every node.
+    """
+    machine = inspect_machine()
+    with joined(guard, job.spec, job.job_dir, flags, machine, say_on_stderr) as here:
+        if here.rank == 0:
+            return lead(here, pools, job, machine)
+        follow(here, pools, job)
+        return None
+
+
+def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finished:
+    """Node 0: plans for all nodes, and carries the plan out."""
+    ready = prepare(job, machine, pools.get({}), here.nodes)
+    pools.keep_only(ready.envs)
+    with token_in(ready.run.path) as token:
+        run = Run(str(ready.run.path.resolve()), str(job.job_dir), token, tuple(ready.envs))
+        for rank in range(1, len(here.hosts)):
+            here.link.send(rank, run)
+        ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts))
+        finished = carry_out(ready, ranks, job.output, ranks.tell)
+    error = finished.error
+    if not isinstance(error, NodesEnded):
+        with contextlib.suppress(GpurunError):  # the link may be what has failed
+            here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
+    return finished
+
+
+@contextmanager
+def token_in(folder: Path) -> Iterator[str]:
+    """A file that only who shares the folder can see."""
+    name = f".shared-{secrets.token_hex(8)}"
+    write_bytes(folder / name, b"")
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
+    """Another node: does what node 0 says until the run is over.
+
+    Raises:
+        NodesError: the run failed, or node 0 is gone.
+    """
+    with Progress(sys.stderr) as progress, scratch_folder(here.rank) as scratch:
+        progress.say(
+            f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
+        )
+        try:
+            run = await_run(here.link)
+            pools.keep_only(run.envs)
+            places = find_run(run, scratch, job.job_dir)
+            follower = Follower(here.link, pools, places, progress.say, job.output.relay(progress.say))
+            with forwarded(lambda number: follower.pool.forward(number)):
+                follower.run()
+        except NodesEnded as end:
+            for message in end.unread:
+                if isinstance(message, Said):
+                    progress.say(message.text)
+            if end.exit_code != 0:
+                let_node_0_go_first(here.link)
+                raise
+
+
+def let_node_0_go_first(link: Link) -> None:
+    """Returns when node 0 has gone, or could have: srun ends all nodes once one has ended with an error."""
+    with contextlib.suppress(GpurunError):
+        link.take(Run, LINGER_S)  # nothing comes but the end of the store, which raises
+    time.sleep(_LAST_WORDS_S)
+
+
+def await_run(link: Link) -> Run:
+    """Where node 0 keeps the run."""
+    message = link.take(Run, _RUN_S)
+    if message is None:
+        raise NodesError(f"node 0 ({link.hosts[0]}) did not begin the run within {_RUN_S:g} s")
+    return message
+
+
+@contextmanager
+def scratch_folder(rank: int) -> Iterator[Path]:
+    """This node's own copy of the run directory; it goes when node 0 has it all, and stays if that failed.
+
+    Raises:
+        MachineError: there is no place for it.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"gpurun-node{rank}-"))
+    except OSError as error:
+        raise MachineError(
+            f"can't make a temporary folder: {error.strerror}; name another place: TMPDIR=…"
+        ) from error
+    keep = False
+    try:
+        yield folder
+    except NodesEnded:
+        raise
+    except NodesError as error:
+        keep = any(folder.rglob("*.log"))
+        kept = f"\n    what this node's ranks wrote is kept in {folder}" if keep else ""
+        raise type(error)(f"{error}{kept}") from error
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,79 @@
+"""Where each traced step's time went, per rank, from the index alone: also for traces that aren't ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpurun.launcher.compare.figures.traced import (
+    RankBreakdown,
+    mean_breakdown,
+    rank_breakdown,
+    undisturbed_steps,
+)
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header
+from gpurun.launcher.trace.model import StragglerReport
+
+PARTS = ("span", "compute", "exposed_transfer", "exposed_wait", "exposed_memcpy", "idle", "input")
+MAX_STEPS = 200
+"""Per rank; a capture has 3 to 50."""
+
+
+def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
+    """The steps of each rank, and what is typical of them; see README.md.
+
+    Args:
+        header: of the index.
+        ours: whether the traces are of a run of ours, whose comparison takes the half of its steps in which
+            least else ran. Of anybody else's traces all steps count, as for `gpurun trace`.
+    """
+    typical = undisturbed_steps(header.ranks)[1] if ours else mean_steps(header)
+    every = [rank_breakdown(step) for rank in header.ranks for step in rank.steps]
+    return {
+        "warnings": header.warnings,
+        "mean": figures(mean_breakdown(every)) if every else None,
+        "straggler": _told(header),
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "device": rank.device,
+                "typical": figures(typical[rank.rank]) if rank.rank in typical else None,
+                "steps": [
+                    {"step": step.step, **figures(rank_breakdown(step))} for step in rank.steps[:MAX_STEPS]
+                ],
+            }
+            for rank in header.ranks
+        ],
+    }
+
+
+def mean_steps(header: Header) -> dict[int, RankBreakdown]:
+    """Each rank's mean over all of its steps."""
+    return {
+        rank.rank: mean_breakdown([rank_breakdown(step) for step in rank.steps])
+        for rank in header.ranks
+        if rank.steps
+    }
+
+
+def straggler(header: Header) -> StragglerReport | None:
+    """The rank that cost the others most; `None` where nobody is known to have waited."""
+    first = header.stragglers[0] if header.stragglers else None
+    return first if first is not None and first.wait_caused_us > 0 else None
+
+
+def _told(header: Header) -> dict[str, Any] | None:
+    found = straggler(header)
+    if found is None:
+        return None
+    return {
+        "rank": found.rank,
+        "last_arrivals": found.last_arrivals,
+        "collectives": sum(each.last_rank is not None for each in header.collectives),
+        "caused_ms": found.wait_caused_us / 1000,
+    }
+
+
+def figures(step: RankBreakdown) -> Mapping[str, float]:
+    """The parts of a step in ms."""
+    return {f"{part}_ms": getattr(step, f"{part}_ns") / 1e6 for part in PARTS}

@@ -1,0 +1,271 @@
+"""Operators, kernels and modules by their time per step, on each rank, and against another variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header
+from gpurun.launcher.trace.kineto.classify import HostKind, host_kind
+from gpurun.launcher.trace.model import NameTotal, RankTrace
+
+Kind = Literal["ops", "kernels", "modules"]
+KINDS: tuple[Kind, ...] = ("ops", "kernels", "modules")
+MAX_ROWS = 1000
+_CLASSES = {"compute": "compute", "comm": "transfer", "memcpy": "copy"}
+_OUTSIDE: dict[Kind, dict[str, str]] = {
+    "ops": {
+        "compute": "compute that no operator launched",
+        "transfer": "collectives that no operator launched",
+        "copy": "copies that no operator launched",
+    },
+    "modules": {
+        "compute": "compute outside of modules",
+        "transfer": "collectives outside of modules",
+        "copy": "copies outside of modules",
+    },
+    "kernels": {},
+}
+
+
+@dataclass(frozen=True)
+class NameTime:
+    """Time under one name on one rank, per step."""
+
+    kind: str
+    """As in `timeline.blocks.KIND_NAMES`; what has most of the time, where there are several."""
+    calls: float
+    """0 where nothing tells."""
+    self_ms: float
+    host_ms: float
+    comm_ms: float = 0.0
+    """The part of `self_ms` that is communication."""
+    copy_ms: float = 0.0
+    """The part of `self_ms` that is copies and memsets."""
+    wait_ms: float = 0.0
+    """The part of `comm_ms` that is waiting for other ranks."""
+    is_named: bool = True
+    """Whether the trace has the name; else it is ours, for what has none."""
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """One rank's time per step."""
+
+    rank: int
+    step_ms: float
+    work_ms: float
+    """The step without exposed communication: the others wait for the rank with most of it."""
+    idle_ms: float
+    num_steps: int
+    names: dict[str, NameTime]
+
+    @property
+    def rest_ms(self) -> float:
+        """What no row has: never less than the time in which nothing ran."""
+        return max(self.step_ms - self._named_ms, self.idle_ms)
+
+    @property
+    def overlap_ms(self) -> float:
+        """By how much the rows are longer than the step, since some of their work ran side by side.
+
+        Kernels on several streams or devices, operators on several threads, and what ran outside of steps.
+        """
+        return max(self._named_ms + self.rest_ms - self.step_ms, 0.0)
+
+    @property
+    def _named_ms(self) -> float:
+        return sum(each.self_ms for each in self.names.values())
+
+
+def operators_answer(
+    header: Header, against: Header | None, kind: Kind, straggler: int | None = None
+) -> dict[str, Any]:
+    """The table; see README.md.
+
+    Args:
+        header: of the index.
+        against: of another variant's.
+        kind: what the rows are.
+        straggler: the rank that the table is about; `None`: the one that works longest.
+    """
+    ranks = [rank_times(rank, kind) for rank in header.ranks]
+    slowest = next((each for each in ranks if each.rank == straggler), None) or slowest_of(ranks)
+    other = slowest_of([rank_times(rank, kind) for rank in against.ranks]) if against else None
+    names = sorted(
+        {name for rank in ranks for name in rank.names} | set(other.names if other else ()),
+        key=lambda name: (-_self_ms(slowest, name), -_self_ms(other, name), name),
+    )
+    rows = [_row([name], name, ranks, slowest, other) for name in names[:MAX_ROWS]]
+    if names[MAX_ROWS:]:
+        rows.append(_row(names[MAX_ROWS:], None, ranks, slowest, other))
+    return {
+        "kind": kind,
+        "ranks": [each.rank for each in ranks],
+        "slowest_rank": slowest.rank,
+        "is_straggler": slowest.rank == straggler,
+        "steps": slowest.num_steps,
+        "step_ms": slowest.step_ms,
+        "step_by_rank_ms": [each.step_ms for each in ranks],
+        "rest_ms": slowest.rest_ms,
+        "rest_by_rank_ms": [each.rest_ms for each in ranks],
+        "overlap_ms": slowest.overlap_ms,
+        "overlap_by_rank_ms": [each.overlap_ms for each in ranks],
+        "against_step_ms": other.step_ms if other else None,
+        "against_rest_ms": other.rest_ms if other else None,
+        "against_overlap_ms": other.overlap_ms if other else None,
+        "rows": rows,
+    }
+
+
+def slowest_of(ranks: Sequence[RankTimes]) -> RankTimes:
+    return max(ranks, key=lambda each: (each.work_ms, -each.rank))
+
+
+def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
+    """Per step: the trace's sums over its steps, of which a trace without any has one."""
+    num_steps = max(len(rank.steps), 1)
+    per_step = 1 / (1000 * num_steps)
+    spans_us = [step.span_us for step in rank.steps] or [rank.total.span_us]
+    exposed_us = sum(step.exposed_comm_us for step in rank.steps)
+    on_gpu = rank.total.num_kernels > 0
+    totals = {"ops": rank.ops, "kernels": rank.kernels, "modules": rank.modules}[kind]
+    names = {each.name: _name_time(each, kind, on_gpu, per_step, num_steps) for each in totals}
+    if not on_gpu and kind != "kernels":
+        names |= _cpu_collectives(rank, per_step)
+    names |= _outside(names, rank, kind, per_step)
+    return RankTimes(
+        rank=rank.rank,
+        step_ms=sum(spans_us) * per_step,
+        work_ms=(sum(spans_us) - exposed_us) * per_step,
+        idle_ms=sum(step.idle_us for step in rank.steps) * per_step,
+        num_steps=num_steps,
+        names=_exposed(names, rank, per_step),
+    )
+
+
+def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, per_step: float, num_steps: int) -> NameTime:
+    """Time on the device; where the CPU is the device, on the CPU."""
+    own_us = total.device_us if on_gpu or kind == "kernels" else total.host_us
+    comm_us, copy_us = (total.comm_us, total.memcpy_us) if on_gpu else (0.0, 0.0)
+    what = _main_class(own_us, comm_us, copy_us)
+    if kind == "kernels":
+        what = _CLASSES.get(total.kind, "compute")
+        comm_us, copy_us = (own_us if what == each else 0.0 for each in ("transfer", "copy"))
+    elif kind == "ops" and host_kind("cpu_op", total.name) is HostKind.COMM_CALL:
+        what = "transfer"
+    return NameTime(
+        kind=what,
+        calls=total.count / num_steps,
+        self_ms=own_us * per_step,
+        host_ms=total.host_us * per_step,
+        comm_ms=comm_us * per_step,
+        copy_ms=copy_us * per_step,
+    )
+
+
+def _main_class(own_us: float, comm_us: float, copy_us: float) -> str:
+    most_us = max(own_us - comm_us - copy_us, comm_us, copy_us)
+    return "transfer" if comm_us == most_us > 0 else "copy" if copy_us == most_us > 0 else "compute"
+
+
+def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, NameTime]:
+    """On the CPU collectives run on threads of their own, where no operator or module shows them."""
+    several = len(rank.groups) > 1
+    return {
+        f"collectives of group {each.group}" if several else "collectives": NameTime(
+            kind="transfer",
+            calls=0.0,
+            self_ms=each.comm_us * per_step,
+            host_ms=0.0,
+            comm_ms=each.comm_us * per_step,
+            is_named=False,
+        )
+        for each in rank.groups
+    }
+
+
+def _outside(
+    names: Mapping[str, NameTime], rank: RankTrace, kind: Kind, per_step: float
+) -> dict[str, NameTime]:
+    """What the device did that no name has: launched by hand, by a CUDA graph, or while no module ran."""
+    found = {}
+    for what, title in _OUTSIDE[kind].items():
+        # Exact to the nanosecond: only rounding is cut off.
+        left_ms = round(_of_device(rank, what) * per_step - _of_names(names, what), 6)
+        if left_ms > 0:
+            comm_ms, copy_ms = (left_ms if what == each else 0.0 for each in ("transfer", "copy"))
+            found[title] = NameTime(what, 0.0, left_ms, 0.0, comm_ms, copy_ms, is_named=False)
+    return found
+
+
+def _of_device(rank: RankTrace, what: str) -> float:
+    """All the rank's time of this class, in µs."""
+    if rank.total.num_kernels > 0:
+        return sum(each.device_us for each in rank.kernels if _CLASSES.get(each.kind) == what)
+    if what == "transfer":
+        return sum(each.comm_us for each in rank.groups)
+    return sum(each.host_us for each in rank.ops) if what == "compute" else 0.0
+
+
+def _of_names(names: Mapping[str, NameTime], what: str) -> float:
+    """The names' time of this class, in ms."""
+    if what == "compute":
+        return sum(each.self_ms - each.comm_ms - each.copy_ms for each in names.values())
+    return sum(each.comm_ms if what == "transfer" else each.copy_ms for each in names.values())
+
+
+def _exposed(names: Mapping[str, NameTime], rank: RankTrace, per_step: float) -> dict[str, NameTime]:
+    """Communication cut to its exposed part; that is known for the rank, and shared out by time."""
+    comm_ms = sum(each.comm_ms for each in names.values())
+    exposed_ms = sum(step.exposed_comm_us for step in rank.steps) * per_step
+    wait_ms = sum(step.exposed_wait_us for step in rank.steps) * per_step
+    if comm_ms == 0:
+        return dict(names)
+    return {
+        name: replace(
+            each,
+            self_ms=each.self_ms - each.comm_ms * (1 - exposed_ms / comm_ms),
+            comm_ms=each.comm_ms * exposed_ms / comm_ms,
+            wait_ms=each.comm_ms * wait_ms / comm_ms,
+        )
+        if each.comm_ms
+        else each
+        for name, each in names.items()
+    }
+
+
+def _self_ms(rank: RankTimes | None, name: str) -> float:
+    found = rank.names.get(name) if rank else None
+    return found.self_ms if found else 0.0
+
+
+def _row(
+    names: Sequence[str],
+    title: str | None,
+    ranks: Sequence[RankTimes],
+    slowest: RankTimes,
+    other: RankTimes | None,
+) -> dict[str, Any]:
+    """One name, or the sum of many."""
+    own = [slowest.names[name] for name in names if name in slowest.names]
+    self_ms = sum(each.self_ms for each in own)
+    against_ms = sum(_self_ms(other, name) for name in names) if other else None
+    shown = next(each.names[names[0]] for each in (slowest, *ranks, other) if each and names[0] in each.names)
+    return {
+        "name": title,
+        "named": shown.is_named,
+        "class": shown.kind if title is not None else "compute",
+        "calls": sum(each.calls for each in own) or None,
+        "self_ms": self_ms,
+        "wait_ms": sum(each.wait_ms for each in own),
+        "host_ms": sum(each.host_ms for each in own),
+        "share_percent": 100 * self_ms / slowest.step_ms if slowest.step_ms else None,
+        "by_rank_ms": [sum(_self_ms(rank, name) for name in names) for rank in ranks],
+        "wait_by_rank_ms": [
+            sum(rank.names[name].wait_ms for name in names if name in rank.names) for rank in ranks
+        ],
+        "against_ms": against_ms,
+        "difference_ms": None if against_ms is None else self_ms - against_ms,
+    }

@@ -1,0 +1,181 @@
+"""What the routes about runs answer, as plain data; see README.md. The HTML report is made from it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.tensorboard_plugin.answers.costs import cost_sentences
+from gpurun.launcher.tensorboard_plugin.answers.sentences import explanation, headline, system_line, unsaid
+from gpurun.launcher.tensorboard_plugin.logdir.documents import (
+    changed_s,
+    outline,
+    read_comparison,
+    read_host,
+    read_plan,
+    status,
+    version,
+)
+from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
+from gpurun.launcher.tensorboard_plugin.logdir.steps import variant_steps
+from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
+
+RELOAD_S = 5
+OUTSIDE = (
+    "is a link that leads out of the log directory or to nothing, so it isn't opened; "
+    "copy the trace into it, or start TensorBoard on a folder that holds both"
+)
+MAX_RUNS = 500
+"""Of a longer list the newest are named."""
+
+
+def runs_answer(listing: Listing) -> dict[str, Any]:
+    """All runs, the newest first."""
+    found = sorted(listing.all().values(), key=changed_s, reverse=True)
+    runs = [_brief(listed) for listed in found[:MAX_RUNS]]
+    return {
+        "version": version(runs),
+        "logdir": listing.logdir,
+        "reload_s": RELOAD_S,
+        "truncated": len(found) > MAX_RUNS,
+        "runs": runs,
+    }
+
+
+def _brief(listed: Listed) -> dict[str, Any]:
+    return {
+        "name": listed.name,
+        "title": listed.title(outline(listed).name),
+        "kind": listed.kind,
+        "status": status(listed),
+        "mtime_s": changed_s(listed),
+        "version": run_version(listed),
+    }
+
+
+def run_version(listed: Listed) -> str:
+    """Another one whenever `run` would answer otherwise."""
+    run = listed.run
+    if listed.kind == "traces":
+        return version(listed.trace_names, files=[each.path for each in listed.traces_of(TRACES)])
+    folders = sorted((run.path / "variants").glob("*"))
+    return version(status(listed), files=(run.comparison, run.plan, run.host, *folders))
+
+
+def run_answer(run: RunDir | Listed) -> dict[str, Any]:
+    """One run with all its variants."""
+    listed = own(run) if isinstance(run, RunDir) else run
+    comparison, host = read_comparison(listed), read_host(listed)
+    return {
+        "version": run_version(listed),
+        "name": listed.name,
+        "title": listed.title(outline(listed).name),
+        "kind": listed.kind,
+        "status": status(listed),
+        "comparison": comparison,
+        "host": host,
+        "system": system_line(host, comparison),
+        "headline": headline(comparison),
+        "unsaid": unsaid(comparison),
+        "summary": comparison.summary if comparison else None,
+        "variants": variants(listed),
+    }
+
+
+def steps_answer(run: RunDir | Listed, chosen: Sequence[str]) -> dict[str, Any]:
+    """Every timed step of the variants chosen, thinned out."""
+    listed = own(run) if isinstance(run, RunDir) else run
+    return {"variants": {variant: variant_steps(listed, variant) for variant in chosen}}
+
+
+def own(run: RunDir) -> Listed:
+    """A run that somebody has named on the command line: it is its own log directory."""
+    path = run.path.resolve()
+    return Listed(path, path, "gpurun")
+
+
+def variants(listed: Listed) -> list[dict[str, Any]]:
+    """The variants in the plan's order, also those that aren't measured yet."""
+    if listed.kind == "traces":
+        return [_of_traces(listed)]
+    comparison, plan = read_comparison(listed), read_plan(listed)
+    if comparison is not None:
+        return [
+            {
+                **_entry(listed, each, explanation(each, comparison)),
+                "cost_sentences": cost_sentences(each, comparison.variants),
+            }
+            for each in comparison.variants
+            if is_name(each.id)
+        ]
+    return [_entry(listed, each, None) for each in (plan.variants if plan else ()) if is_name(each.id)]
+
+
+def variant_ids(listed: Listed) -> list[str]:
+    """The ids that a request may name."""
+    if listed.kind == "traces":
+        return [TRACES]
+    comparison, plan = read_comparison(listed), read_plan(listed)
+    source: Sequence[Variant | VariantResult] = (
+        comparison.variants if comparison else plan.variants if plan else ()
+    )
+    return [each.id for each in source if is_name(each.id)]
+
+
+def is_name(variant: str) -> bool:
+    """Whether an id is that of a folder in `variants/`; a stranger's run may have others."""
+    return Path(variant).name == variant and variant not in ("", ".", "..") and "\0" not in variant
+
+
+def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -> dict[str, Any]:
+    ended = (variant.status, variant.reason) if isinstance(variant, VariantResult) else ("planned", None)
+    return {
+        "id": variant.id,
+        "label": variant_label(variant),
+        "strategy": variant.strategy,
+        "devices": variant.devices,
+        "split": variant.split,
+        "precision": variant.precision,
+        "status": ended[0],
+        "reason": ended[1],
+        "explanation": told,
+        "cost_sentences": [],
+        "traces": _traces(listed, variant.id),
+    }
+
+
+def _of_traces(listed: Listed) -> dict[str, Any]:
+    """The one variant of a folder with anybody's traces."""
+    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "precision", "reason", "explanation"))
+    return {
+        "id": TRACES,
+        "label": listed.path.name,
+        **unknown,
+        "devices": [],
+        "split": [],
+        "cost_sentences": [],
+        "status": "ok",
+        "traces": _traces(listed, TRACES),
+        "problems": unopened(listed, TRACES),
+    }
+
+
+def unopened(listed: Listed, variant: str) -> list[Problem]:
+    """Traces of the variant that aren't opened, and why."""
+    return [Problem(path.name, None, OUTSIDE) for path in listed.outside(variant)]
+
+
+def _traces(listed: Listed, variant: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": each.rank,
+            "file": each.path.relative_to(listed.path).as_posix(),
+            "bytes": each.path.stat().st_size,
+        }
+        for each in listed.traces_of(variant)
+    ]

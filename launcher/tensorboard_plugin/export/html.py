@@ -1,0 +1,84 @@
+"""Splits, where time goes and the timeline as one HTML file: the TensorBoard tab's own page and its data.
+
+The file asks for nothing: its modules are `data:` addresses in an import map, its data is gzipped JSON, and
+its content-security policy forbids everything else. It opens from disk and can be sent by mail.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from html import escape
+from pathlib import Path
+
+import msgspec
+
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.rundir.files import RunDir, write_bytes
+from gpurun.launcher.tensorboard_plugin.export.html_data import report_data
+
+STATIC = Path(__file__).parents[1] / "static"
+FILE_NAME = "report.html"
+_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '\./([a-z_]+\.js)';$")
+_START = "import { renderReport } from 'gpurun/report.js'; renderReport();"
+
+
+def write_html(comparison: Comparison, run: RunDir) -> Path:
+    """Writes `report.html` into the run directory and returns its path.
+
+    Raises:
+        MachineError: the folder can't be written.
+    """
+    path = run.path / FILE_NAME
+    write_bytes(path, render_html(comparison, run).encode())
+    return path
+
+
+def render_html(comparison: Comparison, run: RunDir) -> str:
+    """The whole file."""
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    modules = json.dumps({"imports": module_addresses(STATIC)})
+    data = gzip.compress(msgspec.json.encode(report_data(comparison, run)), compresslevel=9, mtime=0)
+    return "\n".join(
+        (
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, (modules, _START))}">',
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>{escape(comparison.name)}</title>",
+            f"<style>{style}</style>",
+            f'<script type="importmap">{modules}</script>',
+            f'<script type="text/plain" id="data">{base64.b64encode(data).decode()}</script>',
+            f'<script type="module">{_START}</script>',
+            "</html>\n",
+        )
+    )
+
+
+def module_addresses(folder: Path) -> dict[str, str]:
+    """Each module of the page by the name under which the others import it.
+
+    A `data:` module has no place that `./x.js` could start from, so such imports become names of the map.
+    """
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.js"))}
+    renamed = {name: _OWN_IMPORT.sub(r"\1from 'gpurun/\2';", text) for name, text in sources.items()}
+    return {f"gpurun/{name}": _address(text) for name, text in renamed.items() if name != "index.js"}
+
+
+def _address(source: str) -> str:
+    return "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
+
+
+def _policy(style: str, scripts: tuple[str, ...]) -> str:
+    """Only what stands in this file runs; nothing is loaded and nothing is sent."""
+    allowed = " ".join(_hash(script) for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed} data:; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,1 @@
+"""What a log directory holds. All of it is untrusted."""

@@ -1,0 +1,116 @@
+"""The files of a run that the tab reads, checked and bounded; what is damaged counts as not there."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.rundir.claim import Running
+from gpurun.launcher.tensorboard_plugin.logdir.folders import inside, read_inside
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+
+T = TypeVar("T")
+Status = Literal["running", "done", "stopped"]
+MAX_BYTES = 64 << 20
+LIVE_S = 120.0
+"""Rounds are written every second or so; building a model and its first step may take a minute."""
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What the list of runs needs of a comparison."""
+
+    name: str = ""
+    complete: bool = False
+
+
+class Name(msgspec.Struct, frozen=True):
+    """What the list of runs needs of a plan."""
+
+    name: str = ""
+
+
+def read_comparison(listed: Listed) -> Comparison | None:
+    return _read(listed, listed.run.comparison, Comparison)
+
+
+def read_plan(listed: Listed) -> Plan | None:
+    return _read(listed, listed.run.plan, Plan)
+
+
+def read_host(listed: Listed) -> dict[str, Any]:
+    return _read(listed, listed.run.host, dict[str, Any]) or {}
+
+
+def outline(listed: Listed) -> Outline:
+    """Name and whether all is measured; from the plan while there is no comparison."""
+    found = _read(listed, listed.run.comparison, Outline)
+    if found is not None:
+        return found
+    plan = _read(listed, listed.run.plan, Name)
+    return Outline(plan.name if plan else "")
+
+
+def status(listed: Listed) -> Status:
+    """Whether somebody is at it: here its process lives; elsewhere something was written a moment ago."""
+    if listed.kind == "traces" or outline(listed).complete:
+        return "done"
+    claim = _read(listed, listed.run.running, Running)
+    if claim is not None and claim.is_here:
+        return "running" if claim.may_live else "stopped"
+    return "running" if time.time() - changed_s(listed) < LIVE_S else "stopped"
+
+
+def changed_s(listed: Listed) -> float:
+    """When something was last written, in unix time."""
+    if listed.kind == "traces":
+        return max(_mtime_s(listed, listed.path / name) for name in listed.trace_names)
+    run = listed.run
+    if outline(listed).complete:
+        return _mtime_s(listed, run.comparison)
+    events = (run.path / "launches").glob("*/events.jsonl")
+    return max(_mtime_s(listed, path) for path in (run.plan, run.comparison, *events))
+
+
+def version(*facts: Any, files: Iterable[Path] = ()) -> str:
+    """Another one whenever the facts or the files are others."""
+    stamps = [(str(file), stamp_of(file)) for file in files]
+    return hashlib.sha256(msgspec.json.encode((facts, stamps))).hexdigest()[:16]
+
+
+def _read(listed: Listed, path: Path, kind: type[T]) -> T | None:
+    if listed.kind == "traces" or inside(listed.root, path) is None:
+        return None
+    decoded: Any = _decoded  # what a cache takes, mypy has no word for
+    found: T | None = decoded(listed.root, path, stamp_of(path), kind)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _decoded(root: Path, path: Path, stamp: tuple[int, int], kind: Any) -> Any:
+    """`stamp` makes a changed file another question."""
+    content = read_inside(root, path, MAX_BYTES)
+    try:
+        return None if content is None else msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Size and time of a file, which change with its content; -1 where there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return (-1, -1)
+    return found.st_size, found.st_mtime_ns
+
+
+def _mtime_s(listed: Listed, path: Path) -> float:
+    return path.stat().st_mtime if inside(listed.root, path) else 0.0

@@ -1,0 +1,182 @@
+"""A run while it goes on: what it does now, how far it is, the latest steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.run.attempts import attempts
+from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.tensorboard_plugin.answers.runs import is_name
+from gpurun.launcher.tensorboard_plugin.logdir.documents import (
+    read_comparison,
+    read_host,
+    read_plan,
+    stamp_of,
+    status,
+    version,
+)
+from gpurun.launcher.tensorboard_plugin.logdir.folders import inside, read_end
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.logdir.steps import MAX_BYTES, MAX_RANKS, decode
+
+MAX_STEPS = 240
+MAX_VARIANTS = 200
+TAIL_BYTES = 256 << 10
+"""Holds more than `MAX_STEPS` lines."""
+EVENT_BYTES = 1 << 20
+GIB = 1 << 30
+
+
+def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
+    """How far the run is; see README.md."""
+    time_s = time.time()
+    plan = read_plan(listed)
+    now = status(listed)
+    events = _events(listed, plan) if plan else []
+    stage = _stage(plan, events) if plan and now == "running" else None
+    done = _done(plan, events) if plan else None
+    rows = [
+        _variant(listed, each) for each in (plan.variants if plan else ())[:MAX_VARIANTS] if is_name(each.id)
+    ]
+    live = devices.of(str(read_host(listed).get("hostname"))) if now == "running" else []
+    return {
+        "version": version(now, stage, rows, live),
+        "status": now,
+        "time_s": time_s,
+        "stage": stage,
+        "done": 1.0 if now == "done" else done,
+        "seconds_left": _seconds_left(events, done, time_s) if now == "running" else None,
+        "variants": _with_status(listed, rows, stage),
+        "live": live,
+    }
+
+
+LaunchEvents = Sequence[tuple[Launch, Sequence[Event]]]
+
+
+def _events(listed: Listed, plan: Plan) -> LaunchEvents:
+    """The events of the launches that have begun, in the plan's order; of a launch, those of all attempts."""
+    found = []
+    for launch in plan.launches:
+        if not is_name(launch.id):
+            continue
+        names = attempts(listed.run, launch) or [launch.id]
+        paths = [path for name in names if inside(listed.root, path := listed.run.events(name))]
+        if paths:
+            events = [each for path in paths for each in _decoded_events(listed.root, path, stamp_of(path))]
+            found.append((launch, events))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _decoded_events(root: Path, path: Path, stamp: tuple[int, int]) -> tuple[Event, ...]:
+    decoder = msgspec.json.Decoder(Event)
+    found = []
+    for line in read_end(root, path, EVENT_BYTES).splitlines():
+        try:
+            found.append(decoder.decode(line))
+        except msgspec.MsgspecError:
+            continue
+    return tuple(found)
+
+
+def _stage(plan: Plan, events: LaunchEvents) -> dict[str, Any] | None:
+    """What rank 0 of the last launch that has begun is doing."""
+    if not events or not events[-1][1]:
+        return None
+    launch, event = events[-1][0], events[-1][1][-1]
+    labels = {variant.id: variant_label(variant) for variant in plan.variants}
+    return {
+        "launch": launch.id,
+        "stage": event.stage,
+        "variant": event.variant,
+        "label": labels.get(event.variant or ""),
+        "round": event.round,
+        "rounds": event.rounds,
+    }
+
+
+def _done(plan: Plan, events: LaunchEvents) -> float | None:
+    """Share of the planned rounds that are through; launches that a look has ended early count in full."""
+    planned = sum(launch.rounds for launch in plan.launches)
+    if not planned:
+        return None
+    done = 0.0
+    for number, (launch, found) in enumerate(events):
+        is_last = number == len(events) - 1 and not (found and found[-1].stage == "done")
+        rounds = max((event.round for event in found), default=0)
+        done += min(max(rounds - 1, 0), launch.rounds) if is_last else launch.rounds
+    return done / planned
+
+
+def _seconds_left(events: LaunchEvents, done: float | None, time_s: float) -> float | None:
+    """As much time per round as so far."""
+    times = [event.time_ns for _, found in events for event in found]
+    if not done or not times:
+        return None
+    elapsed_s = time_s - min(times) / 1e9
+    return max(elapsed_s * (1 / done - 1), 0.0)
+
+
+def _variant(listed: Listed, variant: Variant) -> dict[str, Any]:
+    paths = sorted(listed.run.variant(variant.id).glob("rank*.jsonl"))[:MAX_RANKS]
+    ranks = [
+        _rank(listed, variant, int(path.stem.removeprefix("rank")), path)
+        for path in paths
+        if path.stem.removeprefix("rank").isdecimal() and inside(listed.root, path)
+    ]
+    return {
+        "id": variant.id,
+        "label": variant_label(variant),
+        "rounds": max((rank.pop("rounds") for rank in ranks), default=0),
+        "ranks": sorted(ranks, key=lambda rank: rank["rank"]),
+    }
+
+
+def _with_status(
+    listed: Listed, rows: list[dict[str, Any]], stage: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    comparison = read_comparison(listed)
+    known = {each.id: each.status for each in comparison.variants} if comparison else {}
+    running = stage["variant"] if stage else None
+    return [
+        {**row, "status": "running" if row["id"] == running else known.get(row["id"], "planned")}
+        for row in rows
+    ]
+
+
+def _rank(listed: Listed, variant: Variant, rank: int, path: Path) -> dict[str, Any]:
+    latest = _latest(listed.root, path, stamp_of(path))
+    several = len(variant.split) > rank and variant.world_size > 1
+    return {
+        "rank": rank,
+        "device": variant.devices[rank] if rank < len(variant.devices) else None,
+        "local_batch": variant.split[rank] if several else variant.global_batch,
+        **latest,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _latest(root: Path, path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
+    """The latest timed steps of a rank; `stamp` makes a file that has grown another question."""
+    content = read_end(root, path, MAX_BYTES)
+    total = content.count(b'"kind":"timed"')
+    records = [each for each in decode(content[-TAIL_BYTES:]) if each.kind == "timed"][-MAX_STEPS:]
+    peaks = [each.peak_bytes for each in records if each.peak_bytes is not None]
+    return {
+        "steps": total,
+        "step": list(range(total - len(records), total)),
+        "step_ms": [each.step_ns / 1e6 for each in records],
+        "forward_ms": [each.phases_ns.get("forward", 0) / 1e6 for each in records],
+        "peak_gib": max(peaks) / GIB if peaks else None,
+        "rounds": records[-1].round if records else 0,
+    }

@@ -1,0 +1,81 @@
+"""The steps that workers have recorded, thinned out to what a page can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.tensorboard_plugin.logdir.folders import read_end
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+
+MAX_BYTES = 64 << 20
+"""Of one rank's file, from its end; 300,000 steps."""
+MAX_RANKS = 256
+MAX_VALUES = 2000
+"""Of one variant, over all ranks."""
+NUM_SLOWEST = 10
+"""Steps that stay in any case."""
+
+Key = tuple[str, int, int, int]
+_DECODER = msgspec.json.Decoder(StepRecord)
+
+
+def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
+    """Every timed step, or evenly chosen ones, on every rank; see README.md."""
+    by_rank = {rank: timed(records) for rank, records in read_ranks(listed, variant).items()}
+    common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
+    ordered = [key for key in next(iter(by_rank.values()), {}) if key in common]
+    slowest = [max(steps[key] for steps in by_rank.values()) for key in ordered]
+    chosen = choose(slowest, max(MAX_VALUES // max(len(by_rank), 1), 2 * NUM_SLOWEST))
+    keys = [ordered[i] for i in chosen]
+    return {
+        "total": len(ordered),
+        "ranks": list(by_rank),
+        "number": chosen,
+        "round": [key[1] for key in keys],
+        "launch": [key[0] for key in keys],
+        "step_ms": [slowest[i] for i in chosen],
+        "by_rank_ms": [[steps[key] for key in keys] for steps in by_rank.values()],
+    }
+
+
+def read_ranks(listed: Listed, variant: str) -> dict[int, list[StepRecord]]:
+    """What each rank has written about the variant."""
+    found: dict[int, list[StepRecord]] = {}
+    for path in sorted(listed.run.variant(variant).glob("rank*.jsonl")):
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal() and len(found) < MAX_RANKS:
+            found[int(number)] = decode(read_end(listed.root, path, MAX_BYTES))
+    return dict(sorted(found.items()))
+
+
+def decode(lines: bytes) -> list[StepRecord]:
+    """The records; lines that are damaged are left out."""
+    found = []
+    for line in lines.splitlines():
+        try:
+            found.append(_DECODER.decode(line))
+        except msgspec.MsgspecError:
+            continue
+    return found
+
+
+def timed(records: Sequence[StepRecord]) -> Mapping[Key, float]:
+    """Milliseconds of the timed steps, in their order."""
+    return {
+        (record.launch, record.round, record.order, record.step): record.step_ns / 1e6
+        for record in records
+        if record.kind == "timed"
+    }
+
+
+def choose(values: Sequence[float], number: int) -> list[int]:
+    """Positions of `number` values, evenly chosen, the largest ones always among them; in order."""
+    if len(values) <= number:
+        return list(range(len(values)))
+    largest = sorted(range(len(values)), key=values.__getitem__)[-NUM_SLOWEST:]
+    even = [i * len(values) // (number - NUM_SLOWEST) for i in range(number - NUM_SLOWEST)]
+    return sorted({*largest, *even})

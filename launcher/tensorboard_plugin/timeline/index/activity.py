@@ -1,0 +1,76 @@
+"""What a rank's device did, as sets of moments: what sums over a window and the overview are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8
+from gpurun.launcher.trace.analysis.tables import compute_ops
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
+from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
+from gpurun.launcher.trace.kineto.columns import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Activities:
+    """Moments of each class; they may overlap."""
+
+    compute: Intervals
+    comm: Intervals
+    copies: Intervals
+    data: Intervals
+    """The training loop waits for its next batch."""
+
+
+def activities(trace: Trace) -> Activities:
+    """Of the GPU where there is GPU work, else of the CPU, whose operators are the compute then."""
+    data = trace.union_of(HostKind.DATA)
+    if len(trace.gpu):
+        return Activities(
+            _of_gpu(trace, GpuKind.COMPUTE),
+            _of_gpu(trace, GpuKind.COMM),
+            _of_gpu(trace, GpuKind.MEMCPY, GpuKind.MEMSET),
+            data,
+        )
+    ops = compute_ops(trace)
+    compute = union(trace.ops.start[ops], trace.ops.end[ops]).subtract(data)
+    return Activities(compute, trace.union_of(HostKind.COMM), EMPTY, data)
+
+
+def _of_gpu(trace: Trace, *kinds: GpuKind) -> Intervals:
+    chosen = np.isin(trace.gpu.kind, kinds)
+    return union(trace.gpu.start[chosen], trace.gpu.end[chosen])
+
+
+def exclusive(found: Activities, transfers: Intervals) -> dict[BlockKind, Intervals]:
+    """The same moments without overlap: each counts for the first of compute, communication, copy and input.
+
+    Args:
+        found: what the device did.
+        transfers: when collectives moved data; other communication is waiting.
+    """
+    comm = found.comm.subtract(found.compute)
+    busy = found.compute.join(found.comm)
+    return {
+        BlockKind.COMPUTE: found.compute,
+        BlockKind.TRANSFER: comm.intersect(transfers),
+        BlockKind.WAIT: comm.subtract(transfers),
+        BlockKind.COPY: found.copies.subtract(busy),
+        BlockKind.INPUT: found.data.subtract(busy.join(found.copies)),
+    }
+
+
+def shifted(moments: Intervals, by_ns: int) -> Intervals:
+    """The same moments on another clock."""
+    return Intervals(moments.starts + by_ns, moments.ends + by_ns)
+
+
+def ordered(parts: dict[BlockKind, Intervals]) -> tuple[Int64, Int64, Int8]:
+    """Starts, ends and kinds of disjoint moments, by time."""
+    starts = np.concatenate([each.starts for each in parts.values()])
+    ends = np.concatenate([each.ends for each in parts.values()])
+    kinds = np.concatenate([np.full(len(each.starts), kind, dtype=np.int8) for kind, each in parts.items()])
+    order = np.argsort(starts, kind="stable")
+    return starts[order], ends[order], kinds[order]

@@ -1,0 +1,189 @@
+"""Builds the index of one variant: reads each rank's trace, matches the ranks, writes the columns."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from gpurun.launcher.machine.process_tree import die_with
+from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
+from gpurun.launcher.tensorboard_plugin.timeline.index.collect import facts
+from gpurun.launcher.tensorboard_plugin.timeline.index.draft import Draft, draft
+from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer
+from gpurun.launcher.trace.analysis.analyse import Analysis, combine
+from gpurun.launcher.trace.analysis.digest import Digest, digest
+from gpurun.launcher.trace.analysis.match import Collective
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.kineto.read import read_trace
+from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
+
+MAX_WORKERS = 4
+"""Each holds one trace's columns, 80 bytes per event."""
+
+Span = tuple[int, int]
+Report = Callable[[int, int], None]
+"""Is told the number of a file, and how many of its bytes have been read."""
+
+
+@dataclass(frozen=True)
+class DraftFile:
+    """What a worker found in one trace; its entries are in a file, since they are large."""
+
+    digest: Digest
+    path: Path
+    first_ns: int
+    last_ns: int
+
+    def span(self, offset_ns: int) -> Span:
+        """First start and last end in ns, on a clock that this one is ahead of by `offset_ns`."""
+        zero_ns = self.digest.base_ns - offset_ns
+        return zero_ns + self.first_ns, zero_ns + self.last_ns
+
+
+def build(files: Sequence[Path], folder: Path, report: Report) -> None:
+    """Writes the index of `files`, one per rank, into `folder`, which is empty.
+
+    Raises:
+        BrokenTraces: none of them can be read.
+        OSError: the disk is full.
+    """
+    found = _read_all(files, folder, report)
+    problems = tuple(each for each in found if isinstance(each, Problem))
+    drafts = {each.digest.path: each for each in found if isinstance(each, DraftFile)}
+    if not drafts:
+        raise BrokenTraces(problems)
+    analysis = combine([each.digest for each in drafts.values()])
+    header = _write(analysis, drafts, folder, problems)
+    (folder / INDEX_FILE).write_bytes(msgspec.json.encode(header))
+
+
+class BrokenTraces(Exception):
+    """No trace of the variant can be read."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+def _read_all(files: Sequence[Path], folder: Path, report: Report) -> list[DraftFile | Problem]:
+    workers = min(len(files), MAX_WORKERS, len(os.sched_getaffinity(0)))
+    if workers < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
+        return [_read(number, file, folder, report) for number, file in enumerate(files)]
+    with ProcessPoolExecutor(workers, get_context("spawn"), die_with, (os.getpid(),)) as pool:
+        tasks = [pool.submit(_read, number, file, folder, report) for number, file in enumerate(files)]
+        return [task.result() for task in tasks]
+
+
+def _read(number: int, file: Path, folder: Path, report: Report) -> DraftFile | Problem:
+    """One file's digest and draft; runs in a worker."""
+    try:
+        trace = read_trace(file, lambda position: report(number, position))
+        digested = digest(trace, file, None)
+    except TraceError as error:
+        return problem(file, str(error))
+    made = draft(trace)
+    path = folder / f"draft{number}"
+    with path.open("wb") as target:
+        pickle.dump(made, target, protocol=5)
+    windows = [scope.measure for scope in digested.steps]
+    first_ns = int(made.entries.start.min(initial=min(each.start for each in windows)))
+    last_ns = int(made.entries.end.max(initial=max(each.end for each in windows)))
+    return DraftFile(digested, path, first_ns, last_ns)
+
+
+def problem(file: Path, message: str) -> Problem:
+    """What is wrong with a file, without the folders that its reader needn't know."""
+    text = message.replace(f"{file}: ", "").replace(str(file), file.name)
+    byte = re.search(r"byte ([\d,]+)", text)
+    return Problem(file.name, int(byte[1].replace(",", "")) if byte else None, text)
+
+
+def _write(
+    analysis: Analysis, drafts: dict[Path, DraftFile], folder: Path, problems: tuple[Problem, ...]
+) -> Header:
+    offsets = analysis.matched.offsets
+    ranked = [(rank, drafts[found.path]) for rank, found in analysis.ranked.digests]
+    spans = {rank: each.span(offsets[rank]) for rank, each in ranked}
+    base_ns = min(start for start, _ in spans.values())
+    is_apart = recorded_apart(list(spans.values()), analysis.matched.collectives)
+    zeros = {rank: span[0] if is_apart else base_ns for rank, span in spans.items()}
+    steps: list[StepSpan] = []
+    end_ns = 0
+    with Writer(folder, analysis.matched) as writer:
+        for rank, each in ranked:
+            shift_ns = each.digest.base_ns - offsets[rank] - zeros[rank]
+            writer.add(rank, _load(each.path), shift_ns)
+            steps += _steps(rank, each.digest, shift_ns)
+            end_ns = max(end_ns, each.last_ns + shift_ns)
+    for each in drafts.values():
+        each.path.unlink()
+    return Header(
+        format=FORMAT,
+        base_time_ns=base_ns,
+        end_ns=end_ns,
+        num_events=writer.num_events,
+        num_entries=writer.num_entries,
+        num_level_blocks=writer.num_level_blocks,
+        num_parts=writer.num_parts,
+        moments=writer.moments,
+        names=tuple(writer.names),
+        lanes=tuple(writer.lanes),
+        steps=tuple(steps),
+        collectives=facts(analysis.matched),
+        ranks=analysis.report.ranks,
+        stragglers=analysis.report.stragglers,
+        warnings=_warnings(analysis, writer.num_hidden, is_apart),
+        problems=problems,
+        apart=is_apart,
+    )
+
+
+def recorded_apart(spans: Sequence[Span], collectives: Sequence[Collective]) -> bool:
+    """Whether traces have no moment and no collective in common: on one clock nothing of them could be seen.
+
+    Args:
+        spans: first start and last end of each rank, in ns on one clock.
+        collectives: of all ranks.
+    """
+    ordered = sorted(spans)
+    disjoint = all(end < start for (_, end), (start, _) in itertools.pairwise(ordered))
+    return len(ordered) > 1 and disjoint and all(len(each.parts) < 2 for each in collectives)
+
+
+def _load(path: Path) -> Draft:
+    with path.open("rb") as source:
+        made: Draft = pickle.load(source)  # our own, from this build's own folder
+    return made
+
+
+def _steps(rank: int, found: Digest, shift_ns: int) -> list[StepSpan]:
+    return [
+        StepSpan(rank, scope.step, scope.measure.start + shift_ns, scope.measure.end + shift_ns)
+        for scope in found.steps
+        if scope.step is not None and scope.position is not None
+    ]
+
+
+def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str, ...]:
+    """With names of files instead of their paths."""
+    paths = [found.path for _, found in analysis.ranked.digests]
+    texts = list(analysis.report.warnings)
+    for path in paths:
+        texts = [text.replace(str(path.parent) + os.sep, "") for text in texts]
+    if is_apart:
+        texts.append(
+            "the traces were recorded one after the other; each is shown from its own start "
+            "(traces of different jobs belong in folders of their own)"
+        )
+    if num_hidden:
+        texts.append(f"{num_hidden:,} ranges lie too deep inside others to be shown")
+    return tuple(texts)

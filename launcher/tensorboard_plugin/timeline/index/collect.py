@@ -1,0 +1,98 @@
+"""Collectives in the index: which entries they are on each rank, and where their waiting ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpurun.launcher.tensorboard_plugin.timeline.format import CollectiveFacts
+from gpurun.launcher.tensorboard_plugin.timeline.index.draft import Draft
+from gpurun.launcher.trace.analysis.match import Collective, Matched, Part, bandwidths, last_rank
+from gpurun.launcher.trace.intervals import Int64, Intervals, union
+
+
+@dataclass(frozen=True)
+class PartEntry:
+    """One rank's part of a collective. Times in ns since the rank's trace base."""
+
+    collective: int
+    entry: int
+    """Its wait, among the rank's entries."""
+    start: int
+    split: int
+    """Where waiting ends."""
+    end: int
+
+
+def part_entries(rank: int, draft: Draft, matched: Matched) -> list[PartEntry]:
+    """The rank's parts in all collectives, in their order."""
+    entries = _entries_by_times(draft)
+    found = []
+    for number, collective in enumerate(matched.collectives):
+        for part in collective.parts:
+            candidates = entries[part.local.start, part.local.end] if part.rank == rank else []
+            if candidates:
+                found.append(_part_entry(number, collective, part, candidates.pop(0)))
+    return found
+
+
+def _entries_by_times(draft: Draft) -> defaultdict[tuple[int, int], list[int]]:
+    """The waits by start and end of their collective."""
+    waits = draft.collectives
+    starts, ends = draft.entries.start[waits].tolist(), draft.entries.end[waits + 1].tolist()
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for entry, start, end in zip(waits.tolist(), starts, ends, strict=True):
+        found[start, end].append(entry)
+    return found
+
+
+def _part_entry(number: int, collective: Collective, part: Part, entry: int) -> PartEntry:
+    local = part.local
+    transfer_ns = collective.transfer_ns if collective.matched else local.duration
+    return PartEntry(number, entry, local.start, local.end - transfer_ns, local.end)
+
+
+def split_waits(draft: Draft, parts: list[PartEntry]) -> None:
+    """Moves the border between wait and transfer, in place, to where the other ranks' traces put it."""
+    at = np.array([part.entry for part in parts], dtype=np.int64)
+    split = np.array([part.split for part in parts], dtype=np.int64)
+    draft.entries.end[at] = split
+    draft.entries.start[at + 1] = split
+
+
+def transfers(draft: Draft) -> Intervals:
+    """When data moved."""
+    moving = draft.collectives + 1
+    return union(draft.entries.start[moving], draft.entries.end[moving])
+
+
+def facts(matched: Matched) -> tuple[CollectiveFacts, ...]:
+    """What is the same for all ranks of each collective."""
+    found = []
+    for each in matched.collectives:
+        algorithm, bus = bandwidths(each)
+        last = last_rank(each, matched.offsets)
+        found.append(
+            CollectiveFacts(
+                each.kind, each.group, each.seq, each.num_bytes, algorithm, bus, last, each.matched
+            )
+        )
+    return tuple(found)
+
+
+def part_columns(rank: int, parts: list[PartEntry], first_entry: int, shift_ns: int) -> dict[str, Int64]:
+    """The parts as columns of the index."""
+    return {
+        "part_collective": _column(part.collective for part in parts),
+        "part_rank": np.full(len(parts), rank, dtype=np.int64),
+        "part_entry": _column(part.entry + first_entry for part in parts),
+        "part_start": _column(part.start + shift_ns for part in parts),
+        "part_split": _column(part.split + shift_ns for part in parts),
+        "part_end": _column(part.end + shift_ns for part in parts),
+    }
+
+
+def _column(values: object) -> Int64:
+    return np.fromiter(values, dtype=np.int64)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,166 @@
+"""One rank's part of the index as its own trace tells it: entries in lanes and rows, on its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8, Int32
+from gpurun.launcher.tensorboard_plugin.timeline.index.activity import Activities, activities
+from gpurun.launcher.tensorboard_plugin.timeline.index.labels import stream_labels, thread_labels
+from gpurun.launcher.tensorboard_plugin.timeline.index.rows import MAX_ROWS, order_and_rows
+from gpurun.launcher.tensorboard_plugin.timeline.index.sources import (
+    NONE,
+    NameTable,
+    Ranges,
+    gpu_ranges,
+    host_ranges,
+    launch_ranges,
+)
+from gpurun.launcher.trace.analysis.steps import host_steps, launched
+from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.columns import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """What can be seen and selected, by lane, row and start.
+
+    A collective is two entries that follow each other: its wait, which may have no length, and its transfer.
+    """
+
+    start: Int64
+    end: Int64
+    name: Int32
+    kind: Int8
+    launch: Int32
+    """Entry of the call that launched it; −1: none."""
+    correlation: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True)
+class LaneDraft:
+    """A thread or a stream, with the entries of each of its rows as (first, last + 1)."""
+
+    kind: str
+    """`thread` or `stream`."""
+    label: str
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """One rank's entries, in ns since its trace's base."""
+
+    entries: Entries
+    names: tuple[str, ...]
+    lanes: tuple[LaneDraft, ...]
+    collectives: Int64
+    """Entries that are the wait of a collective."""
+    activities: Activities
+    num_events: int
+    num_hidden: int
+    """Ranges that lie too deep to be shown."""
+
+
+def draft(trace: Trace) -> Draft:
+    """The entries of a trace."""
+    names = NameTable()
+    work = launched(trace, host_steps(trace))
+    launches = launch_ranges(trace, names)
+    threads = _join([launches, *host_ranges(trace, names)])
+    streams = gpu_ranges(trace, work.launch, names)
+    layout = _Layout()
+    layout.add("thread", threads, thread_labels(trace))
+    layout.add("stream", streams, stream_labels(trace), threads_before=len(threads.start))
+    entries, collectives = layout.entries(_join([threads, streams]))
+    return Draft(
+        entries=entries,
+        names=tuple(names),
+        lanes=tuple(layout.lanes),
+        collectives=collectives,
+        activities=activities(trace),
+        num_events=len(threads.start) + len(streams.start),
+        num_hidden=layout.num_hidden,
+    )
+
+
+def _join(parts: Sequence[Ranges]) -> Ranges:
+    return Ranges(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Ranges))
+    )
+
+
+class _Layout:
+    """Puts ranges into lanes and rows, one sort of lane after the other."""
+
+    def __init__(self) -> None:
+        self.lanes: list[LaneDraft] = []
+        self.order: list[NDArray[np.intp]] = []
+        """Positions in the joined ranges, by place in the index."""
+        self.num_entries = 0
+        self.num_hidden = 0
+
+    def add(self, kind: str, ranges: Ranges, labels: dict[int, str], threads_before: int = 0) -> None:
+        """A lane for each thread that has a label, in the order of the labels."""
+        by_thread = np.argsort(ranges.thread, kind="stable")
+        cuts = np.searchsorted(ranges.thread[by_thread], np.arange(int(ranges.thread.max(initial=-1)) + 2))
+        for thread, label in labels.items():
+            mine = by_thread[cuts[thread] : cuts[thread + 1]] if thread + 1 < len(cuts) else by_thread[:0]
+            if len(mine):
+                self._add_lane(kind, label, ranges, mine, threads_before)
+
+    def _add_lane(
+        self, kind: str, label: str, ranges: Ranges, mine: NDArray[np.intp], threads_before: int
+    ) -> None:
+        order, rows = order_and_rows(ranges.start[mine], ranges.end[mine])
+        mine = mine[order]
+        shown = rows < MAX_ROWS
+        self.num_hidden += int(len(rows) - shown.sum())
+        mine, rows = mine[shown], rows[shown]
+        by_row = np.argsort(rows, kind="stable")
+        mine, rows = mine[by_row], rows[by_row]
+        # Collectives take two entries, so a row's entries are counted with their length.
+        lengths = np.cumsum(1 + ranges.is_comm[mine].astype(np.int64))
+        ends = np.concatenate(([0], lengths))[np.searchsorted(rows, np.arange(int(rows[-1]) + 2))]
+        cuts = (ends + self.num_entries).tolist()
+        self.lanes.append(LaneDraft(kind, label, tuple(pairwise(cuts))))
+        self.order.append(mine + threads_before)
+        self.num_entries = cuts[-1]
+
+    def entries(self, ranges: Ranges) -> tuple[Entries, Int64]:
+        """All entries, and which of them are the waits of collectives."""
+        order = np.concatenate(self.order) if self.order else np.empty(0, dtype=np.intp)
+        comm = ranges.is_comm[order]
+        place = np.repeat(np.arange(len(order)), 1 + comm.astype(np.int64))
+        source = order[place]
+        second = np.concatenate(([False], place[1:] == place[:-1])) if len(place) else np.empty(0, dtype=bool)
+        waits = np.flatnonzero(second) - 1
+        end = ranges.end[source]
+        kind = ranges.kind[source]
+        end[waits] = ranges.start[source][waits]
+        kind[waits] = BlockKind.WAIT
+        found = Entries(
+            start=ranges.start[source],
+            end=end,
+            name=ranges.name[source],
+            kind=kind,
+            launch=_entry_of(ranges.launch[source], source, len(ranges.start)),
+            correlation=ranges.correlation[source],
+        )
+        return found, waits
+
+
+def _entry_of(launch: Int32, source: NDArray[np.intp], num_ranges: int) -> Int32:
+    """Positions among the ranges, which the launches head, as places in the index."""
+    places = np.full(num_ranges + 1, NONE, dtype=np.int32)
+    places[source] = np.arange(len(source), dtype=np.int32)
+    places[num_ranges] = NONE
+    return places[np.where(launch >= 0, launch, num_ranges)]

@@ -1,0 +1,135 @@
+"""`gpurun view`: TensorBoard on this machine, as a child that ends with us."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.run.open import find_run
+
+START_LIMIT_S = 60.0
+"""TensorBoard needs 2 s on an idle machine; a cold disk or a busy one takes longer."""
+GRACE_S = 5.0
+POLL_S = 0.05
+CHILD = """\
+import ctypes, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv.pop(1)): sys.exit()
+from tensorboard import default, program
+from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
+plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
+board = program.TensorBoard(plugins=[*plugins, GpurunPlugin])
+board.configure(sys.argv)
+try:
+    print(board.launch(), flush=True)
+except program.TensorBoardServerException as error:
+    sys.exit(error.msg)
+signal.pause()
+"""
+"""Asks the kernel for SIGTERM when we die (PR_SET_PDEATHSIG), then is TensorBoard.
+
+Not `tensorboard.main`: that leaves a folder for its own bookkeeping behind in the temporary folder. Our own
+tab is there also where nothing is installed and so no entry point names it.
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A TensorBoard that answers."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def tab(self) -> str:
+        """Address of our tab: TensorBoard by itself opens another one."""
+        return f"{self.url}#gpurun"
+
+    def wait(self) -> None:
+        """Returns when it ends, which by itself it doesn't."""
+        self.process.wait()
+
+
+@contextmanager
+def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
+    """A TensorBoard that shows `path`, a run or a folder of runs, until the block is left; also by Ctrl-C.
+
+    Args:
+        path: a folder with runs, traces or event files below, now or later, or a name that `find_run`
+            understands.
+        host: the address it listens on.
+        port: 0 lets the kernel choose a free one.
+
+    Raises:
+        SpecError: there is no such folder or run.
+        MachineError: TensorBoard is missing, or doesn't start.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise MachineError("TensorBoard is not installed here; install it: pip install tensorboard")
+    folder = path if path.is_dir() else find_run(path).path
+    with tempfile.TemporaryFile() as log:
+        process = _start(folder, host, port, log)
+        try:
+            server = Server(_wait_for_url(process, log), process)
+            with suppress(KeyboardInterrupt):  # the way to close a view
+                yield server
+        finally:
+            _stop(process)
+
+
+def _start(folder: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C reaches us alone, and we end it in order."""
+    parent = str(os.getpid())
+    arguments = [f"--logdir={folder}", f"--host={host}", f"--port={port}", "--reload_interval=5"]
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, parent, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=child_environment(),
+    )
+
+
+def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    """The child says its address once it listens there."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        text = _read(log)
+        if found := re.search(r"^http://\S+$", text, re.MULTILINE):
+            return found.group()
+        if ended:
+            raise MachineError(f"TensorBoard ended at once:\n{_last_lines(text)}")
+        time.sleep(POLL_S)
+    raise MachineError(f"TensorBoard didn't start within {START_LIMIT_S:.0f} s:\n{_last_lines(_read(log))}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL; its data server ends with it, by the pipe between the two."""
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _read(log: IO[bytes]) -> str:
+    """All of it; without moving the position that the child shares with us."""
+    return os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.strip().splitlines()[-5:])

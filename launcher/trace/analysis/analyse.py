@@ -1,0 +1,178 @@
+"""From files to a `TraceReport`: read each one, match the ranks, put it into µs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.analysis.match import (
+    Collective,
+    Matched,
+    Part,
+    RankCollectives,
+    bandwidths,
+    last_rank,
+    match,
+    stragglers,
+)
+from gpurun.launcher.trace.analysis.rank import RankView, rank_trace
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.kineto.discover import Ranked, assign_ranks, find_traces
+from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
+from gpurun.launcher.trace.parallel import Read, read_all
+
+MAX_UNIX_NS = 1 << 63
+"""Times beyond it, the year 2262, are no unix times; only differences count then."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A report, and what it was made from."""
+
+    report: TraceReport
+    ranked: Ranked
+    matched: Matched
+
+
+def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceReport:
+    """The report on all traces in `paths`, files or folders: the ranks of one capture.
+
+    Args:
+        paths: Kineto traces, or folders of them.
+        steps: numbers of the steps to look at, the last one excluded, as `slice(A, B)`; `None`: everything.
+
+    Raises:
+        TraceError: no path holds a trace that can be read; the message says why, file by file.
+    """
+    return analyse(paths, steps).report
+
+
+def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
+    """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
+    found = find_traces(paths)
+    return combine(read_all(found.files, steps), found.warnings)
+
+
+def combine(reads: Iterable[Read], notes: Sequence[str] = ()) -> Analysis:
+    """Like `analyse`, from files that have been read, each by `digest_file`.
+
+    Raises:
+        TraceError: none could be read; the message says why, file by file.
+    """
+    digests, problems = _split(reads)
+    warnings = [*notes, *problems]
+    if not digests:
+        raise TraceError("\n".join(["no trace that can be read:", *warnings]))
+    ranked = assign_ranks(digests)
+    matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
+    warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]
+    warnings += _doubts(ranked, matched)
+    return Analysis(_report(ranked, matched, warnings), ranked, matched)
+
+
+def _split(results: Iterable[Read]) -> tuple[list[Digest], list[str]]:
+    digests: list[Digest] = []
+    problems: list[str] = []
+    for result in results:
+        if isinstance(result, Digest):
+            digests.append(result)
+        else:
+            problems.append(result)
+    return digests, problems
+
+
+def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
+    numbers = {scope.position: scope.step for scope in digest.steps}
+    steps = {at: number for at, number in numbers.items() if at is not None and number is not None}
+    return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size)
+
+
+def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
+    """What a reader must know to read the figures right."""
+    ranks = [rank for rank, _ in ranked.digests]
+    sizes = {digest.world_size for _, digest in ranked.digests if digest.world_size is not None}
+    found = []
+    if len(sizes) == 1 and max(sizes) > len(ranks):
+        found.append(
+            f"{len(ranks)} of {max(sizes)} ranks are here: waiting for the others shows up as transfer"
+        )
+    if len(sizes) > 1:
+        found.append(f"the traces disagree about the number of ranks: {', '.join(map(str, sorted(sizes)))}")
+    ranges = {_step_range(digest) for _, digest in ranked.digests}
+    if len(ranges) > 1:
+        named = "; ".join(f"rank {rank}: {_step_range(digest)}" for rank, digest in ranked.digests)
+        found.append(f"the ranks recorded different steps ({named})")
+    alone = sum(not each.matched for each in matched.collectives)
+    if alone and len(ranks) > 1:
+        found.append(
+            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: "
+            "their waiting is counted as transfer"
+        )
+    return found
+
+
+def _step_range(digest: Digest) -> str:
+    numbers = [scope.step for scope in digest.steps if scope.step is not None]
+    return f"{min(numbers)} to {max(numbers)}" if numbers else "no step"
+
+
+def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceReport:
+    base_ns = min(_first_ns(digest) - matched.offsets[rank] for rank, digest in ranked.digests) // 1000 * 1000
+    ranks = [rank for rank, _ in ranked.digests]
+    return TraceReport(
+        schema=1,
+        base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
+        warnings=tuple(warnings),
+        clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
+        ranks=tuple(rank_trace(rank, view) for rank, view in _views(ranked, matched, base_ns)),
+        collectives=tuple(_collective(each, matched, base_ns) for each in matched.collectives),
+        stragglers=_stragglers(matched, ranks),
+    )
+
+
+def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int, RankView]]:
+    parts: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
+    for each in matched.collectives:
+        for part in each.parts:
+            parts[part.rank].append((each, part))
+    for rank, digest in ranked.digests:
+        origin_ns = digest.base_ns - matched.offsets[rank] - base_ns
+        yield rank, RankView(digest, origin_ns, tuple(parts[rank]))
+
+
+def _first_ns(digest: Digest) -> int:
+    return digest.base_ns + min(scope.measure.start for scope in (digest.total, *digest.steps))
+
+
+def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport, ...]:
+    """Empty where no collective is seen on two ranks: then nobody can be said to be late."""
+    if not any(each.matched for each in matched.collectives):
+        return ()
+    rows = stragglers(matched.collectives, matched.offsets, ranks)
+    return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
+
+
+def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveReport:
+    algorithm, bus = bandwidths(each)
+    transfer_ns = each.transfer_ns
+    return CollectiveReport(
+        group=each.group,
+        seq=each.seq,
+        kind=each.kind,
+        bytes=each.num_bytes,
+        algorithm_gb_per_s=algorithm,
+        bus_gb_per_s=bus,
+        last_rank=last_rank(each, matched.offsets),
+        ranks=tuple(
+            CollectivePart(
+                rank=part.rank,
+                start_us=(part.start_ns - matched.offsets[part.rank] - base_ns) / 1000,
+                wait_us=(part.local.duration - transfer_ns) / 1000 if each.matched else None,
+                transfer_us=transfer_ns / 1000 if each.matched else None,
+            )
+            for part in each.parts
+        ),
+    )

@@ -1,0 +1,182 @@
+"""How the time of one window divides, in exact integer nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals
+
+
+@dataclass(frozen=True, eq=False)
+class Activity:
+    """What a device did: the moments of each class. Classes may overlap; a set doesn't overlap itself."""
+
+    compute: Intervals
+    comm: Intervals
+    copies: Intervals
+    """Copies and memsets."""
+    memsets: Intervals = EMPTY
+
+    def clip(self, start_ns: int, end_ns: int) -> Activity:
+        """What happened from `start_ns` to `end_ns`."""
+        parts = (self.compute, self.comm, self.copies, self.memsets)
+        return Activity(*(part.clip(start_ns, end_ns) for part in parts))
+
+    @property
+    def busy(self) -> Intervals:
+        return self.compute.join(self.comm).join(self.copies)
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """What explains moments in which the device is idle."""
+
+    data: Intervals
+    """The training loop waits for its next batch."""
+    comm: Intervals
+    """A collective runs on the CPU, and the device has to wait for it."""
+    runtime: Intervals
+    """Some thread is in a call of the CUDA or HIP API."""
+    ops: Intervals
+    """Some thread is in an operator."""
+
+
+@dataclass(frozen=True, eq=False)
+class Queue:
+    """Work in order of its start, with the moment at which its launch began: tells who a gap waits for."""
+
+    starts: Int64
+    launches: Int64
+
+    def dry(self, gap_starts: Int64, gap_ends: Int64) -> NDArray[np.bool_]:
+        """Gaps in which nothing had been launched: the work that ends the gap was launched after it began."""
+        place = np.searchsorted(self.starts, gap_ends)
+        if not len(self.starts):
+            return np.ones(len(gap_starts), dtype=bool)
+        launches = self.launches[np.minimum(place, len(self.starts) - 1)]
+        return np.asarray((place == len(self.starts)) | (launches >= gap_starts), dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Why the device did nothing, in ns; the causes add up to the idle time."""
+
+    host: int
+    """The CPU had launched nothing."""
+    comm_wait: int
+    data: int
+    other: int
+    """Work was launched, but didn't run yet: it waited for other work, or for the launch itself."""
+
+
+@dataclass(frozen=True)
+class HostActivity:
+    """What the CPU did while the device did nothing, in ns: a moment counts for the first that applies."""
+
+    runtime: int
+    data: int
+    op: int
+    other: int
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """The time of one window in ns: compute + exposed_comm + exposed_copy + idle = span."""
+
+    start: int
+    end: int
+    compute: int
+    comm: int
+    overlap: int
+    copy: int
+    memset: int
+    exposed_copy: int
+    idle: int
+    idle_by_cause: Idle
+    idle_by_host: HostActivity
+    exposed_comm: Intervals = field(repr=False)
+    """The moments of communication without compute; all ranks together tell which are waiting."""
+
+    @property
+    def span(self) -> int:
+        return self.end - self.start
+
+
+def measure(activity: Activity, start_ns: int, end_ns: int, waits: Waits, queue: Queue | None) -> Measure:
+    """Divides the window from `start_ns` to `end_ns`.
+
+    Without a `queue` of launched work, all idle time that isn't waiting is the host's.
+    """
+    inside = activity.clip(start_ns, end_ns)
+    exposed_comm = inside.comm.subtract(inside.compute)
+    idle = inside.busy.gaps(start_ns, end_ns)
+    return Measure(
+        start=start_ns,
+        end=end_ns,
+        compute=inside.compute.length_ns,
+        comm=inside.comm.length_ns,
+        overlap=inside.comm.length_ns - exposed_comm.length_ns,
+        copy=inside.copies.length_ns,
+        memset=inside.memsets.length_ns,
+        exposed_copy=inside.copies.subtract(inside.compute.join(inside.comm)).length_ns,
+        idle=idle.length_ns,
+        idle_by_cause=_causes(idle, waits, queue),
+        idle_by_host=_host_activity(idle, waits),
+        exposed_comm=exposed_comm,
+    )
+
+
+def joined(parts: Sequence[Measure]) -> Measure:
+    """The measure of windows that follow each other, as one."""
+
+    def total(name: str) -> int:
+        return sum(getattr(part, name) for part in parts)
+
+    causes = zip(*(astuple(part.idle_by_cause) for part in parts), strict=True)
+    activities = zip(*(astuple(part.idle_by_host) for part in parts), strict=True)
+    exposed = [part.exposed_comm for part in parts]
+    return Measure(
+        start=parts[0].start,
+        end=parts[-1].end,
+        compute=total("compute"),
+        comm=total("comm"),
+        overlap=total("overlap"),
+        copy=total("copy"),
+        memset=total("memset"),
+        exposed_copy=total("exposed_copy"),
+        idle=total("idle"),
+        idle_by_cause=Idle(*map(sum, causes)),
+        idle_by_host=HostActivity(*map(sum, activities)),
+        exposed_comm=Intervals(
+            np.concatenate([each.starts for each in exposed]), np.concatenate([each.ends for each in exposed])
+        ),
+    )
+
+
+def _causes(idle: Intervals, waits: Waits, queue: Queue | None) -> Idle:
+    data = idle.intersect(waits.data)
+    rest = idle.subtract(data)
+    comm = rest.intersect(waits.comm)
+    rest = rest.subtract(comm)
+    dry = idle
+    if queue is not None:
+        is_dry = queue.dry(idle.starts, idle.ends)
+        dry = Intervals(idle.starts[is_dry], idle.ends[is_dry])
+    host = rest.intersect(dry).length_ns
+    return Idle(host, comm.length_ns, data.length_ns, rest.length_ns - host)
+
+
+def _host_activity(idle: Intervals, waits: Waits) -> HostActivity:
+    no_runtime = idle.subtract(waits.runtime)
+    no_data = no_runtime.subtract(waits.data)
+    nothing = no_data.subtract(waits.ops)
+    return HostActivity(
+        runtime=idle.length_ns - no_runtime.length_ns,
+        data=no_runtime.length_ns - no_data.length_ns,
+        op=no_data.length_ns - nothing.length_ns,
+        other=nothing.length_ns,
+    )

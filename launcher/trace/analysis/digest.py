@@ -1,0 +1,332 @@
+"""All that one trace file says about its rank. What needs the other ranks' files too is in `match`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
+from gpurun.launcher.trace.analysis.gpus import Devices
+from gpurun.launcher.trace.analysis.local_collectives import LocalCollective, local_collectives
+from gpurun.launcher.trace.analysis.steps import (
+    WITHOUT_STEPS,
+    HostStep,
+    Launched,
+    Step,
+    host_steps,
+    launched,
+    step_at,
+    windows,
+)
+from gpurun.launcher.trace.analysis.stretches import stretches
+from gpurun.launcher.trace.analysis.tables import Mask, NameTime, compute_ops, kernel_times, op_times
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
+from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
+from gpurun.launcher.trace.kineto.columns import Timed, Trace
+from gpurun.launcher.trace.kineto.read import read_trace
+
+MAX_RANKS = 1 << 31
+"""What claims more is damaged."""
+_DIGITS = re.compile(r"[0-9]{1,10}")
+"""A rank that its writer took from the environment as it stood there."""
+
+
+@dataclass(frozen=True)
+class LaunchDelay:
+    """From the start of the launching call to the start of the work, in ns."""
+
+    median: int
+    largest: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One stretch of a rank's time: a step, or all of the file."""
+
+    step: int | None
+    """Number of the step; `None` for all of the file."""
+    position: int | None
+    """Of the step within the file; `None` for all of the file, or a file without steps."""
+    measure: Measure
+    num_kernels: int
+    launch_delay: LaunchDelay | None
+    gpu_span: int | None
+    """From the first start to the last end of the GPU work that belongs here, in ns."""
+    devices: tuple[tuple[str, Scope], ...] = ()
+    """Each device by itself where there are several; the rest is the first one's, the busiest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Digest:
+    """What remains of a trace file once it is read: small, whatever the size of the file."""
+
+    path: Path
+    base_ns: int
+    """Unix time to which all other times here are relative."""
+    zero_ns: int
+    """Unix time at which the file's own `ts` is 0."""
+    rank: int | None
+    world_size: int | None
+    device: str
+    total: Scope
+    steps: tuple[Scope, ...]
+    collectives: tuple[LocalCollective, ...]
+    kernels: tuple[NameTime, ...]
+    ops: tuple[NameTime, ...]
+    modules: tuple[NameTime, ...]
+    warnings: tuple[str, ...]
+    window: tuple[int, int] | None = None
+    """Where steps were asked for: from the first one's begin on the CPU to the end of the last one's work."""
+
+
+def digest_file(path: Path, steps: slice | None) -> Digest:
+    """Reads and analyses one file.
+
+    Args:
+        path: a Kineto trace, plain or gzip.
+        steps: numbers of the steps to look at, the last one excluded; `None`: the whole file.
+
+    Raises:
+        TraceError: the file can't be read, is no trace, or holds nothing to analyse.
+    """
+    return digest(read_trace(path), path, steps)
+
+
+def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
+    """Analyses one trace; see `digest_file`.
+
+    Raises:
+        TraceError: it holds nothing to analyse.
+    """
+    _refuse_empty(trace, path)
+    host = host_steps(trace)
+    work = launched(trace, host)
+    all_steps = windows(trace, host, work)
+    kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
+    whole = len(kept) == len(all_steps)
+    mask = np.ones(len(trace.gpu), dtype=bool) if whole else np.isin(work.step, kept)
+    ops = np.ones(len(trace.ops), dtype=bool)
+    if not whole:
+        ops = np.isin(step_at(host, trace.ops.start), kept)
+    op_rows, module_rows = op_times(trace, work, mask, ops)
+    on_gpu = len(trace.gpu) > 0
+    picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
+    total = picture.total(mask, [all_steps[i] for i in kept], whole)
+    scopes = tuple(picture.step(all_steps[i], i) for i in kept)
+    if not all_steps:
+        scopes = (_as_step(total),)
+    collectives = local_collectives(trace, work, host)
+    return Digest(
+        path=path,
+        base_ns=trace.base_ns,
+        zero_ns=trace.zero_ns,
+        rank=_info(trace, "rank"),
+        world_size=_info(trace, "world_size"),
+        device=_device(trace, on_gpu),
+        total=total,
+        steps=scopes,
+        collectives=tuple(each for each in collectives if whole or each.step in kept),
+        kernels=tuple(kernel_times(trace, mask)),
+        ops=tuple(op_rows),
+        modules=tuple(module_rows),
+        warnings=_warnings(trace, path, host, chosen, kept),
+        window=None if chosen is None else _window(host, all_steps, kept),
+    )
+
+
+def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[int, int]:
+    starts, ends = [host[i].start_ns for i in kept], [steps[i].end_ns for i in kept]
+    return min(starts, default=0), max(ends, default=0)
+
+
+def _refuse_empty(trace: Trace, path: Path) -> None:
+    if len(trace.gpu) or len(trace.ops) or trace.ranges:
+        return
+    reasons = [trace.skipped] if trace.skipped else []
+    reasons.append("no GPU work and no operators: nothing to analyse, left out")
+    raise TraceError(f"{path}: {'; '.join(reasons)}")
+
+
+def _is_chosen(number: int, steps: slice | None) -> bool:
+    if steps is None:
+        return True
+    return (steps.start is None or number >= steps.start) and (steps.stop is None or number < steps.stop)
+
+
+def _as_step(total: Scope) -> Scope:
+    devices = tuple((name, replace(scope, step=WITHOUT_STEPS)) for name, scope in total.devices)
+    return replace(total, step=WITHOUT_STEPS, devices=devices)
+
+
+class _GpuPicture:
+    """Measures windows of a trace with GPU work."""
+
+    def __init__(self, trace: Trace, work: Launched) -> None:
+        self.trace = trace
+        self.work = work
+        self.devices = Devices.of(trace)
+        self.waits = Waits(
+            data=trace.union_of(HostKind.DATA),
+            comm=trace.union_of(HostKind.COMM),
+            runtime=trace.launches.covered,
+            ops=trace.ops.covered,
+        )
+        self.by_step = np.argsort(work.step, kind="stable")
+        self.sorted_steps = work.step[self.by_step]
+
+    def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
+        chosen = np.flatnonzero(mask)
+        if not len(chosen):
+            return self._scope(chosen, None, None, (0, 0))
+        start, duration = self.trace.gpu.start[chosen], self.trace.gpu.duration[chosen]
+        return self._scope(chosen, None, None, (int(start.min()), int((start + duration).max())))
+
+    def step(self, step: Step, position: int) -> Scope:
+        first, last = np.searchsorted(self.sorted_steps, (position, position + 1))
+        return self._scope(self.by_step[first:last], step.number, position, (step.start_ns, step.end_ns))
+
+    def _scope(
+        self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
+    ) -> Scope:
+        devices = self.devices
+        each = [
+            self._scope_of(devices.share(chosen, device), number, position, window)
+            for device in devices.numbers
+        ]
+        if len(each) == 1:
+            return each[0]
+        return replace(each[0], devices=tuple(zip(devices.names, each, strict=True)))
+
+    def _scope_of(
+        self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
+    ) -> Scope:
+        gpu = self.trace.gpu
+        work = Timed(gpu.start[chosen], gpu.duration[chosen])
+        return Scope(
+            step=number,
+            position=position,
+            measure=self._measure(work, chosen, *window),
+            num_kernels=int((gpu.kind[chosen] <= GpuKind.COMM).sum()),
+            launch_delay=self._launch_delay(chosen),
+            gpu_span=int(work.end.max() - work.start.min()) if len(work) else None,
+        )
+
+    def _measure(self, work: Timed, chosen: Int64, start_ns: int, end_ns: int) -> Measure:
+        """Of a window and the work that belongs there, in stretches: they cut neither work nor a gap."""
+        queue = self._queue(chosen)
+        parts: list[Measure] = []
+        for stretch in stretches(work):
+            first_ns, last_ns = max(stretch.begin_ns, start_ns), min(stretch.end_ns, end_ns)
+            if first_ns < last_ns or not parts:
+                mine = stretch.holds(work.start)
+                start, kind = work.start[mine], self.trace.gpu.kind[chosen[mine]]
+                activity = _activity(start, start + work.duration[mine], kind)
+                parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
+        return joined(parts)
+
+    def _queue(self, chosen: Int64) -> Queue:
+        order = chosen[np.argsort(self.trace.gpu.start[chosen], kind="stable")]
+        unknown = np.iinfo(np.int64).min
+        launches = np.where(self.work.launch[order] >= 0, self.work.start[order], unknown)
+        return Queue(self.trace.gpu.start[order], launches)
+
+    def _launch_delay(self, chosen: Int64) -> LaunchDelay | None:
+        known = chosen[self.work.launch[chosen] >= 0]
+        if not len(known):
+            return None
+        delays = self.trace.gpu.start[known] - self.work.start[known]
+        return LaunchDelay(int(np.median(delays)), int(delays.max()))
+
+
+def _activity(start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]]) -> Activity:
+    def of(*kinds: GpuKind) -> Intervals:
+        chosen = np.isin(kind, kinds)
+        return union(start[chosen], end[chosen])
+
+    copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
+    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET))
+
+
+class _CpuPicture:
+    """Measures windows of a trace without GPU work.
+
+    Compute is what operators cover on threads that don't carry out collectives, but not while the loop waits
+    for its batch: what the DataLoader computes is input, not the model.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        ops = compute_ops(trace)
+        self.trace = trace
+        data = trace.union_of(HostKind.DATA)
+        compute = union(trace.ops.start[ops], trace.ops.end[ops])
+        self.activity = Activity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
+        self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY)
+
+    def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
+        starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
+        busy = self.activity.busy
+        if whole and len(busy.starts):
+            starts.append(int(busy.starts[0]))
+            ends.append(int(busy.ends[-1]))
+        return self._scope(None, None, (min(starts, default=0), max(ends, default=0)))
+
+    def step(self, step: Step, position: int) -> Scope:
+        return self._scope(step.number, position, (step.start_ns, step.end_ns))
+
+    def _scope(self, number: int | None, position: int | None, window: tuple[int, int]) -> Scope:
+        divided = measure(self.activity, *window, self.waits, None)
+        return Scope(number, position, divided, 0, None, None)
+
+
+def _info(trace: Trace, key: str) -> int | None:
+    info = trace.header.get("distributedInfo")
+    value = info.get(key) if isinstance(info, dict) else None
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < MAX_RANKS else None
+
+
+def _device(trace: Trace, on_gpu: bool) -> str:
+    """The name of the device that the work ran on, as the trace tells it."""
+    if not on_gpu:
+        return "CPU"
+    devices = trace.header.get("deviceProperties")
+    for device in devices if isinstance(devices, list) else []:
+        if isinstance(device, dict) and isinstance(device.get("name"), str):
+            return str(device["name"])
+    return "GPU"
+
+
+def _warnings(
+    trace: Trace, path: Path, steps: list[HostStep], chosen: slice | None, kept: list[int]
+) -> tuple[str, ...]:
+    found = []
+    if trace.skipped:
+        found.append(f"{path}: {trace.skipped}")
+    if chosen is not None and not kept:
+        numbers = f"{steps[0].number} to {steps[-1].number}" if steps else "none"
+        found.append(f"{path}: none of the steps asked for; it has {numbers}")
+    found.extend(f"{path}: {text}" for text in _overlaps(steps))
+    if len({step.number for step in steps}) < len(steps):
+        found.append(f"{path}: several steps have the same number; they are listed one by one")
+    if len(trace.gpu):
+        found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
+    return tuple(found)
+
+
+def _overlaps(steps: list[HostStep]) -> list[str]:
+    found = []
+    if any(step.overlaps for step in steps):
+        found.append("steps overlap; the later one is counted from where the earlier one ends")
+    swallowed = [step.number for step in steps if step.is_swallowed]
+    if swallowed:
+        named = ", ".join(map(str, swallowed))
+        found.append(f"wholly inside another step, and so without time or work of its own: step {named}")
+    return found

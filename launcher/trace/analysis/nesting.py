@@ -1,0 +1,94 @@
+"""Which range encloses which, for ranges that nest within their thread, without a loop over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.columns import Spans
+
+NONE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Nesting:
+    """Ranges of all threads laid end to end on one line, in order of their start, outer before inner.
+
+    The depth of a range is the number of ranges that are open when it starts; the range that encloses it is
+    the last one before it whose depth is one less.
+    """
+
+    order: Int64
+    """Position in the original column of each range on the line."""
+    starts: Int64
+    ends: Int64
+    sorted_ends: Int64
+    depths: NDArray[np.int32]
+    first_ns: int
+    stride_ns: int
+    """Length of the line that one thread takes."""
+
+    @cached_property
+    def levels(self) -> list[Int64]:
+        """Positions on the line, by depth."""
+        by_depth = np.argsort(self.depths, kind="stable")
+        deepest = int(self.depths.max(initial=NONE))
+        cuts = np.searchsorted(self.depths[by_depth], np.arange(deepest + 2))
+        return [by_depth[begin:end] for begin, end in pairwise(cuts)]
+
+    def self_ns(self) -> Int64:
+        """Time of each range, in the order of its column, less that of the ranges directly inside."""
+        own = self.ends - self.starts
+        for outer, inner in pairwise(self.levels):
+            parent = np.searchsorted(outer, inner) - 1
+            inner, parent = inner[parent >= 0], parent[parent >= 0]
+            np.subtract.at(own, outer[parent], self.ends[inner] - self.starts[inner])
+        np.maximum(own, 0, out=own)
+        result = np.empty_like(own)
+        result[self.order] = own
+        return result
+
+    def innermost(self, threads: NDArray[np.int32], times_ns: Int64) -> Int64:
+        """Position in the column of the innermost range that is open then and there; −1 where none is."""
+        line = times_ns - self.first_ns
+        on_line = (line >= 0) & (line < self.stride_ns)
+        line = line + threads.astype(np.int64) * self.stride_ns
+        opened = np.searchsorted(self.starts, line, "right")
+        depth = opened - np.searchsorted(self.sorted_ends, line, "right")
+        found = np.full(len(line), NONE, dtype=np.int64)
+        for level, members in enumerate(self.levels):
+            asks = np.flatnonzero((depth == level + 1) & on_line)
+            last = np.searchsorted(members, opened[asks]) - 1
+            candidate = members[np.maximum(last, 0)]
+            holds = (last >= 0) & (self.ends[candidate] > line[asks])
+            found[asks[holds]] = self.order[candidate[holds]]
+        return found
+
+
+def nest(spans: Spans) -> Nesting | None:
+    """How `spans` nest; `None` if there are none, or if they are too far apart to be laid on a line."""
+    if not len(spans):
+        return None
+    first_ns = int(spans.start.min())
+    stride_ns = int(spans.end.max()) - first_ns + 2
+    if stride_ns * (int(spans.thread.max()) + 1) >= 1 << 62:
+        return None
+    # In place where that is possible: here a large trace takes the most memory.
+    starts = spans.thread.astype(np.int64)
+    starts *= stride_ns
+    starts += spans.start
+    starts -= first_ns
+    order = np.lexsort((-spans.duration, starts))
+    starts = starts[order]
+    ends = spans.duration[order]
+    np.maximum(ends, 1, out=ends)
+    ends += starts
+    sorted_ends = np.sort(ends)
+    depths = np.arange(len(starts), dtype=np.int32)
+    depths -= np.searchsorted(sorted_ends, starts, "right").astype(np.int32)
+    return Nesting(order, starts, ends, sorted_ends, depths, first_ns, stride_ns)

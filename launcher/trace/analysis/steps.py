@@ -1,0 +1,116 @@
+"""Training steps: which stretch of time is a step's, and which GPU work.
+
+A step owns the GPU work that it launched, wherever that ran. Its window begins when the step before is
+through, on the CPU or the GPU whichever is later, and ends when it is through itself; so windows never
+overlap, however far the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the
+earlier one ends: what was launched in the overlap belongs to the earlier one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.classify import HostKind
+from gpurun.launcher.trace.kineto.columns import Trace
+
+NO_STEP = -1
+WITHOUT_STEPS = 0
+"""Number of the one step of a trace that has no ProfilerStep."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's number and its window."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """For each piece of GPU work: who launched it, and when."""
+
+    launch: Int64
+    """Position in `trace.launches`; −1 for work launched before the capture."""
+    start: Int64
+    """When the launching call began; the start of the work itself where that isn't known."""
+    step: NDArray[np.int32]
+    """Position of the step that launched it; −1: none."""
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A ProfilerStep range, without what belongs to the steps before."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    overlaps: bool = False
+    """Whether the range began earlier, within a step before it."""
+
+    @property
+    def is_swallowed(self) -> bool:
+        """Whether nothing is left of it: it lay wholly inside the steps before."""
+        return self.overlaps and self.start_ns == self.end_ns
+
+
+def host_steps(trace: Trace) -> list[HostStep]:
+    """The ProfilerStep ranges, in order of time; none begins before those before it have ended."""
+    steps = [
+        HostStep(int(each.name.rpartition("#")[2]), each.start, each.end)
+        for each in trace.of_kind(HostKind.STEP)
+    ]
+    return _apart(sorted(steps, key=lambda step: (step.start_ns, step.end_ns)))
+
+
+def _apart(steps: list[HostStep]) -> list[HostStep]:
+    """The steps, each from where the last of those before it ends."""
+    result: list[HostStep] = []
+    for step in steps:
+        free_ns = result[-1].end_ns if result else step.start_ns
+        start_ns = max(step.start_ns, free_ns)
+        result.append(HostStep(step.number, start_ns, max(start_ns, step.end_ns), free_ns > step.start_ns))
+    return result
+
+
+def launched(trace: Trace, steps: list[HostStep]) -> Launched:
+    """Joins GPU work with its launch by correlation, and with the step in which that lay."""
+    calls, gpu = trace.launches, trace.gpu
+    order = np.argsort(calls.correlation, kind="stable")
+    keys = calls.correlation[order]
+    place = np.searchsorted(keys, gpu.correlation)
+    inside = np.minimum(place, max(len(keys) - 1, 0))
+    known = np.zeros(len(gpu), dtype=bool)
+    if len(keys):
+        known = (gpu.correlation > 0) & (keys[inside] == gpu.correlation)
+    launch = np.where(known, order[inside] if len(keys) else NO_STEP, NO_STEP)
+    start = np.where(known, calls.start[launch] if len(keys) else gpu.start, gpu.start)
+    step = np.where(known, step_at(steps, start), NO_STEP).astype(np.int32)
+    return Launched(launch, start, step)
+
+
+def step_at(steps: list[HostStep], times_ns: Int64) -> Int64:
+    """Position of the step whose ProfilerStep range holds each time; −1: none."""
+    if not steps:
+        return np.full(len(times_ns), NO_STEP, dtype=np.int64)
+    starts = np.array([step.start_ns for step in steps], dtype=np.int64)
+    ends = np.array([step.end_ns for step in steps], dtype=np.int64)
+    place = np.searchsorted(starts, times_ns, "right") - 1
+    return np.where((place >= 0) & (times_ns < ends[np.maximum(place, 0)]), place, NO_STEP)
+
+
+def windows(trace: Trace, steps: list[HostStep], work: Launched) -> list[Step]:
+    """The windows of the steps, in order of time, from the ends of the GPU work that they own."""
+    last_end = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
+    owned = work.step >= 0
+    np.maximum.at(last_end, work.step[owned], trace.gpu.end[owned])
+    result: list[Step] = []
+    for step, gpu_end_ns in zip(steps, last_end.tolist(), strict=True):
+        start_ns = max(step.start_ns, result[-1].end_ns if result else step.start_ns)
+        result.append(Step(step.number, start_ns, max(start_ns, step.end_ns, gpu_end_ns)))
+    return result

@@ -1,0 +1,194 @@
+"""Which kernels, operators and modules took the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.trace.analysis.nesting import Nesting, nest
+from gpurun.launcher.trace.analysis.steps import Launched
+from gpurun.launcher.trace.analysis.stretches import Stretch, stretches
+from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
+from gpurun.launcher.trace.kineto.columns import Spans, Trace
+
+MAX_NAMES = 500
+"""Names beyond it, by time, aren't kept; real traces have 50 to 300."""
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NameTime:
+    """Time under one name, in ns."""
+
+    name: str
+    kind: str
+    """For GPU work compute, comm or memcpy; op, module."""
+    count: int
+    device_ns: int
+    """Of GPU work with this name, or launched from within it but from nothing further inside."""
+    host_ns: int
+    """On the CPU, without operators further inside."""
+    comm_ns: int = 0
+    """Communication, of `device_ns`."""
+    memcpy_ns: int = 0
+    """Copies and memsets, of `device_ns`."""
+
+
+def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
+    """GPU work by name, longest first."""
+    gpu = trace.gpu
+    counts, device_ns = _sums(gpu.name[chosen], gpu.duration[chosen], len(trace.gpu_names))
+    kinds = np.zeros(len(trace.gpu_names), dtype=np.int8)
+    kinds[gpu.name] = gpu.kind
+    words = {
+        GpuKind.COMPUTE: "compute",
+        GpuKind.COMM: "comm",
+        GpuKind.MEMCPY: "memcpy",
+        GpuKind.MEMSET: "memcpy",
+    }
+    return _longest(
+        NameTime(trace.gpu_names[i], words[GpuKind(int(kinds[i]))], int(counts[i]), int(device_ns[i]), 0)
+        for i in np.flatnonzero(counts).tolist()
+    )
+
+
+def op_times(
+    trace: Trace, work: Launched, chosen_gpu: Mask, chosen_ops: Mask
+) -> tuple[list[NameTime], list[NameTime]]:
+    """Times by operator and by `nn.Module`, longest first.
+
+    Calls that issue collectives count with the GPU work that they launch; their time on the CPU is no
+    computing, and no operator's.
+    """
+    calls = _calls(trace, work, chosen_gpu)
+    ops, modules = _Totals(trace.op_names, "op"), _Totals(trace.module_names, "module")
+    computing = compute_ops(trace)
+    for stretch in stretches(trace.ops, trace.modules):
+        mine = stretch.holds(trace.ops.start)
+        spans, shown = trace.ops.where(mine), chosen_ops[mine]
+        nesting = nest(spans)
+        own = nesting.self_ns() if nesting else np.zeros(len(spans), dtype=np.int64)
+        own[~computing[mine]] = 0
+        inside = calls.of(stretch)
+        ops.add_host(spans.name[shown], own[shown])
+        ops.add_device(spans, nesting, inside)
+        around = trace.modules.where(stretch.holds(trace.modules.start))
+        _add_modules(modules, around, inside, (spans.where(shown), own[shown]))
+    return ops.rows(), modules.rows()
+
+
+@dataclass(frozen=True, eq=False)
+class _Calls:
+    """Where and when work was launched, and how long it ran."""
+
+    threads: NDArray[np.int32]
+    times: Int64
+    durations: Int64
+    kinds: NDArray[np.int8]
+    """`GpuKind` of the work."""
+
+    def of(self, stretch: Stretch) -> _Calls:
+        mine = stretch.holds(self.times)
+        return _Calls(self.threads[mine], self.times[mine], self.durations[mine], self.kinds[mine])
+
+
+def _calls(trace: Trace, work: Launched, chosen: Mask) -> _Calls:
+    known = chosen & (work.launch >= 0)
+    launch = work.launch[known]
+    gpu = trace.gpu
+    return _Calls(trace.launches.thread[launch], work.start[known], gpu.duration[known], gpu.kind[known])
+
+
+@dataclass(eq=False)
+class _Totals:
+    """Sums by name, over the stretches of a trace."""
+
+    names: Sequence[str]
+    kind: str
+    counts: Int64 = field(init=False)
+    host_ns: Int64 = field(init=False)
+    device_ns: Int64 = field(init=False)
+    """By `GpuKind`, then name."""
+
+    def __post_init__(self) -> None:
+        self.counts, self.host_ns = np.zeros((2, len(self.names)), dtype=np.int64)
+        self.device_ns = np.zeros((len(GpuKind), len(self.names)), dtype=np.int64)
+
+    def add_host(self, names: NDArray[np.int32], ns: Int64) -> None:
+        """Adds ranges with these names and times on the CPU."""
+        counts, host_ns = _sums(names, ns, len(self.names))
+        self.counts += counts
+        self.host_ns += host_ns
+
+    def add_device(self, spans: Spans, nesting: Nesting | None, calls: _Calls) -> None:
+        """Adds the work that was launched from within `spans`."""
+        if nesting is not None:
+            span = nesting.innermost(calls.threads, calls.times)
+            held = span >= 0
+            sorts = calls.kinds[held].astype(np.int64) * len(self.names) + spans.name[span[held]]
+            sums = _sums(sorts, calls.durations[held], self.device_ns.size)[1]
+            self.device_ns += sums.reshape(self.device_ns.shape)
+
+    def rows(self) -> list[NameTime]:
+        """All that was added, longest first."""
+        device_ns, copies = self.device_ns, [GpuKind.MEMCPY, GpuKind.MEMSET]
+        columns = (
+            self.counts,
+            device_ns.sum(axis=0),
+            self.host_ns,
+            device_ns[GpuKind.COMM],
+            device_ns[copies].sum(axis=0),
+        )
+        named = zip(self.names, *(column.tolist() for column in columns), strict=True)
+        return _longest(NameTime(name, self.kind, *sums) for name, *sums in named if any(sums[:2]))
+
+
+def _add_modules(modules: _Totals, spans: Spans, calls: _Calls, host: tuple[Spans, Int64]) -> None:
+    """Adds modules; their time on the CPU is that of the operators inside, which come with theirs."""
+    ops, own = host
+    nesting = nest(spans)
+    if nesting is None:
+        return
+    by_op = nesting.innermost(ops.thread, ops.start)
+    held = by_op >= 0
+    host_ns = np.bincount(by_op[held], weights=own[held], minlength=len(spans)).astype(np.int64)
+    modules.add_host(spans.name, host_ns)
+    modules.add_device(spans, nesting, calls)
+
+
+def _sums(names: NDArray[np.int32] | Int64, ns: Int64, num_names: int) -> tuple[Int64, Int64]:
+    """Number and total time by name. Sums of doubles are exact here: a trace is shorter than 2^53 ns."""
+    counts = np.bincount(names, minlength=num_names)
+    return counts, np.bincount(names, weights=ns, minlength=num_names).astype(np.int64)
+
+
+def _longest(rows: Iterable[NameTime]) -> list[NameTime]:
+    merged: dict[tuple[str, str], NameTime] = {}
+    for row in rows:
+        before = merged.get((row.name, row.kind))
+        merged[row.name, row.kind] = _add(before, row) if before else row
+    longest = sorted(merged.values(), key=lambda row: (-row.device_ns, -row.host_ns, row.name))
+    return longest[:MAX_NAMES]
+
+
+def _add(one: NameTime, other: NameTime) -> NameTime:
+    return NameTime(
+        one.name,
+        one.kind,
+        one.count + other.count,
+        one.device_ns + other.device_ns,
+        one.host_ns + other.host_ns,
+        one.comm_ns + other.comm_ns,
+        one.memcpy_ns + other.memcpy_ns,
+    )
+
+
+def compute_ops(trace: Trace) -> Mask:
+    """Operators that compute: no communication calls, and none on the threads that carry out collectives."""
+    kinds = trace.op_kinds[trace.ops.name] if len(trace.ops) else np.empty(0, dtype=np.int8)
+    comm_threads = sorted({each.thread for each in trace.of_kind(HostKind.COMM)})
+    return np.asarray((kinds == HostKind.OP) & ~np.isin(trace.ops.thread, comm_threads), dtype=np.bool_)

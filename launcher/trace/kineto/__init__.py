@@ -1,0 +1,1 @@
+"""Reading: a Kineto trace file of any writer becomes columns."""

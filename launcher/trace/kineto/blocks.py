@@ -1,0 +1,246 @@
+"""The events of a trace file, a block at a time, and the keys around them.
+
+A block is cut where an event seems to end (`}`, a comma, `{`). Whether it did is proved by decoding: a cut
+inside a string or inside an event's arguments leaves something open, and open JSON never decodes. Only then,
+and for the end of the array, are the brackets counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.kineto.repair import cleaned, find_damage
+from gpurun.launcher.trace.kineto.scan import Scan, find_events, scan_events
+from gpurun.launcher.trace.kineto.source import Source
+
+Event = TypeVar("Event")
+
+BLOCK_BYTES = 2 << 20
+MAX_PART_BYTES = 64 << 20
+"""No single event and nothing before or after the events is larger in a trace."""
+
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_SPACE = b" \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+
+
+@dataclass
+class Skipped:
+    """Events that are valid JSON but no event: a string for a time, no name."""
+
+    count: int = 0
+    first_byte: int = 0
+    reason: str = ""
+
+    def add(self, byte: int, reason: str) -> None:
+        if not self.count:
+            self.first_byte, self.reason = byte, reason
+        self.count += 1
+
+
+@dataclass
+class TraceFile(Generic[Event]):
+    """Iterates over the blocks of `source`; when that is done, `header` holds all other keys of the file."""
+
+    source: Source
+    event_type: type[Event]
+    header: dict[str, Any] = field(default_factory=dict)
+    skipped: Skipped = field(default_factory=Skipped)
+
+    def __post_init__(self) -> None:
+        self._many = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
+        self._one = msgspec.json.Decoder(self.event_type)
+        self._buffer = bytearray()
+        self._after_event = False
+        self._offset = 0
+
+    def blocks(self) -> Iterator[tuple[list[Event], bytes]]:
+        """Decoded events with the JSON array that they were decoded from.
+
+        Raises:
+            TraceError: the file is no trace, is cut off, or is damaged; with the byte.
+        """
+        head = self._read_head()
+        while True:
+            more = self._fill(BLOCK_BYTES)
+            self._pass_comma()
+            if more:
+                block = self._guess()
+                if block is not None:
+                    yield block
+                    continue
+            scan = scan_events(self._buffer)
+            if len(scan.ends):
+                yield self._exact(scan)
+            if scan.close is not None:
+                break
+            if not len(scan.ends):
+                self._grow()
+        self._drop(scan.close - (int(scan.ends[-1]) if len(scan.ends) else 0), b",")
+        if self._buffer[:1] != b"]":
+            raise self._damaged(0, "a bracket closes here that nothing has opened")
+        self._read_header(head)
+
+    def _fill(self, num_bytes: int) -> bool:
+        """Whether the buffer holds `num_bytes`; if not, the file is at its end."""
+        while len(self._buffer) < num_bytes:
+            data = self.source.read(num_bytes - len(self._buffer))
+            if not data:
+                return False
+            self._buffer += data
+        return True
+
+    def _read_head(self) -> bytes:
+        size = BLOCK_BYTES
+        while True:
+            more = self._fill(size)
+            start = self._find_start()
+            if start is not None:
+                head = bytes(self._buffer[:start])
+                self._drop(start)
+                return head
+            if not more or size >= MAX_PART_BYTES:
+                raise self._foreign()
+            size *= 2
+
+    def _find_start(self) -> int | None:
+        text = self._buffer.lstrip(_SPACE + _BYTE_ORDER_MARK)
+        if text[:1] == b"[":
+            return len(self._buffer) - len(text) + 1
+        return find_events(self._buffer) if text[:1] == b"{" else None
+
+    def _foreign(self) -> TraceError:
+        first = bytes(self._buffer.lstrip(_SPACE)[:1])
+        path = self.source.path
+        if first not in (b"{", b"["):
+            start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
+            return TraceError(f"{path}: not JSON at byte {start}")
+        self._refuse_damage(b"")
+        size = len(self._buffer)
+        return TraceError(f"{path}: no traceEvents up to byte {size}: not a Kineto trace, or cut off")
+
+    def _guess(self) -> tuple[list[Event], bytes] | None:
+        """The block up to the last seeming end of an event, if that is one."""
+        tail = max(len(self._buffer) - (1 << 16), 0)
+        ends = [match.start() + 1 for match in _BETWEEN.finditer(self._buffer, tail)]
+        if not ends:
+            return None
+        text = self._array(ends[-1])
+        try:
+            events = self._many.decode(text)
+        except _UNREADABLE:
+            return None
+        self._drop(ends[-1])
+        self._after_event = True
+        return events, text
+
+    def _exact(self, scan: Scan) -> tuple[list[Event], bytes]:
+        end = int(scan.ends[-1])
+        text = self._array(end)
+        try:
+            events = self._many.decode(text)
+        except _UNREADABLE:
+            events, text = self._one_by_one(scan)
+        self._drop(end)
+        self._after_event = True
+        return events, text
+
+    def _array(self, end: int) -> bytes:
+        """The first bytes of the buffer as a JSON array."""
+        with memoryview(self._buffer) as view:
+            return b"".join((b"[", view[:end], b"]"))
+
+    def _pass_comma(self) -> None:
+        """Goes on to the next event, behind the comma; that may come only with this block."""
+        rest = self._buffer.lstrip(_SPACE)
+        if not self._after_event or not rest:
+            return
+        if rest[:1] == b",":
+            self._drop(len(self._buffer) - len(rest) + 1)
+            self._after_event = False
+        elif rest[:1] != b"]":
+            raise self._damaged(0, "something else than a comma between two events")
+
+    def _one_by_one(self, scan: Scan) -> tuple[list[Event], bytes]:
+        """The events of a block that doesn't decode as a whole, without those that are none."""
+        self._refuse_between(scan)
+        events, texts = [], []
+        for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
+            text = cleaned(bytes(self._buffer[start:end]))
+            try:
+                events.append(self._one.decode(text))
+                texts.append(text)
+            except msgspec.ValidationError as error:
+                self.skipped.add(self._offset + start, str(error))
+            except _UNREADABLE as error:
+                place, reason = find_damage(bytes(self._buffer[start:end])) or (0, str(error))
+                raise self._damaged(start + place, reason) from error
+        return events, b"[" + b",".join(texts) + b"]"
+
+    def _refuse_between(self, scan: Scan) -> None:
+        """Between two events stands one comma, or the file is damaged there."""
+        previous = 0
+        for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
+            between = bytes(self._buffer[previous:start].strip(_SPACE))
+            if between != (b"," if previous else b""):
+                self._refuse_damage(b"[", self._buffer[:previous])
+                raise self._damaged(previous, "something else than a comma between two events")
+            previous = end
+
+    def _damaged(self, position: int, reason: str) -> TraceError:
+        return TraceError(f"{self.source.path}: damaged at byte {self._offset + position}: {reason}")
+
+    def _grow(self) -> None:
+        """Reads on, since the buffer holds no complete event."""
+        if len(self._buffer) >= MAX_PART_BYTES:
+            self._refuse_damage(b"[")
+            raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
+        size = len(self._buffer)
+        self._fill(max(2 * size, BLOCK_BYTES))
+        if len(self._buffer) == size:
+            self._refuse_damage(b"[")
+            raise TraceError(
+                f"{self.source.path}: cut off at byte {self._offset + size}: "
+                "the list of events never ends; record it again"
+            )
+
+    def _refuse_damage(self, opening: bytes, text: bytes | bytearray | None = None) -> None:
+        """An event or a header without an end is more often damaged inside than cut off.
+
+        Args:
+            opening: what has to stand before the text to make it JSON.
+            text: the beginning of the buffer; all of it if that isn't given.
+        """
+        damage = find_damage(opening + (self._buffer if text is None else text))
+        if damage is not None:
+            raise self._damaged(damage[0] - len(opening), damage[1])
+
+    def _drop(self, count: int, allowed: bytes | None = None) -> None:
+        if allowed is not None and self._buffer[:count].strip(_SPACE):
+            raise self._damaged(0, "something else than an event at the end of the list")
+        del self._buffer[:count]
+        self._offset += count
+
+    def _read_header(self, head: bytes) -> None:
+        if self._fill(MAX_PART_BYTES):
+            raise self._damaged(0, f"more than {MAX_PART_BYTES:,} bytes after the events")
+        tail = bytes(self._buffer[1:])
+        if head.startswith(_BYTE_ORDER_MARK):
+            head = head.replace(_BYTE_ORDER_MARK, b"   ", 1)
+        if head.strip(_SPACE) == b"[":
+            head, tail = b'{"traceEvents":[', tail + b"}"
+        whole = head[:-1] + b"null" + tail
+        try:
+            self.header = msgspec.json.decode(cleaned(whole))
+        except _UNREADABLE as error:
+            place, reason = find_damage(whole) or (len(whole), str(error))
+            in_tail = place - (len(whole) - len(tail))
+            position = in_tail + 1 if in_tail >= 0 else place - self._offset
+            raise self._damaged(position, f"the keys around the events: {reason}") from error

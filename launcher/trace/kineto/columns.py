@@ -1,0 +1,136 @@
+"""A trace as columns: what the analysis needs, 20 to 40 bytes per event. Times are ns since its base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.trace.intervals import Int64, Intervals, union
+from gpurun.launcher.trace.kineto.classify import HostKind
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """Things that took time, in the order of the file: one entry of every array each."""
+
+    start: Int64
+    duration: Int64
+
+    @property
+    def end(self) -> Int64:
+        return self.start + self.duration
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def covered(self) -> Intervals:
+        """The moments in which any of them was under way."""
+        return union(self.start, self.end)
+
+
+@dataclass(frozen=True, eq=False)
+class Spans(Timed):
+    """Such things with a name and a place."""
+
+    name: Int32
+    """Index into the table of names that the owner of this column keeps."""
+    thread: Int32
+
+    def where(self, chosen: NDArray[np.bool_]) -> Spans:
+        """Those that are chosen."""
+        return Spans(self.start[chosen], self.duration[chosen], self.name[chosen], self.thread[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class GpuWork(Spans):
+    """Kernels, copies and memsets. `thread` tells streams apart."""
+
+    kind: NDArray[np.int8]
+    """`GpuKind`."""
+    correlation: Int64
+    """Equal for the work and the call that launched it; −1: unknown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launches(Spans):
+    """Calls of the CUDA or HIP API."""
+
+    correlation: Int64
+
+
+@dataclass(frozen=True)
+class HostRange:
+    """A range on the CPU that is more than an operator."""
+
+    kind: HostKind
+    name: str
+    start: int
+    end: int
+    thread: int
+    tensors: tuple[int, ...]
+    """Bytes of each tensor (or list of them) that it was given, where the trace has their shapes."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of all tensors together."""
+        return sum(self.tensors) or None
+
+
+@dataclass(frozen=True)
+class CommFacts:
+    """What the arguments of a communication kernel say; `None` what they don't."""
+
+    kind: str
+    num_bytes: int | None
+    group: str | None
+    group_size: int | None
+    sequence: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One trace file. Times are integer ns since `base_ns` (unix time if the file has that)."""
+
+    base_ns: int
+    zero_ns: int
+    """Unix time at which the file's own `ts` is 0."""
+    header: dict[str, Any]
+    gpu: GpuWork
+    gpu_names: tuple[str, ...]
+    comm_facts: dict[int, CommFacts]
+    """By position in `gpu`."""
+    launches: Launches
+    launch_names: tuple[str, ...]
+    ops: Spans
+    op_names: tuple[str, ...]
+    op_kinds: NDArray[np.int8]
+    """`HostKind` by name of operator."""
+    modules: Spans
+    module_names: tuple[str, ...]
+    ranges: tuple[HostRange, ...]
+    skipped: str | None
+    """What was left out of the file, as a sentence."""
+    annotations: Spans
+    """Ranges that somebody has named: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
+    annotation_names: tuple[str, ...]
+    threads: tuple[tuple[str, str], ...]
+    """Process and thread, as the file spells them, by the numbers in `thread` of what ran on the CPU."""
+    streams: tuple[tuple[str, str], ...]
+    """Device and stream, by the numbers in `gpu.thread`; the process stands for a device that isn't named."""
+    named_devices: frozenset[str]
+    """Devices that GPU work names as its own."""
+
+    def of_kind(self, kind: HostKind) -> list[HostRange]:
+        return [each for each in self.ranges if each.kind is kind]
+
+    def union_of(self, kind: HostKind) -> Intervals:
+        ranges = self.of_kind(kind)
+        starts = np.array([each.start for each in ranges], dtype=np.int64)
+        return union(starts, np.array([each.end for each in ranges], dtype=np.int64))

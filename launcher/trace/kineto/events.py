@@ -1,0 +1,133 @@
+"""One trace event as Kineto writes it, and its times as exact integer nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+import msgspec
+import numpy as np
+
+from gpurun.launcher.trace.intervals import Int64
+
+EXACT_BELOW_US = float(1 << 43)
+"""Below it a double is less than half a nanosecond from the decimal text; rounding gives that text back."""
+MAX_NS = (1 << 62) - 1
+
+MAX_DIGITS = 18
+"""A number of more doesn't fit into 64 bits for sure."""
+
+Text = str | int | None
+Number = int | str | None
+"""Some writers put numbers in quotes."""
+
+
+class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
+    "dims": "Input Dims",
+    "types": "Input type",
+    "collective": "Collective name",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "group": "Process Group Name",
+    "group_size": "Group size",
+    "sequence": "Seq",
+}):  # fmt: skip
+    """The arguments that the analysis reads; all others are skipped, not built."""
+
+    correlation: Number = None
+    stream: Text = None
+    device: Text = None
+    dims: msgspec.Raw = msgspec.Raw()
+    types: msgspec.Raw = msgspec.Raw()
+    collective: Text = None
+    in_elements: Number = None
+    out_elements: Number = None
+    dtype: Text = None
+    group: Text = None
+    group_size: Number = None
+    sequence: Number = None
+
+
+NO_ARGUMENTS = Arguments()
+
+
+def whole(number: Number) -> int | None:
+    """The number, also from its digits; `None` for other text."""
+    if not isinstance(number, str):
+        return number
+    return int(number) if len(number) <= MAX_DIGITS and number.isascii() and number.isdigit() else None
+
+
+class Event(msgspec.Struct, gc=False, frozen=True):
+    """A trace event; times in µs, as they stand in the file."""
+
+    ph: str
+    name: str | None = None
+    cat: str | None = None
+    pid: Text = None
+    tid: Text = None
+    ts: int | float | None = None
+    dur: int | float | None = 0
+    """`None` where the file has no number for it: `NaN`, `Infinity`, `null`."""
+    args: Arguments | None = None
+
+
+class TimeText(msgspec.Struct, gc=False, frozen=True):
+    """The same event's times, as text: for decimals that no double can hold."""
+
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
+
+
+_TIME_TEXTS = msgspec.json.Decoder(list[TimeText])
+
+
+def needs_text(times_us: Sequence[int | float]) -> bool:
+    """Whether a double has lost nanoseconds that the text may have: large absolute times with a fraction."""
+    if not times_us or max(max(times_us), -min(times_us)) < EXACT_BELOW_US:
+        return False
+    return any(type(time) is float and abs(time) >= EXACT_BELOW_US for time in times_us)
+
+
+def time_texts(block: bytes) -> list[tuple[int | None, int | None]]:
+    """`ts` and `dur` in ns of all events of a JSON array, from their decimal text."""
+    return [(_text_ns(event.ts), _text_ns(event.dur)) for event in _TIME_TEXTS.decode(block)]
+
+
+def _text_ns(raw: msgspec.Raw) -> int | None:
+    text = bytes(raw)
+    if text.isdigit():
+        return int(text) * 1000
+    try:
+        return round(Decimal(text.decode()) * 1000)
+    except (ArithmeticError, ValueError):
+        return None
+
+
+def to_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
+    """Integer ns since `base_us`; exact, if none of the times `needs_text`.
+
+    Floats are split before they are scaled: 1e15 µs times 1000 would be rounded to 128 ns.
+    """
+    if times_us and type(times_us[0]) is int and set(map(type, times_us)) == {int}:
+        return _whole_ns(times_us, base_us)
+    values = np.clip(np.array(times_us, dtype=np.float64), -MAX_NS // 1000, MAX_NS // 1000)
+    whole = np.floor(values)
+    fraction_ns = np.rint((values - whole) * 1000).astype(np.int64)
+    return (whole.astype(np.int64) - base_us) * 1000 + fraction_ns
+
+
+def _whole_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
+    try:
+        values = np.array(times_us, dtype=np.int64) - base_us
+    except OverflowError:
+        return bounded([(int(time) - base_us) * 1000 for time in times_us])
+    return np.clip(values, -MAX_NS // 1000, MAX_NS // 1000) * 1000
+
+
+def bounded(values: Sequence[int]) -> Int64:
+    """The values as an array; what no column can hold becomes the largest that it can."""
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        return np.array([max(-MAX_NS, min(MAX_NS, value)) for value in values], dtype=np.int64)

@@ -1,0 +1,356 @@
+"""Reads a trace file into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import compress
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.blocks import Skipped, TraceFile
+from gpurun.launcher.trace.kineto.classify import (
+    GPU_CATEGORIES,
+    LAUNCH_CATEGORIES,
+    MODULE_PREFIX,
+    OP_CATEGORIES,
+    PYTHON_CATEGORIES,
+    GpuKind,
+    HostKind,
+    collective_kind,
+    dtype_bytes,
+    gpu_kind,
+    host_kind,
+)
+from gpurun.launcher.trace.kineto.columns import CommFacts, GpuWork, HostRange, Int32, Launches, Spans, Trace
+from gpurun.launcher.trace.kineto.events import (
+    MAX_NS,
+    NO_ARGUMENTS,
+    Arguments,
+    Event,
+    Text,
+    bounded,
+    needs_text,
+    time_texts,
+    to_ns,
+    whole,
+)
+from gpurun.launcher.trace.kineto.growing import Columns, Names, Numbering, Threads
+from gpurun.launcher.trace.kineto.source import open_source
+from gpurun.launcher.units import plural
+
+MAX_US = 1 << 63
+"""No column holds times beyond it."""
+MAX_BYTES = 1 << 53
+"""No collective moves more; what claims to is damaged."""
+
+Times = dict[int, tuple[int | None, int | None]]
+
+
+class Role(IntEnum):
+    """Which columns an event goes to."""
+
+    NONE = 0
+    GPU = 1
+    LAUNCH = 2
+    OPERATOR = 3
+    PYTHON = 4
+
+
+class Roles(dict[str | None, Role]):
+    """The role of each category; none for those that the analysis doesn't know."""
+
+    def __missing__(self, category: str | None) -> Role:
+        return Role.NONE
+
+
+_ROLES = Roles(
+    dict.fromkeys(GPU_CATEGORIES, Role.GPU)
+    | dict.fromkeys(LAUNCH_CATEGORIES, Role.LAUNCH)
+    | dict.fromkeys(OP_CATEGORIES, Role.OPERATOR)
+    | dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON)
+)
+_ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
+"""Translation tables that leave 1 where a role stands."""
+_CATEGORY = attrgetter("cat")
+_NAME = attrgetter("cat", "name")
+_TEXT = attrgetter("name")
+_START = attrgetter("ts")
+_LENGTH = attrgetter("dur")
+_PLACE = attrgetter("pid", "tid")
+_OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
+"""Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
+
+
+@dataclass
+class Reader:
+    """Sorts the events of one file into columns."""
+
+    base_us: int | None = None
+    gpu: Columns = field(default_factory=Columns)
+    launches: Columns = field(default_factory=Columns)
+    ops: Columns = field(default_factory=Columns)
+    modules: Columns = field(default_factory=Columns)
+    annotations: Columns = field(default_factory=Columns)
+    ranges: list[HostRange] = field(default_factory=list)
+    comm_facts: dict[int, CommFacts] = field(default_factory=dict)
+    gpu_names: Names = field(default_factory=lambda: Names(gpu_kind))
+    launch_names: Numbering = field(default_factory=Numbering)
+    op_names: Names = field(default_factory=lambda: Names(host_kind))
+    module_names: Numbering = field(default_factory=Numbering)
+    annotation_names: Numbering = field(default_factory=Numbering)
+    threads: Threads = field(default_factory=Threads)
+    streams: Threads = field(default_factory=Threads)
+    named_devices: set[Text] = field(default_factory=set)
+    num_gpu: int = 0
+    negative: int = 0
+    timeless: int = 0
+
+    def add(self, events: Sequence[Event], block: bytes) -> None:
+        """Takes what the analysis needs from a block of events."""
+        # Of a large trace all time goes into the lines that see every event.
+        spans = self._with_times([event for event in events if event.ph == "X" and event.name is not None])
+        if not spans:
+            return
+        if self.base_us is None:
+            self.base_us = next((int(event.ts or 0) for event in spans if abs(event.ts or 0) < MAX_US), None)
+        times = self._texts(events, block) if needs_text([event.ts or 0 for event in spans]) else None
+        roles = bytes(map(_ROLES.__getitem__, map(_CATEGORY, spans)))
+        self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
+        self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
+        self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
+        python = _of(Role.PYTHON, spans, roles)
+        modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
+        self._add_modules(*self._timed(modules, times))
+
+    def _with_times(self, spans: list[Event]) -> list[Event]:
+        if None not in map(_START, spans) and None not in map(_LENGTH, spans):
+            return spans
+        kept = [event for event in spans if event.ts is not None and event.dur is not None]
+        self.timeless += len(spans) - len(kept)
+        return kept
+
+    def _texts(self, events: Sequence[Event], block: bytes) -> Times:
+        return {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
+
+    def _timed(self, events: list[Event], texts: Times | None) -> tuple[list[Event], Int64, Int64]:
+        """Events with start and duration in ns, without those that end before they start or out of range."""
+        base_us = self.base_us or 0
+        if texts is None:
+            start = to_ns([event.ts or 0 for event in events], base_us)
+            duration = to_ns([event.dur or 0 for event in events], 0)
+        else:
+            pairs = [texts[id(event)] for event in events]
+            start = bounded([(ts or 0) - base_us * 1000 for ts, _ in pairs])
+            duration = bounded([dur or 0 for _, dur in pairs])
+        good = (duration >= 0) & (np.abs(start) < MAX_NS // 4) & (duration < MAX_NS // 4)
+        if good.all():
+            return events, start, duration
+        self.negative += int(len(good) - good.sum())
+        kept = [event for event, is_good in zip(events, good.tolist(), strict=True) if is_good]
+        return kept, start[good], duration[good]
+
+    def _add_gpu(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        names = _numbers(self.gpu_names, map(_NAME, events), len(events))
+        arguments = [event.args or NO_ARGUMENTS for event in events]
+        places = [
+            (
+                event.pid if args.device is None else args.device,
+                event.tid if args.stream is None else args.stream,
+            )
+            for event, args in zip(events, arguments, strict=True)
+        ]
+        self.named_devices.update({args.device for args in arguments})
+        kinds = self.gpu_names.kinds[names]
+        for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
+            self.comm_facts[self.num_gpu + i] = _comm_facts(events[i].name or "", arguments[i])
+        self.num_gpu += len(events)
+        self.gpu.add(
+            start=start,
+            duration=duration,
+            name=names,
+            kind=kinds,
+            stream=_numbers(self.streams, places, len(places)),
+            correlation=_correlations(arguments),
+        )
+
+    def _add_launches(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        self.launches.add(
+            start=start,
+            duration=duration,
+            name=_numbers(self.launch_names, map(_TEXT, events), len(events)),
+            thread=self._threads(events),
+            correlation=_correlations([event.args or NO_ARGUMENTS for event in events]),
+        )
+
+    def _add_ops(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        names = _numbers(self.op_names, map(_NAME, events), len(events))
+        kinds = self.op_names.kinds[names]
+        threads = self._threads(events)
+        for i in np.flatnonzero(kinds > HostKind.OP).tolist():
+            args, begin = events[i].args or NO_ARGUMENTS, int(start[i])
+            end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
+            sizes = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else ()
+            self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), sizes))
+        annotated = np.flatnonzero(kinds == HostKind.ANNOTATION)
+        self._add_annotations(events, (start, duration, threads), annotated)
+        ops = np.isin(kinds, _OPERATORS)
+        self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
+
+    def _add_annotations(
+        self, events: list[Event], spans: tuple[Int64, Int64, Int32], chosen: NDArray[np.intp]
+    ) -> None:
+        start, duration, threads = spans
+        texts = (events[i].name for i in chosen.tolist())
+        self.annotations.add(
+            start=start[chosen],
+            duration=duration[chosen],
+            name=_numbers(self.annotation_names, texts, len(chosen)),
+            thread=threads[chosen],
+        )
+
+    def _add_modules(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        modules = ((event.name or "").removeprefix(MODULE_PREFIX) for event in events)
+        names = _numbers(self.module_names, modules, len(events))
+        self.modules.add(start=start, duration=duration, name=names, thread=self._threads(events))
+
+    def _threads(self, events: list[Event]) -> NDArray[np.int32]:
+        return _numbers(self.threads, map(_PLACE, events), len(events))
+
+    def done(self, header: dict[str, Any], skipped: Skipped) -> Trace:
+        """All that was added."""
+        zero = header.get("baseTimeNanoseconds")
+        zero_ns = zero if isinstance(zero, int) else 0
+        return Trace(
+            base_ns=zero_ns + (self.base_us or 0) * 1000,
+            zero_ns=zero_ns,
+            header=header,
+            gpu=GpuWork(
+                *_spans(self.gpu, "stream"),
+                kind=self.gpu.done("kind", np.int8),
+                correlation=self.gpu.done("correlation", np.int64),
+            ),
+            gpu_names=self.gpu_names.names(),
+            comm_facts=self.comm_facts,
+            launches=Launches(
+                *_spans(self.launches), correlation=self.launches.done("correlation", np.int64)
+            ),
+            launch_names=tuple(self.launch_names),
+            ops=Spans(*_spans(self.ops)),
+            op_names=self.op_names.names(),
+            op_kinds=self.op_names.kinds,
+            modules=Spans(*_spans(self.modules)),
+            module_names=tuple(self.module_names),
+            ranges=tuple(self.ranges),
+            skipped=self._skipped(skipped),
+            annotations=Spans(*_spans(self.annotations)),
+            annotation_names=tuple(self.annotation_names),
+            threads=tuple(self.threads.spelled),
+            streams=tuple(self.streams.spelled),
+            named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
+        )
+
+    def _skipped(self, skipped: Skipped) -> str | None:
+        parts = []
+        if skipped.count:
+            parts.append(
+                f"{plural(skipped.count, 'malformed event')}, first at byte {skipped.first_byte} "
+                f"({skipped.reason})"
+            )
+        if self.timeless:
+            parts.append(f"{plural(self.timeless, 'event')} whose time is no number")
+        if self.negative:
+            parts.append(f"{plural(self.negative, 'event')} of negative length or with times out of range")
+        return " and ".join(parts) + " left out" if parts else None
+
+
+def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Trace:
+    """The trace in `path`, plain or gzip.
+
+    Args:
+        path: where it lies.
+        progress: is told the position in the file, in bytes, after every block.
+
+    Raises:
+        TraceError: it can't be read, is none, or is damaged; with the byte.
+    """
+    reader = Reader()
+    with open_source(path) as source:
+        file = TraceFile(source, Event)
+        for events, block in file.blocks():
+            reader.add(events, block)
+            if progress is not None:
+                progress(source.file_position())
+    return reader.done(file.header, file.skipped)
+
+
+def _of(role: Role, events: list[Event], roles: bytes) -> list[Event]:
+    """The events with this role."""
+    return list(compress(events, roles.translate(_ONLY[role])))
+
+
+def _numbers(table: dict[Any, int], keys: Iterable[Hashable], count: int) -> NDArray[np.int32]:
+    """The number of each key; `table` gives new ones to those that it doesn't know."""
+    return np.fromiter(map(table.__getitem__, keys), dtype=np.int32, count=count)
+
+
+def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int32, Int32]:
+    return (
+        columns.done("start", np.int64),
+        columns.done("duration", np.int64),
+        columns.done("name", np.int32),
+        columns.done(thread, np.int32),
+    )
+
+
+def _correlations(arguments: list[Arguments]) -> Int64:
+    found = [args.correlation for args in arguments]
+    if set(map(type, found)) <= {int}:
+        return bounded(cast(list[int], found))
+    return bounded([-1 if (number := whole(each)) is None else number for each in found])
+
+
+def _comm_facts(name: str, args: Arguments) -> CommFacts:
+    kind = collective_kind(str(args.collective)) if args.collective is not None else collective_kind(name)
+    in_elements = whole(args.in_elements)
+    elements = max(in_elements or 0, whole(args.out_elements) or 0)
+    size = dtype_bytes(str(args.dtype))
+    num_bytes = -1 if size is None else elements * size
+    return CommFacts(
+        kind=kind,
+        num_bytes=num_bytes if in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
+        group=None if args.group is None else str(args.group),
+        group_size=whole(args.group_size),
+        sequence=whole(args.sequence),
+    )
+
+
+def _tensor_bytes(args: Arguments) -> tuple[int, ...]:
+    """Bytes of each tensor, or list of tensors, among the arguments of an operator."""
+    try:
+        shapes, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return ()
+    sizes = [
+        _elements(shape) * (dtype_bytes(str(dtype)) or 0) for shape, dtype in zip(shapes, types, strict=False)
+    ]
+    damaged = any(size < 0 for size in sizes) or sum(sizes) >= MAX_BYTES
+    return () if damaged else tuple(size for size in sizes if size)
+
+
+def _elements(shape: Any) -> int:
+    """Elements of a tensor's shape, or of a list of shapes."""
+    if not isinstance(shape, list) or not shape:
+        return 0
+    if isinstance(shape[0], list):
+        return sum(_elements(each) for each in shape)
+    return int(np.prod([side for side in shape if isinstance(side, int)], dtype=object))

@@ -1,0 +1,74 @@
+"""Where events begin and end in a stretch of JSON, without parsing it: exact, whatever strings contain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpurun.launcher.trace.intervals import Int64
+
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_OPENS_EVENTS = re.compile(rb"\s*:\s*\[")
+_BRACKETS = np.zeros(256, dtype=np.int8)
+_BRACKETS[[ord("{"), ord("[")]] = 1
+_BRACKETS[[ord("}"), ord("]")]] = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """Byte positions in a text that starts between two events of the array."""
+
+    starts: Int64
+    """First byte of each complete event."""
+    ends: Int64
+    """Byte after each complete event."""
+    close: int | None
+    """Position of the bracket that closes the array; `None` if the text ends before it."""
+
+
+def scan_events(text: bytes | bytearray) -> Scan:
+    """The complete events of `text`, and the end of their array."""
+    codes = np.frombuffer(text, dtype=np.uint8)
+    quotes = _quotes(codes)
+    brackets = np.flatnonzero(_BRACKETS[codes])
+    brackets = brackets[(np.searchsorted(quotes, brackets) & 1) == 0]
+    step = _BRACKETS[codes[brackets]].astype(np.int64)
+    depth = np.cumsum(step)
+    closing = np.flatnonzero(depth < 0)
+    if len(closing):
+        stop = closing[0]
+        brackets, step, depth = brackets[: stop + 1], step[: stop + 1], depth[: stop + 1]
+    starts = brackets[(depth == 1) & (step == 1)]
+    ends = brackets[(depth == 0) & (step == -1)] + 1
+    return Scan(starts[: len(ends)], ends, int(brackets[-1]) if len(closing) else None)
+
+
+def _quotes(codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Int64:
+    """Positions of quotes that open or close a string: those behind an odd number of backslashes don't."""
+    quotes = np.flatnonzero(codes == ord('"'))
+    slashes = np.flatnonzero(codes == ord("\\"))
+    if not len(slashes):
+        return quotes
+    first = np.flatnonzero(np.diff(slashes, prepend=-2) > 1)
+    run_starts = slashes[first]
+    run_ends = slashes[np.append(first[1:], len(slashes)) - 1] + 1
+    escaped = run_ends[(run_ends - run_starts) % 2 == 1]
+    return quotes[~np.isin(quotes, escaped, assume_unique=True)]
+
+
+def find_events(head: bytes | bytearray) -> int | None:
+    """Position after the `[` of the top-level key `traceEvents`; `None` if `head` doesn't reach it."""
+    depth = 0
+    for token in _TOKENS.finditer(head):
+        text = token.group()
+        if text in b"{[":
+            depth += 1
+        elif text in b"}]":
+            depth -= 1
+        elif depth == 1 and text == b'"traceEvents"':
+            opening = _OPENS_EVENTS.match(head, token.end())
+            if opening:
+                return opening.end()
+    return None

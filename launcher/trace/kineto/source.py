@@ -1,0 +1,93 @@
+"""The bytes of a trace file, unpacked, never more than a block of them at a time."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self, cast
+
+from gpurun.launcher.trace.errors import TraceError
+
+GZIP_MAGIC = b"\x1f\x8b"
+UNPACKED_FREE_BYTES = 256 << 20
+UNPACKED_RATIO = 200
+"""Kineto traces pack to a 15th to a 40th of their size; gzip's limit, 1032, is that of a bomb."""
+
+
+@dataclass
+class Source:
+    """A file, plain or gzip by its first bytes, read from front to end."""
+
+    path: Path
+    file: BinaryIO
+    packed_bytes: int | None
+    """Size on disk if the file is packed."""
+    position: int = 0
+    """Unpacked bytes that were read so far."""
+
+    def read(self, num_bytes: int) -> bytes:
+        """Up to `num_bytes` more bytes, none only at the end.
+
+        Raises:
+            TraceError: the disk or the gzip stream fails, or more comes out of it than a trace could hold.
+        """
+        try:
+            # In pieces, where it is packed: what comes before the damage says where that is.
+            data = self.file.read(num_bytes) if self.packed_bytes is None else self._read_some(num_bytes)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(
+                f"{self.path}: damaged after byte {self.position} of its text: {error}"
+            ) from error
+        self.position += len(data)
+        self._refuse_bomb()
+        return data
+
+    def _read_some(self, num_bytes: int) -> bytes:
+        return cast(gzip.GzipFile, self.file).read1(num_bytes)
+
+    def file_position(self) -> int:
+        """Bytes of the file itself, packed or not, that were read so far."""
+        return os.lseek(self.file.fileno(), 0, os.SEEK_CUR)
+
+    def _refuse_bomb(self) -> None:
+        if self.packed_bytes is None:
+            return
+        if self.position > max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * self.packed_bytes):
+            raise TraceError(
+                f"{self.path}: {self.packed_bytes:,} bytes unpack to more than {self.position:,}: "
+                "a gzip bomb rather than a trace; unpack it yourself if it is one"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+
+
+def open_source(path: Path) -> Source:
+    """The file at `path`, ready to read.
+
+    Raises:
+        TraceError: it can't be opened, is empty, or is no regular file.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise TraceError(f"{path}: not a regular file")
+        if status.st_size == 0:
+            raise TraceError(f"{path}: empty (byte 0)")
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP_MAGIC
+        if packed:
+            return Source(path, cast(BinaryIO, gzip.open(path, "rb")), status.st_size)
+        return Source(path, path.open("rb", buffering=0), None)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error

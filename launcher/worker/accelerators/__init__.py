@@ -1,0 +1,1 @@
+"""Clocks, events and memory of the devices that a rank computes on."""

@@ -1,0 +1,1 @@
+"""What every rank uses: its process group, journal, failures, precision."""

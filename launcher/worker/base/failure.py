@@ -1,0 +1,130 @@
+"""A rank's own account of its end, written while it still can."""
+
+import re
+import time
+import traceback
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import FailureRecord
+
+Kind = Literal["exception", "oom", "exit", "user"]
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|failed to allocate memory"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|ALLOC_FAILED",
+    re.IGNORECASE,
+)
+"""Words of torch's CPU allocator, cuBLAS, cuDNN, NCCL and errno 12."""
+
+_LOST_PEER = re.compile(
+    r"connection (closed|reset|refused|was closed|was lost)|closed by (remote )?peer|reset by peer"
+    r"|broken pipe|socket (closed|error|timeout)|no route to host|transport endpoint|gloo/transport"
+    r"|ncclRemoteError|ncclSystemError|remote process exited|watchdog caught collective"
+    r"|timed ?out (waiting|after)|operation timed out|wait timeout|application timeout"
+    r"|another rank|peer (rank|process)|failed to (recv|send), got \d+ bytes",
+    re.IGNORECASE,
+)
+"""Words of gloo's and NCCL's transports and of torch's store when the other side is gone or never came."""
+
+
+def record_failure(
+    run_dir: RunDir | Path | str,
+    launch: str,
+    rank: int,
+    variant: str | None,
+    stage: str,
+    error: BaseException,
+) -> FailureRecord:
+    """Writes down why this rank fails, and returns it. The first thing to do: its time decides who began."""
+    is_explained = isinstance(error, GpurunError) and error.__cause__ is not None
+    record = FailureRecord(
+        time_ns=time.time_ns(),
+        rank=rank,
+        variant=variant,
+        stage=stage,
+        kind=kind_of(error),
+        type=encodable(type(error.__cause__ if is_explained else error).__name__),
+        message=message_of(error),
+        # A user's mistake tells its place itself; our own frames would only hide it.
+        traceback="" if is_told(error) else traceback_of(error),
+        secondary=is_secondary(error),
+    )
+    run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))
+    write_json(run.failure(launch, rank), record)
+    return record
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether the message is one of ours, meant for a user: also that there is no room for any split."""
+    return isinstance(error, GpurunError) or isinstance(error.__cause__, GpurunError)
+
+
+def kind_of(error: BaseException) -> Kind:
+    """What sort of end this is; memory that ran out is told apart, whoever noticed it."""
+    if is_out_of_memory(error):
+        return "oom"
+    if isinstance(error, SystemExit):
+        return "exit"
+    return "user" if isinstance(error, GpurunError) else "exception"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether device or host memory ran out.
+
+    Only `RuntimeError` and `OSError` are judged by their words: a user's own exception may say anything.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(words_of(error)))
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether this rank only noticed that another one was gone, or never came."""
+    if is_out_of_memory(error):
+        return False
+    if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
+        return True
+    if isinstance(error, ConnectionError):
+        return in_torch(error)
+    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(words_of(error)))
+
+
+def in_torch(error: BaseException) -> bool:
+    """Whether torch.distributed raised it: a user's own broken connection is a cause, not a consequence."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/torch/distributed/" in frames[-1].filename.replace("\\", "/")
+
+
+def message_of(error: BaseException) -> str:
+    """The exception's own words."""
+    if isinstance(error, SystemExit):
+        code = error.code if error.code is not None else 0
+        return f"exit code {code}" if isinstance(code, int) else words_of(code)
+    return words_of(error)
+
+
+def words_of(value: object) -> str:
+    """What `str` makes of somebody else's object, which may fail, as text that can be written down."""
+    try:
+        return encodable(str(value))
+    except Exception as error:
+        return f"({type(value).__name__}'s __str__ raised {encodable(type(error).__name__)})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """As Python would print it; as far as it can, where the exceptions in it have no words."""
+    try:
+        return encodable("".join(traceback.format_exception(error)))
+    except Exception:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return encodable(f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n")
+
+
+def encodable(text: str) -> str:
+    """Plain text: no subclass of `str`, as torch's DataLoader has them, and no half of a surrogate pair."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()

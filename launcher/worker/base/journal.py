@@ -1,0 +1,83 @@
+"""What one rank writes into the run directory while it works."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import Balance, Event, Kind, LaunchOrder, StepRecord, VariantFacts
+from gpurun.launcher.worker.accelerators.clock import StepTiming
+from gpurun.launcher.worker.meters.interference import QUIET, BlockNoise
+
+Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "done"]
+
+
+@dataclass
+class Journal:
+    """Append-only step records of every rank; events and facts of rank 0 alone."""
+
+    order: LaunchOrder
+    rank: int
+    stage: Stage = "start"
+    variant: str | None = None
+    facts: dict[str, VariantFacts] = field(default_factory=dict)
+    steps_written: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(Path(self.order.run_dir))
+
+    def enter(self, stage: Stage, variant: str | None = None, round_: int = 0) -> None:
+        """Says what this rank does from now on; a failure is blamed on it."""
+        self.stage, self.variant = stage, variant
+        if self.rank == 0:
+            event = Event(time.time_ns(), stage, variant, round_, self.order.rounds)
+            append_lines(self.run.events(self.order.launch), [event])
+
+    def add_facts(self, variant: str, **facts: Any) -> None:
+        """Adds to what this launch found out about `variant`, and keeps it at once."""
+        self.facts[variant] = replace(self.facts.get(variant, VariantFacts()), **facts)
+        if self.rank == 0:
+            write_json(self.run.launch_facts(self.order.launch), self.facts)
+
+    def add_balance(self, variant: str, balance: Balance) -> None:
+        """Keeps how a balanced split was found: later launches of the run take it from there."""
+        if self.rank == 0:
+            write_json(self.run.balance(variant), balance)
+
+    def add_steps(
+        self,
+        variant: str,
+        kind: Kind,
+        timings: Sequence[StepTiming],
+        round_: int = 0,
+        order: int = 0,
+        peak: int | None = None,
+        noise: BlockNoise = QUIET,
+        energy_mj: float | None = None,
+    ) -> None:
+        """Appends one line per step of a block; they share its energy."""
+        share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
+        first = self.steps_written.get(variant, 0)
+        self.steps_written[variant] = first + len(timings)
+        launch = self.order.launch
+        records = [
+            StepRecord(
+                launch,
+                round_,
+                order,
+                first + i,
+                kind,
+                t.step_ns,
+                t.phases_ns,
+                peak,
+                noise.queue_ns,
+                noise.throttled,
+                share_mj,
+                noise.others_ns,
+            )
+            for i, t in enumerate(timings)
+        ]
+        append_lines(self.run.steps(variant, self.rank), records)

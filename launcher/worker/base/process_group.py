@@ -1,0 +1,88 @@
+"""The process group of one launch: on one machine nothing of it listens beyond the loopback interface."""
+
+import gc
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from gpurun.launcher.machine.loopback import LOOPBACK
+from gpurun.launcher.machine.network import family_of
+from gpurun.launcher.rundir.files import RunDir, write_bytes
+from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.worker.entry.child import finish
+
+__all__ = ["close_group", "finish", "init_group"]
+
+_POLL_S = 0.005
+_RENDEZVOUS_TIMEOUT_S = 120.0
+"""Ranks start within milliseconds of each other; a minute may pass on a machine that swaps."""
+
+
+def init_group(order: LaunchOrder, rank: int) -> None:
+    """Joins all ranks of the launch.
+
+    With `nccl`, tensors on the CPU go by gloo.
+
+    Raises:
+        TimeoutError: rank 0 has not opened the store in time.
+    """
+    # Both libraries would otherwise take the first interface that the host's name resolves to.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    backend = "cpu:gloo,cuda:nccl" if order.backend == "nccl" else "gloo"
+    port_file = RunDir(Path(order.run_dir)).rendezvous(order.launch)
+    enter = open_store if rank == 0 else join_store
+    store = enter(port_file, order.world_size, order.address)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=order.world_size)
+
+
+def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
+    """Rank 0's store. The kernel chooses the port, and it is taken before anyone hears of it: no race.
+
+    Given only a port, the store would listen on all interfaces; so it gets a socket that is bound already.
+    """
+    listener = socket.create_server((address, 0), family=family_of(address), backlog=max(128, world_size))
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    write_bytes(port_file, str(port).encode())
+    return store
+
+
+def join_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
+    """Another rank's store, as soon as rank 0 has written its port."""
+    port = await_port(port_file)
+    timeout = timedelta(seconds=_RENDEZVOUS_TIMEOUT_S)
+    return TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def await_port(port_file: Path) -> int:
+    """The port in the file, which appears complete or not at all."""
+    deadline = time.monotonic() + _RENDEZVOUS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            return int(port_file.read_text())
+        except FileNotFoundError:
+            time.sleep(_POLL_S)
+    raise TimeoutError(f"rank 0 did not write its port to {port_file} within {_RENDEZVOUS_TIMEOUT_S:g} s")
+
+
+def close_group() -> None:
+    """Leaves the group in good order; only after success, since after a failure it can wait for ever.
+
+    The last reference to a DDP model must be gone: collecting it later would use a destroyed group.
+    """
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()

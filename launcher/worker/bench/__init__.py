@@ -1,0 +1,1 @@
+"""Micro-benchmarks, which have cases instead of steps."""

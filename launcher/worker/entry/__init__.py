@@ -1,0 +1,1 @@
+"""How the processes of the worker side begin: server, rank, store, link between nodes."""

@@ -1,0 +1,133 @@
+"""From a fork of the server to a rank: everything that a process should not inherit is put right here."""
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import random
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from gpurun.launcher.machine.process_tree import SHIELDED, die_with
+from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.worker.entry.beacon import light_beacon
+
+
+def run_rank(request: StartRequest, server: int) -> NoReturn:
+    """Becomes the rank, calls its entry, and ends the process; never returns into the server's code."""
+    code = os.EX_IOERR  # no log can be opened: the disk is full, and nobody will read a word of ours
+    try:
+        leave_server(server)
+        redirect(request.log)
+        code = 1
+        become_rank(request)
+        code = call_entry(request)
+    finally:
+        finish(code)
+
+
+def leave_server(server: int) -> None:
+    """Its own session: neither a terminal nor `kill 0` in user code connects the rank to anything else."""
+    die_with(server)
+    os.setsid()
+
+
+def become_rank(request: StartRequest) -> None:
+    """A process of its own: signals, environment, random numbers."""
+    for number in (signal.SIGCHLD, *SHIELDED):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Notice of a preemption: no program ends by it, unless it asks to. A handler, since a program that it
+    # executes should not inherit that it is ignored.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    reseed()
+    faulthandler.enable(file=2)
+    if request.cpus:
+        os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep what they began with
+    if request.control:
+        try:
+            light_beacon(Path(request.control), request.rank)
+        except OSError as error:
+            print_to_log(f"can't write {request.control}: {error.strerror}")
+            finish(
+                os.EX_IOERR
+            )  # as `gpurun.launcher.worker.entry.main` does where the run directory can't be written
+    gc.enable()
+
+
+def redirect(log: str) -> None:
+    """Sends stdout and stderr to the log by line, so that it is complete however the rank dies."""
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    os.close(null)
+    # New stream objects: the server's may hold a lock or a buffer from the moment of the fork.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = line_stream(1)
+    sys.stderr = line_stream(2)
+
+
+def line_stream(fd: int) -> TextIO:
+    """A text stream that writes every line at once, and anything that a program may print."""
+    return os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def reseed() -> None:
+    """Every fork begins with the server's random state; none should go on with it."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+
+
+def call_entry(request: StartRequest) -> int:
+    """Calls `module:function` and returns the exit code; what it raises goes to the log."""
+    try:
+        module, _, function = request.entry.partition(":")
+        getattr(importlib.import_module(module), function)(request.args)
+    except SystemExit as end:
+        return exit_code(end)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def exit_code(end: SystemExit) -> int:
+    """The exit code that Python itself would end with."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    print_to_log(str(end.code))
+    return 1
+
+
+def print_to_log(text: str) -> None:
+    """Writes a line, if the disk still takes one: the exit code must tell it then."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: user code has closed the stream
+        sys.stderr.write(text + "\n")
+
+
+def finish(code: int) -> NoReturn:
+    """Ends the process without running destructors: gloo's threads abort in about one of nine.
+
+    Whatever should survive has been written: the streams are flushed, files are closed by their owners.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue  # The disk may be full, or user code may have closed the stream.
+    os._exit(code)

@@ -1,0 +1,154 @@
+"""The body of a rank: order in, files out."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import read_json
+from gpurun.launcher.rundir.records import LaunchOrder, LossOver, VariantOrder
+from gpurun.launcher.worker.accelerators.clock import clock_for
+from gpurun.launcher.worker.base.failure import record_failure
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Alone, Group, Peers
+from gpurun.launcher.worker.base.process_group import close_group, finish, init_group
+from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench, site_of
+from gpurun.launcher.worker.entry.child import exit_code, print_to_log
+from gpurun.launcher.worker.meters.energy import meter_for
+from gpurun.launcher.worker.meters.interference import noise_meter
+from gpurun.launcher.worker.profiling.on_request import Live, open_block
+from gpurun.launcher.worker.profiling.traced_steps import trace_steps
+from gpurun.launcher.worker.training.balanced_split import resolve_balanced
+from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
+from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.timed_rounds import Bench
+from gpurun.launcher.worker.training.trainer import Trainer
+from gpurun.workloads.base import Workload
+from gpurun.workloads.probes.base import Probe
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
+    rank = int(argv[1])
+    order = read_json(Path(argv[0]), LaunchOrder)
+    journal = Journal(order, rank)
+    try:
+        run_launch(journal)
+    except BaseException as error:
+        finish(account_for(error, journal))
+    finish(0)
+
+
+def account_for(error: BaseException, journal: Journal) -> int:
+    """Writes down why this rank fails, as a record and in the log; the exit code.
+
+    `os.EX_IOERR` says that the run directory can't be written, not even by that record; nothing else that a
+    rank does ends with it.
+    """
+    try:
+        if isinstance(error, MachineError):
+            raise error
+        order, rank = journal.order, journal.rank
+        record = record_failure(journal.run, order.launch, rank, journal.variant, journal.stage, error)
+    except MachineError as unwritable:
+        print_to_log(str(unwritable))
+        return os.EX_IOERR
+    if isinstance(error, SystemExit):
+        return exit_code(error)
+    # Of a rank that only lost its peer nobody looks for the place; its record has that all the same.
+    print_to_log(record.message if record.secondary else record.traceback or record.message)
+    return 1
+
+
+def run_launch(journal: Journal) -> None:
+    """Builds the model once, checks the gradients, times all variants, then takes their traces."""
+    order, rank = journal.order, journal.rank
+    journal.enter("start")
+    torch.set_num_threads(order.threads)
+    peers: Peers = Alone()
+    if order.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
+        init_group(order, rank)
+        peers = Group()
+    measure(journal, peers)
+    if order.backend is not None:
+        close_group()
+
+
+def measure(journal: Journal, peers: Peers) -> None:
+    """All that needs the model; with this function's end it is gone, before the process group is."""
+    order, rank = journal.order, journal.rank
+    journal.enter("build")
+    torch.manual_seed(order.seed)
+    workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
+    if isinstance(workload, Probe):
+        site = site_of(order, rank)
+        ProbeBench(workload, site, journal, peers, noise=noise_meter(site.device)).run()
+        journal.enter("done")
+        return
+    device = torch.device(order.devices[rank])
+    trainer = Trainer(workload, order, rank)
+    clock = clock_for(device)
+    journal.order = resolve_balanced(order, trainer, clock, peers, journal)
+    check(trainer, journal)
+    live = Live(order, rank, open_block(journal.run, order.launch, rank))
+    meter = meter_for(order, rank)
+    Bench(journal.order, trainer, clock, peers, journal, device, live, meter).run()
+    profile(trainer, journal, peers)
+    journal.enter("done")
+    trainer.close()
+
+
+def check(trainer: Trainer, journal: Journal) -> None:
+    """Whether every variant computes the one-device gradient; nothing is timed before that is known."""
+    order = journal.order
+    journal.enter("check")
+    for variant in order.variants:
+        journal.add_facts(
+            variant.id,
+            warnings=tuple(model_warnings(trainer)),
+            flops_per_sample=trainer.trial.flops_per_sample,
+            bytes_per_sample=trainer.trial.bytes_per_sample,
+            loss=loss_over(trainer.workload),
+        )
+    if not order.gradient_check:
+        return
+    found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))
+    for variant_id, facts in found.items():
+        journal.add_facts(variant_id, **facts)
+
+
+def loss_over(workload: Workload) -> LossOver:
+    """What the loss is over its samples: a training loop of one's own must weight it by that."""
+    if workload.reduction == "sum":
+        return "sum"
+    return "mean" if workload.count is None else "counted"
+
+
+def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
+    """A trace per variant, in steps of their own after all timing."""
+    order = journal.order
+    if order.profile is None or order.profile.steps == 0:
+        return
+    for variant in order.variants:
+        journal.enter("profile", variant.id)
+        profile_variant(trainer, journal, variant, peers)
+        peers.barrier()
+
+
+def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, peers: Peers) -> None:
+    """One trace per rank that is to be recorded."""
+    order, rank, run = journal.order, journal.rank, journal.run
+    wanted = order.profile
+    assert wanted is not None
+    trace_steps(
+        trainer,
+        variant,
+        wanted,
+        peers,
+        run.trace(variant.id, rank),
+        rank=rank,
+        all_threads=order.strategy == "dp",
+        snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
+    )

@@ -1,0 +1,1 @@
+"""What a rank measures next to time: energy, FLOPs, interference."""

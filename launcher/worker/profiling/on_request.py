@@ -1,0 +1,142 @@
+"""A rank's side of what is asked of a job that is running: it counts steps, and takes traces on request."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.autograd.profiler import record_function
+from torch.profiler import profile
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.control import ControlBlock
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.records import CaptureRequest, LaunchOrder, ProfileOrder, VariantOrder
+from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.entry.child import print_to_log
+from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
+from gpurun.launcher.worker.profiling.traced_steps import trace_steps
+from gpurun.launcher.worker.training.trainer import Trainer
+
+
+def open_block(run: RunDir, launch: str, rank: int) -> ControlBlock | None:
+    """This rank's control block; `None` where the command that started it gave it none."""
+    try:
+        return ControlBlock(run.control(launch), rank)
+    except OSError:
+        return None
+
+
+def read_request(run: RunDir, launch: str, number: int) -> CaptureRequest:
+    """What the bell was rung for; it is written before."""
+    return read_json(run.capture_request(launch, number), CaptureRequest)
+
+
+def trace_path(run: RunDir, launch: str, number: int, rank: int) -> Path:
+    return run.capture(launch, number) / f"rank{rank}.pt.trace.json.gz"
+
+
+def profile_order(request: CaptureRequest) -> ProfileOrder:
+    return ProfileOrder(request.steps, ranks=request.ranks)
+
+
+@dataclass
+class Live:
+    """For workloads, whose ranks agree on the moment when they all take a trace: between two blocks."""
+
+    order: LaunchOrder
+    rank: int
+    block: ControlBlock | None
+    answered: int = 0
+
+    def count_step(self) -> None:
+        if self.block is not None:
+            self.block.count_step()
+
+    @property
+    def asked(self) -> float:
+        """Number of the newest request that this rank knows of; the ranks take the highest of theirs."""
+        return float(self.block.bell) if self.block is not None else 0.0
+
+    def answer(self, asked: float, trainer: Trainer, variant: VariantOrder, peers: Peers) -> None:
+        """Takes the traces of the requests that have not been answered yet, in steps of their own."""
+        run = RunDir(Path(self.order.run_dir))
+        while self.answered < asked:
+            self.answered += 1
+            try:
+                self.take(run, trainer, variant, peers)
+            except MachineError as error:  # nothing that only looks at a job may end it
+                print_to_log(str(error))
+
+    def take(self, run: RunDir, trainer: Trainer, variant: VariantOrder, peers: Peers) -> None:
+        """One request's trace."""
+        request = read_request(run, self.order.launch, self.answered)
+        path = trace_path(run, self.order.launch, self.answered, self.rank)
+        dp = self.order.strategy == "dp"
+        wanted = profile_order(request)
+        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=dp)
+
+
+@dataclass
+class StepCapture:
+    """For programs whose steps we only see: a trace begins and ends at the boundary between two of them.
+
+    Not every rank sees the bell before the same step, so the request names the first one to be recorded.
+    """
+
+    run: RunDir
+    launch: str
+    rank: int
+    block: ControlBlock | None
+    answered: int = 0
+    _request: CaptureRequest | None = None
+    _profiler: profile | None = None
+    _mark: record_function | None = None
+    _recorded: int = 0
+
+    def between_steps(self, waits: bool = False) -> bool:
+        """To be called after every step; whether the next one is recorded, and so is not worth timing.
+
+        Args:
+            waits: because another trace is being taken.
+        """
+        if self.block is None:
+            return False
+        self.block.count_step()
+        if self._profiler is not None:
+            self._go_on(self._profiler)
+        if self._request is None and self.block.bell > self.answered:
+            self.answered += 1
+            self._request = read_request(self.run, self.launch, self.answered)
+        if self._profiler is None and self._request is not None and not waits:
+            self._begin(self._request)
+        return self._profiler is not None
+
+    def _begin(self, request: CaptureRequest) -> None:
+        assert self.block is not None
+        if request.ranks is not None and self.rank not in request.ranks:
+            self._request = None
+        elif self.block.steps >= request.first_step:
+            self._profiler = new_profiler(profile_order(request), all_threads=False)
+            self._profiler.start()
+            self._recorded = 0
+            self._enter_step()
+
+    def _go_on(self, profiler: profile) -> None:
+        assert self._request is not None
+        assert self._mark is not None
+        synchronize()  # else the last kernels of a step fall behind its annotation
+        self._mark.__exit__(None, None, None)
+        if self._recorded < self._request.steps:
+            self._enter_step()
+            return
+        profiler.stop()
+        path = trace_path(self.run, self.launch, self._request.number, self.rank)
+        try:
+            export(profiler.export_chrome_trace, path)
+        except MachineError as error:  # nothing that only looks at a job may end it
+            print_to_log(str(error))
+        self._request = self._profiler = self._mark = None
+
+    def _enter_step(self) -> None:
+        self._recorded += 1
+        self._mark = record_function(f"ProfilerStep#{self._recorded}")
+        self._mark.__enter__()  # type: ignore[no-untyped-call]

@@ -1,0 +1,111 @@
+"""A trace of a few steps of one variant, by `torch.profiler`."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.records import ProfileOrder
+
+MAX_ALLOCATIONS = 1_000_000
+"""Of a snapshot; older ones are forgotten."""
+
+
+def capture(
+    run_one_step: Callable[[], None],
+    order: ProfileOrder,
+    path: Path,
+    *,
+    align: Callable[[], None] = lambda: None,
+    all_threads: bool = False,
+    snapshot: Path | None = None,
+) -> None:
+    """Writes a gzipped Kineto trace of `order.steps` steps to `path`, each marked as `ProfilerStep#N`.
+
+    Runs one step more than that before them, in which the profiler starts up.
+
+    Args:
+        run_one_step: one optimizer step; its work on a GPU may still be under way when it returns.
+        order: what to record.
+        path: replaced in one step when the trace is complete.
+        align: called before the first step that is recorded. The profiler takes longer to start on some ranks
+            than on others: without a barrier the first step would show that as waiting.
+        all_threads: also what Python threads do, as `dp` on the CPU needs it: else only those of autograd.
+        snapshot: where to keep each allocation of the recorded steps, on CUDA.
+
+    Raises:
+        MachineError: the trace can't be written.
+    """
+    profiler = new_profiler(order, all_threads)
+    profiler.prepare_trace()
+    run_one_step()
+    synchronize()
+    profiler.start_trace()
+    align()
+    # By hand rather than by the profiler's schedule: its first step begins before the ranks are aligned.
+    with memory_history(snapshot):
+        for number in range(1, order.steps + 1):
+            with record_function(f"ProfilerStep#{number}"):
+                run_one_step()
+                synchronize()  # else the last kernels of a step fall behind its annotation
+    profiler.stop_trace()
+    export(profiler.export_chrome_trace, path)
+
+
+def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable[[], None]) -> None:
+    """The same steps on a rank that isn't recorded: the others need it in their collectives."""
+    run_one_step()
+    align()
+    for _ in range(steps):
+        run_one_step()
+
+
+def new_profiler(order: ProfileOrder, all_threads: bool) -> profile:
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(
+        activities=activities,
+        record_shapes=order.shapes,
+        profile_memory=order.memory,
+        with_stack=order.stacks or order.modules,  # modules are recorded as a part of Python's stacks
+        with_modules=order.modules,
+        experimental_config=_ExperimentalConfig(profile_all_threads=all_threads),
+    )
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def memory_history(snapshot: Path | None) -> Iterator[None]:
+    """Keeps what is allocated and freed within it, with stacks, in `snapshot`; does nothing on the CPU."""
+    if snapshot is None or not torch.cuda.is_available():
+        yield
+        return
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=MAX_ALLOCATIONS)
+    try:
+        yield
+        export(torch.cuda.memory._dump_snapshot, snapshot)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def export(write: Callable[[str], object], path: Path) -> None:
+    """Has `write` make a file beside `path`, then replaces it: a reader never sees half of one."""
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(str(temporary))
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise MachineError(f"can't write the trace {path}: {error.strerror}; free some space") from error

@@ -1,0 +1,1 @@
+"""A program that runs unchanged, with its steps observed from outside."""

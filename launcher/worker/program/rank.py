@@ -1,0 +1,150 @@
+"""The body of a rank that runs a program unchanged, with its steps observed from outside."""
+
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.records import ProgramOrder, VariantFacts
+from gpurun.launcher.stats.steady import first_traced_step
+from gpurun.launcher.worker.base.failure import record_failure
+from gpurun.launcher.worker.base.process_group import await_port
+from gpurun.launcher.worker.entry.child import exit_code, finish, print_to_log
+from gpurun.launcher.worker.profiling.on_request import StepCapture, open_block
+from gpurun.launcher.worker.profiling.program_tracer import StepTracer
+from gpurun.launcher.worker.program.hooks import keep_groups_alive, watch_steps
+from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program.runner import end_program, run_module, run_script, users_frames
+
+NO_STEPS = (
+    "no steps were seen, so only the running time is known: no optimizer stepped twice; "
+    "`with gpurun.step():` marks the steps of a loop without one"
+)
+
+
+@dataclass
+class ProgramRank:
+    """One rank of a program's launch."""
+
+    order: ProgramOrder
+    rank: int
+    run: RunDir
+    recorder: StepRecorder
+    pid: int
+
+    def execute(self) -> int:
+        """Runs the program to its end, whatever that is; the exit code."""
+        try:
+            if self.order.module is not None:
+                run_module(self.order.module, self.order.args)
+            else:
+                run_script(self.order.script or "", self.order.args)
+        except BaseException as error:
+            if os.getpid() != self.pid:
+                raise  # in a child of the program, which ends as Python would have it
+            return self.account_for(error)
+        return 0
+
+    def account_for(self, error: BaseException) -> int:
+        """Shows why the program ended as Python does; if it failed, that is on record first."""
+        error = error.with_traceback(users_frames(error))
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return 0
+        try:
+            record_failure(self.run, self.order.launch, self.rank, self.order.variant, "run", error)
+        except MachineError as unwritable:
+            print_to_log(str(unwritable))
+        if isinstance(error, SystemExit):
+            return exit_code(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+
+    def close(self, code: int) -> None:
+        """Writes the last steps, and what there is to say about them."""
+        self.recorder.close(wait=code == 0)
+        if self.rank == 0:
+            facts = {self.order.variant: self.facts()}
+            write_json(self.run.launch_facts(self.order.launch), facts)
+
+    def facts(self) -> VariantFacts:
+        """What the figures don't tell."""
+        steps, tracer = self.recorder.classifier, self.recorder.tracer
+        warnings = []
+        if steps.count == 0:
+            warnings.append(NO_STEPS)
+        elif steps.num_timed == 0:
+            warnings.append(f"only {steps.count} steps were seen, all of them warm-up: run more of them")
+        elif tracer is not None and not tracer.written:
+            last = tracer.first + tracer.order.steps
+            warnings.append(
+                f"no trace: it is of steps {tracer.first + 1} to {last}, and needs one after them"
+            )
+        if steps.num_skipped:
+            warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
+        return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
+    order, rank = read_json(Path(argv[0]), ProgramOrder), int(argv[1])
+    run = RunDir(Path(order.run_dir))
+    join_launch(order, run)
+    set_threads()
+    seed(order.seed)
+    capture = StepCapture(run, order.launch, rank, open_block(run, order.launch, rank))
+    recorder = StepRecorder(order, rank, run, tracer=tracer_for(order, rank, run), capture=capture)
+    hooks = watch_steps(recorder)
+    # DataLoader workers and other children are no ranks; what they write would spoil the rank's records.
+    os.register_at_fork(after_in_child=recorder.abandon)
+    keep_groups_alive()
+    recorder.tell_progress()
+    program = ProgramRank(order, rank, run, recorder, os.getpid())
+    code = program.execute()
+    hooks.close()
+    try:
+        program.close(code)
+    except MachineError as error:
+        print_to_log(str(error))
+        code = os.EX_IOERR
+    end_program()
+    finish(code)
+
+
+def join_launch(order: ProgramOrder, run: RunDir) -> None:
+    """What `init_process_group` finds in the environment: the port of the launch's store."""
+    os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(order.launch)))
+    # Both libraries would otherwise take the first interface that the host's name resolves to.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ.pop("OPENBLAS_NUM_THREADS", None)  # meant for the server
+
+
+def set_threads() -> None:
+    """OMP_NUM_THREADS was read when the server started; torch takes the rank's own share from us."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        torch.set_num_threads(int(wanted))
+
+
+def seed(value: int | None) -> None:
+    """Begins all random numbers where the job says, if it does."""
+    if value is None:
+        return
+    random.seed(value)
+    torch.manual_seed(value)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(value % 2**32)
+
+
+def tracer_for(order: ProgramOrder, rank: int, run: RunDir) -> StepTracer | None:
+    """What takes this rank's trace, if it is to have one."""
+    wanted = order.profile
+    if wanted is None or not wanted.steps or (wanted.ranks is not None and rank not in wanted.ranks):
+        return None
+    return StepTracer(wanted, run.trace(order.variant, rank), first_traced_step(order.warmup))

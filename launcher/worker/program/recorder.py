@@ -1,0 +1,155 @@
+"""Times the steps of a program that knows nothing of it."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import Event, Kind, ProgramOrder, StepRecord
+from gpurun.launcher.worker.accelerators.memory import peak_bytes
+from gpurun.launcher.worker.accelerators.stamps import Stamps, stamps_for_program
+from gpurun.launcher.worker.entry.child import print_to_log
+from gpurun.launcher.worker.profiling.on_request import StepCapture
+from gpurun.launcher.worker.profiling.program_tracer import StepTracer
+from gpurun.launcher.worker.program.steady_steps import Classifier
+from gpurun.launcher.worker.program.step_boundary import Pace
+
+FLUSH_NS = 500_000_000
+"""Records are written this often: seldom enough to cost nothing, often enough to see that steps go on."""
+
+
+@dataclass
+class StepRecorder:
+    """One rank's steps, from its optimizers' calls or, once it uses them, from its `gpurun.step()` blocks.
+
+    Every call of a method is a few µs of the program's time; what takes longer waits for `flush`.
+    """
+
+    order: ProgramOrder
+    rank: int
+    run: RunDir
+    tracer: StepTracer | None = None
+    capture: StepCapture | None = None
+    """Counts the steps for those who look on from outside, and takes the traces that they ask for."""
+    stamps: Stamps | None = None
+    """Chosen at the first step, when it is known whether the program uses CUDA."""
+    calls: int = 0
+    """Of any optimizer."""
+    classifier: Classifier = field(init=False)
+    _pace: Pace = field(default_factory=Pace)
+    _is_marked: bool = False
+    """Whether the program marks its steps itself."""
+    _depth: int = 0
+    _start: Any = None
+    _is_captured: bool = False
+    _disturbed: bool = False
+    """Whether the step under way is traced or beside a trace."""
+    _ended: "deque[tuple[Any, Any, Kind]]" = field(default_factory=deque)
+    _num_ended: int = 0
+    _flushed_ns: int = field(default_factory=time.perf_counter_ns)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.classifier = Classifier(self.order.launch, self.order.warmup)
+
+    def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
+        """An optimizer has updated its weights, or a GradScaler has left that out."""
+        self.calls += 1
+        if self._is_marked or self._closed:
+            return
+        answer = self._pace.call(optimizer)
+        if answer == "inside":
+            return
+        now = self._now()
+        if answer == "end":
+            self._end(now, "skipped" if skipped else "timed")
+        self._start = now
+
+    def enter_step(self) -> None:
+        """The program says that a step begins; within another one that means nothing."""
+        self._depth += 1
+        self._is_marked = True
+        if self._depth == 1 and not self._closed:
+            self._start = self._now()
+
+    def leave_step(self, completed: bool) -> None:
+        """It says that the step is over."""
+        self._depth -= 1
+        if self._depth == 0 and completed and not self._closed:
+            self._end(self._now(), "timed")
+
+    def flush(self) -> None:
+        """Writes the steps whose times are known by now."""
+        records = self._records()
+        self._flushed_ns = time.perf_counter_ns()
+        if not records:
+            return
+        try:
+            append_lines(self.run.steps(self.order.variant, self.rank), records)
+            self.tell_progress()
+        except MachineError as error:  # the program goes on: its results aren't ours to lose
+            self._closed = True
+            print_to_log(f"gpurun: no more steps are recorded: {error}")
+
+    def tell_progress(self) -> None:
+        """Rank 0 says how far it is."""
+        if self.rank == 0:
+            event = Event(time.time_ns(), "run", self.order.variant, self._num_ended)
+            append_lines(self.run.events(self.order.launch), [event])
+
+    def close(self, wait: bool) -> None:
+        """Writes what is left.
+
+        Args:
+            wait: for the GPU, and for a trace that is being written; not after a failure, when it may hang.
+        """
+        if wait and self.stamps is not None:
+            self.stamps.wait()
+        self.flush()
+        self._closed = True
+        if self.tracer is not None and wait:
+            self.tracer.close()
+
+    def abandon(self) -> None:
+        """Records nothing more: in a process that the program forked, whose steps aren't this rank's."""
+        self._closed = True
+        self._ended.clear()
+        self.tracer = self.capture = None
+
+    def _now(self) -> Any:
+        if self.stamps is None:
+            self.stamps = stamps_for_program()
+        return self.stamps.now()
+
+    def _end(self, now: Any, kind: Kind) -> None:
+        self._ended.append((self._start, now, "profile" if self._disturbed else kind))
+        self._num_ended += 1
+        if time.perf_counter_ns() - self._flushed_ns > FLUSH_NS:
+            self.flush()
+        self._disturbed = self._trace()
+
+    def _trace(self) -> bool:
+        """Whether the step that begins now is traced, or beside a trace. Two profilers exclude each other."""
+        was_captured, tracer = self._is_captured, self.tracer
+        if self.capture is not None:
+            self._is_captured = self.capture.between_steps(waits=tracer is not None and tracer.is_tracing)
+        if self._is_captured and tracer is not None:
+            tracer.postpone(self._num_ended)
+        is_traced = tracer is not None and tracer.before(self._num_ended)
+        return was_captured or self._is_captured or is_traced  # a capture is written in the step after it
+
+    def _records(self) -> list[StepRecord]:
+        if self.stamps is None or not self._ended:
+            return []
+        peak = peak_bytes(self.stamps.device)
+        records = []
+        while self._ended:
+            start, end, kind = self._ended[0]
+            step_ns = self.stamps.elapsed_ns(start, end)
+            if step_ns is None:
+                break  # the GPU is not there yet, nor is it for those behind
+            self._ended.popleft()
+            records.append(self.classifier.add(step_ns, kind, peak))
+        return records

@@ -1,0 +1,50 @@
+"""Steps of a running program → records: which are warm-up, which count. Pure."""
+
+from dataclasses import dataclass, field
+
+from gpurun.launcher.rundir.records import Kind, StepRecord
+from gpurun.launcher.stats.steady import WINDOW_STEPS, is_steady, warmup_minimum
+
+MAX_WARMUP_STEPS = 30
+"""After so many steps a program counts as warm, steady or not; the result says which."""
+
+
+@dataclass
+class Classifier:
+    """Takes a rank's steps as they come and returns their records.
+
+    The rank is warm when its last two windows of 5 steps agree, asked after every fifth step. Rounds are of 5
+    steps by number; ranks that are warm earlier than others have some to themselves, which don't count.
+    """
+
+    launch: str
+    warmup: int
+    is_warm: bool = False
+    unsteady: str | None = None
+    """Why the warm-up never became steady."""
+    count: int = 0
+    num_timed: int = 0
+    num_skipped: int = 0
+    _warmup_ns: list[int] = field(default_factory=list)
+
+    def add(self, step_ns: int, kind: Kind, peak_bytes: int | None = None) -> StepRecord:
+        """The record of the next step; `kind` is `timed` for one that nothing special happened in."""
+        number = self.count
+        self.count += 1
+        self.num_skipped += kind == "skipped"
+        if kind == "timed" and not self.is_warm:
+            kind = "warmup"
+            self._warm_up(step_ns)
+        self.num_timed += kind == "timed"
+        round_ = number // WINDOW_STEPS + 1 if kind == "timed" else 0
+        return StepRecord(self.launch, round_, 0, number, kind, step_ns, {}, peak_bytes)
+
+    def _warm_up(self, step_ns: int) -> None:
+        self._warmup_ns.append(step_ns)
+        count, minimum = len(self._warmup_ns), warmup_minimum(self.warmup)
+        if count % WINDOW_STEPS or count < minimum:
+            return
+        steady = is_steady(self._warmup_ns, minimum)
+        self.is_warm = steady or count >= max(MAX_WARMUP_STEPS, minimum)
+        if self.is_warm and not steady:
+            self.unsteady = f"no steady step within {count} warm-up steps"

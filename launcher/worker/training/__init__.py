@@ -1,0 +1,1 @@
+"""The training of a workload: batches, steps, checks, timed rounds."""

@@ -1,0 +1,192 @@
+"""Finds the samples of `split: balanced` before anything is timed: measures this launch's devices."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Protocol
+
+import torch
+
+from gpurun.launcher.balance.calibrate import (
+    BLOCK_MS,
+    MAX_BLOCK_STEPS,
+    Calibration,
+    MeasureSplit,
+    balance_of,
+    predict,
+)
+from gpurun.launcher.balance.refine import Split
+from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
+from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.training.batches import StepInput
+from gpurun.launcher.worker.training.trainer import Trainer
+
+OVERHEAD_ROUNDS = 4
+UNBOUNDED = 1 << 60
+
+
+class Devices(Protocol):
+    """The devices of a launch, measured all at once; every rank calls the same, and gets the same."""
+
+    def own_ms(self, split: Split, num_steps: int) -> list[float]:
+        """Mean milliseconds of each device's own work in a step; infinite where memory runs out."""
+
+    def whole_ms(self, split: Split, num_steps: int) -> float:
+        """Mean milliseconds of a step in which they work together."""
+
+
+def resolve_balanced(
+    order: LaunchOrder, trainer: Trainer, clock: Clock, peers: Peers, journal: Journal
+) -> LaunchOrder:
+    """The order with every `balanced` split as samples; how they were found is kept in the run directory.
+
+    Weights and optimizer are as before afterwards.
+
+    Raises:
+        MemoryError: the devices can't hold the batch.
+    """
+    if all(variant.balance is None for variant in order.variants):
+        return order
+    state = trainer.save_state()
+    variants = tuple(resolve(variant, order, trainer, clock, peers, journal) for variant in order.variants)
+    trainer.restore_state(state)
+    return replace(order, variants=variants)
+
+
+def resolve(
+    variant: VariantOrder,
+    order: LaunchOrder,
+    trainer: Trainer,
+    clock: Clock,
+    peers: Peers,
+    journal: Journal,
+) -> VariantOrder:
+    """One variant with its samples."""
+    if variant.balance is None:
+        return variant
+    devices: Devices = Replicas(variant, trainer, clock)
+    if order.strategy == "ddp":
+        devices = Ranks(variant, trainer, clock, peers)
+    dataset = trainer.workload.dataset
+    calibration = Calibration(
+        measure=told(devices.own_ms, journal, variant.id),
+        batch=sum(variant.split),
+        minimum=variant.balance.minimum,
+        caps=variant.balance.caps,
+        most=UNBOUNDED if dataset is None else len(dataset),
+        seed=f"{order.draw}/{order.launch}/{variant.id}",
+    )
+    curves, split = calibration.run()
+    overhead_ms = measure_overhead_ms(devices, split, predict(curves, split).compute_ms)
+    journal.add_balance(variant.id, balance_of(curves, split, overhead_ms))
+    return replace(variant, split=split, balance=None)
+
+
+def told(measure: MeasureSplit, journal: Journal, variant: str) -> MeasureSplit:
+    """`measure` with a sign of life before each block: no step of them is counted, and together they last."""
+
+    def measure_and_tell(split: Split, num_steps: int) -> Sequence[float]:
+        journal.enter("balance", variant)
+        return measure(split, num_steps)
+
+    return measure_and_tell
+
+
+def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> float:
+    """What a step takes beyond its slowest device, in neighbouring blocks of both."""
+    num_steps = min(MAX_BLOCK_STEPS, max(1, math.ceil(BLOCK_MS / max(expected_ms, 1e-3))))
+    devices.whole_ms(split, 1)
+    rounds = [
+        devices.whole_ms(split, num_steps) - max(devices.own_ms(split, num_steps))
+        for _ in range(OVERHEAD_ROUNDS)
+    ]
+    return max(0.0, median(rounds))
+
+
+class Ranks:
+    """The devices of `ddp`: each rank times its own steps, without communication."""
+
+    def __init__(self, variant: VariantOrder, trainer: Trainer, clock: Clock, peers: Peers) -> None:
+        self.variant, self.trainer, self.clock, self.peers = variant, trainer, clock, peers
+
+    def own_ms(self, split: Split, num_steps: int) -> list[float]:
+        return self.peers.gather(self.timed_ms(split, num_steps, sync=False))
+
+    def whole_ms(self, split: Split, num_steps: int) -> float:
+        return max(self.peers.gather(self.timed_ms(split, num_steps, sync=True)))
+
+    def timed_ms(self, split: Split, num_steps: int, sync: bool) -> float:
+        """This rank's mean step, from a start that all ranks share.
+
+        Memory that runs out must not keep a rank from the barrier, nor, without `sync`, from anything else.
+        """
+        timings: list[StepTiming] | None = None
+        try:
+            inputs = step_inputs(self.trainer, replace(self.variant, split=split), num_steps)
+        except (RuntimeError, MemoryError) as error:
+            check_memory(error)
+            inputs = []
+        self.peers.barrier()
+        try:
+            timings = timed_steps(self.trainer, self.clock, inputs, sync)
+        except (RuntimeError, MemoryError) as error:
+            check_memory(error)
+        if timings is None:
+            release(self.trainer)
+        return mean_ms(timings) if timings else math.inf
+
+
+class Replicas:
+    """The devices of `dp`, all of one process: each replica's forward and backward."""
+
+    def __init__(self, variant: VariantOrder, trainer: Trainer, clock: Clock) -> None:
+        self.variant, self.trainer, self.clock = variant, trainer, clock
+
+    def own_ms(self, split: Split, num_steps: int) -> list[float]:
+        variant = replace(self.variant, split=split)
+        inputs = step_inputs(self.trainer, variant, num_steps)
+        steps_ms = [self.trainer.apply_times_ms(step_input) for step_input in inputs]
+        if any(math.isinf(ms) for step_ms in steps_ms for ms in step_ms):
+            release(self.trainer)
+        return [fmean(device_ms) for device_ms in zip(*steps_ms, strict=True)]
+
+    def whole_ms(self, split: Split, num_steps: int) -> float:
+        inputs = step_inputs(self.trainer, replace(self.variant, split=split), num_steps)
+        return mean_ms(timed_steps(self.trainer, self.clock, inputs, sync=True))
+
+
+def step_inputs(trainer: Trainer, variant: VariantOrder, num_steps: int) -> Sequence[StepInput]:
+    """Inputs of so many steps: one batch again and again, but a dataset is read on."""
+    first = trainer.prepare(variant, 0)
+    if first.nbytes:
+        return [first] * num_steps
+    return [first, *(trainer.prepare(variant, step) for step in range(1, num_steps))]
+
+
+def timed_steps(trainer: Trainer, clock: Clock, inputs: Sequence[StepInput], sync: bool) -> list[StepTiming]:
+    clock.start()
+    for step_input in inputs:
+        trainer.step(step_input, clock, sync)
+        clock.end_step()
+    return clock.read()
+
+
+def mean_ms(timings: Sequence[StepTiming]) -> float:
+    return fmean(timing.step_ns for timing in timings) / 1e6
+
+
+def check_memory(error: BaseException) -> None:
+    """Raises the error again, unless it says that memory ran out."""
+    if not is_out_of_memory(error):
+        raise error
+
+
+def release(trainer: Trainer) -> None:
+    """Frees what a step that ran out of memory left behind."""
+    trainer.model.zero_grad(set_to_none=True)
+    if trainer.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,342 @@
+"""Which samples a rank computes in a step, and where they come from.
+
+Sample k of step s is the same whatever the strategy and the split: every rank draws the global batch, or
+the global order of the dataset, and takes its part.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler, default_collate
+
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.rundir.records import VariantOrder
+from gpurun.launcher.units import plural
+from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
+from gpurun.launcher.worker.base.precision import Precision
+from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
+from gpurun.workloads.base import Workload
+from gpurun.workloads.data.images import ImageFolder
+
+Rows = tuple[int, int]
+"""Samples of the global batch: first, and one past the last."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What goes through forward and backward at once."""
+
+    inputs: Tree
+    targets: Tree
+    chunks: tuple[int, ...]
+    """Samples per device of this process, in the order in which they lie; 0 for a device that has no more."""
+    count: int
+    """Over how many a mean loss of this micro-batch averages: its samples, or its valid targets."""
+
+
+@dataclass(frozen=True)
+class LoadedStep:
+    """The micro-batches of one step on one rank."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    total: int | None
+    """The counts of the global batch added up; `None` where only all ranks together know it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the inputs and targets."""
+        batches = [(micro.inputs, micro.targets) for micro in self.micro_batches]
+        return sum(tensor.nbytes for tensor in tensors_of(batches))
+
+    def load(self) -> "LoadedStep":
+        return self
+
+
+class StepInput(Protocol):
+    """One step's input, as `Trainer.prepare` returns it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds until its step is done."""
+
+    def load(self) -> LoadedStep:
+        """The step's data; reads it where it is read inside the step."""
+
+
+def micro_sizes(num_samples: int, accumulate: int) -> tuple[int, ...]:
+    """Samples of each micro-batch: sizes differ by 1 at most, and none is empty, so there may be fewer."""
+    size, larger = divmod(num_samples, accumulate)
+    sizes = (size + 1,) * larger + (size,) * (accumulate - larger)
+    return tuple(size for size in sizes if size)
+
+
+def device_rows(split: Sequence[int], accumulate: int, device: int) -> list[Rows]:
+    """The rows of the global batch that one device computes in each of its micro-batches."""
+    edges = list(itertools.accumulate(micro_sizes(split[device], accumulate), initial=sum(split[:device])))
+    return list(itertools.pairwise(edges))
+
+
+def micro_rows(split: Sequence[int], accumulate: int, devices: Sequence[int]) -> list[tuple[Rows, ...]]:
+    """For each micro-batch, the rows of each of `devices`; empty ones for a device that has no more."""
+    per_device = [device_rows(split, accumulate, device) for device in devices]
+    return list(itertools.zip_longest(*per_device, fillvalue=(0, 0)))
+
+
+def step_generator(seed: int, step: int) -> torch.Generator:
+    """A generator that depends on the two numbers alone, and differs in all bits for neighbouring steps."""
+    digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+class Source(Protocol):
+    """Where a rank's samples come from."""
+
+    def prepare(self, variant: VariantOrder, step: int) -> StepInput:
+        """This rank's part of a step, ready before the step begins as far as that is right."""
+
+    def whole(self, num_samples: int, step: int) -> LoadedStep:
+        """The whole global batch of a step as one micro-batch of one device."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which devices' samples this process computes, and what it does to them before the step."""
+
+    devices: tuple[int, ...]
+    """Positions in the split: this rank's for `ddp`, all for `dp`."""
+    precision: Precision
+    pin: bool
+    """Whether batches go to page-locked memory, from which a GPU copies without blocking the host."""
+    channels_last: bool = False
+    """Whether images lie in memory pixel by pixel."""
+
+    def arranged(self, tree: Tree) -> Tree:
+        """Inputs or targets as the model needs them: cast to its precision, images in its memory format."""
+        tree = self.precision.cast(tree)
+        return map_tensors(pixel_by_pixel, tree) if self.channels_last else tree
+
+
+def pixel_by_pixel(tensor: Tensor) -> Tensor:
+    """Images (samples, channels, height, width) with their channels last in memory; others as they are."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Draws the global batch by the workload's `batch` function, outside the step."""
+
+    workload: Workload
+    seed: int
+    layout: Layout
+
+    def prepare(self, variant: VariantOrder, step: int) -> LoadedStep:
+        """This rank's part of the global batch.
+
+        Raises:
+            UserError: `batch` raised, or returned something else than a batch of that size.
+        """
+        inputs, targets = self.draw(sum(variant.split), step)
+        layout = self.layout
+        micro_batches = tuple(
+            self.micro_batch(inputs, targets, rows)
+            for rows in micro_rows(variant.split, variant.accumulate, layout.devices)
+        )
+        return LoadedStep(micro_batches, count_targets(self.workload, targets, sum(variant.split)))
+
+    def whole(self, num_samples: int, step: int) -> LoadedStep:
+        inputs, targets = self.draw(num_samples, step)
+        micro = self.micro_batch(inputs, targets, ((0, num_samples),))
+        return LoadedStep((micro,), micro.count)
+
+    def draw(self, size: int, step: int) -> tuple[Tree, Tree]:
+        """The global batch, cast to the precision."""
+        batch = self.workload.batch
+        assert batch is not None
+        with users_code(f"batch({size}, generator) failed", "(inputs, targets)", place_of(batch)):
+            drawn = batch(size, step_generator(self.seed, step))
+        inputs, targets = checked_batch(drawn, size, "batch(size, generator)", place_of(batch))
+        return self.layout.arranged(inputs), self.layout.arranged(targets)
+
+    def micro_batch(self, inputs: Tree, targets: Tree, rows: Sequence[Rows]) -> MicroBatch:
+        """The rows of all devices, one after the other."""
+        used = [(start, stop) for start, stop in rows if stop > start]
+        parts = [join_rows([take_rows(tree, *pair) for pair in used]) for tree in (inputs, targets)]
+        if self.layout.pin:
+            parts = [map_tensors(lambda tensor: tensor.pin_memory(), part) for part in parts]
+        chunks = tuple(stop - start for start, stop in rows)
+        count = count_targets(self.workload, parts[1], sum(chunks))
+        return MicroBatch(parts[0], parts[1], chunks, count)
+
+
+class IndexFeed(Sampler[list[int]]):
+    """The indices of one micro-batch after the other, from a step on without end, for one variant.
+
+    Epoch after epoch, the dataset is gone through in a fresh order; an incomplete last batch is left out.
+    """
+
+    def __init__(self, dataset_size: int, seed: int, devices: Sequence[int]) -> None:
+        self.dataset_size, self.seed, self.devices = dataset_size, seed, devices
+        self.variant: VariantOrder | None = None
+        self.step = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        variant, step = self.variant, self.step
+        assert variant is not None
+        while True:
+            indices = self.global_indices(sum(variant.split), step)
+            for rows in micro_rows(variant.split, variant.accumulate, self.devices):
+                yield [index for start, stop in rows for index in indices[start:stop]]
+            step += 1
+
+    def global_indices(self, num_samples: int, step: int) -> list[int]:
+        """Indices of the global batch of a step."""
+        epoch, position = divmod(step, self.dataset_size // num_samples)
+        order = torch.randperm(self.dataset_size, generator=step_generator(self.seed, epoch))
+        indices: list[int] = order[position * num_samples : (position + 1) * num_samples].tolist()
+        return indices
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step whose data is read when the step asks for it."""
+
+    source: "DatasetSource"
+    variant: VariantOrder
+    step: int
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def load(self) -> LoadedStep:
+        return self.source.load(self.variant, self.step)
+
+
+class DatasetSource:
+    """Reads the workload's dataset inside the step, by one DataLoader for all variants.
+
+    Its worker processes live as long as it does and read ahead for consecutive steps of one variant. The
+    first step of a block finds some of its data read already, as it would in training.
+    """
+
+    def __init__(self, workload: Workload, seed: int, layout: Layout) -> None:
+        self.workload, self.layout = workload, layout
+        self.place = place_of(workload.dataset)  # once: Python's `inspect` takes milliseconds to find it
+        self.feed = IndexFeed(len(workload.dataset), seed, layout.devices)
+        self.loader: DataLoader[Any] = DataLoader(
+            workload.dataset,
+            batch_sampler=self.feed,
+            num_workers=workload.num_workers,
+            persistent_workers=workload.num_workers > 0,
+            pin_memory=layout.pin,
+            generator=torch.Generator().manual_seed(seed),  # else each pass draws from the model's generator
+        )
+        self.batches: Iterator[Any] = iter(())
+        self.prepared: tuple[str, int] | None = None
+        self.loaded: tuple[str, int] | None = None
+
+    def prepare(self, variant: VariantOrder, step: int) -> PendingStep:
+        """A handle on the step; reading ahead starts now, unless it is under way.
+
+        Raises:
+            ParamsError: a folder of images is smaller than one global batch.
+            UserError: a dataset of the user's own is.
+        """
+        if (variant.id, step - 1) != self.prepared:
+            self.seek(variant, step)
+        self.prepared = (variant.id, step)
+        return PendingStep(self, variant, step)
+
+    def seek(self, variant: VariantOrder, step: int) -> None:
+        """Makes `step` of `variant` the next that is read."""
+        check_dataset_size(self.workload, sum(variant.split))
+        self.feed.variant, self.feed.step = variant, step
+        has_samples = any(variant.split[device] for device in self.layout.devices)
+        self.batches = iter(self.loader) if has_samples else iter(())
+        self.prepared = self.loaded = (variant.id, step - 1)
+
+    def load(self, variant: VariantOrder, step: int) -> LoadedStep:
+        """Reads the step's micro-batches; out of turn it may take longer, but gives the same."""
+        if (variant.id, step - 1) != self.loaded:
+            self.seek(variant, step)
+        self.loaded = (variant.id, step)
+        micro_batches = tuple(
+            self.micro_batch(next(self.batches), tuple(stop - start for start, stop in rows))
+            for rows in micro_rows(variant.split, variant.accumulate, self.layout.devices)
+        )
+        total = None if self.workload.count else sum(variant.split)
+        return LoadedStep(micro_batches, total)
+
+    def whole(self, num_samples: int, step: int) -> LoadedStep:
+        check_dataset_size(self.workload, num_samples)
+        dataset = self.workload.dataset
+        with users_code("the dataset can't be read", "(input, target) samples", place_of(dataset)):
+            batch = default_collate([dataset[i] for i in self.feed.global_indices(num_samples, step)])
+        micro = self.micro_batch(batch, (num_samples,))
+        return LoadedStep((micro,), micro.count)
+
+    def micro_batch(self, batch: Any, chunks: tuple[int, ...]) -> MicroBatch:
+        size = sum(chunks)
+        inputs, targets = checked_batch(batch, size, "a batch of the dataset", self.place)
+        inputs, targets = self.layout.arranged(inputs), self.layout.arranged(targets)
+        return MicroBatch(inputs, targets, chunks, count_targets(self.workload, targets, size))
+
+
+def count_targets(workload: Workload, targets: Tree, num_samples: int) -> int:
+    """Over how many a mean loss on these targets averages.
+
+    Raises:
+        UserError: `count` raised, or gave no number.
+    """
+    if workload.count is None:
+        return num_samples
+    place = partial(place_of, workload.count)  # a step's time must not hold the search for a line
+    with users_code("count(targets) failed", "the number of valid targets", place):
+        return int(workload.count(targets))
+
+
+def checked_batch(batch: Any, size: int, what: str, place: Place | None) -> tuple[Tree, Tree]:
+    """`batch`, if it is a pair of trees of CPU tensors with `size` samples each.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        got = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+        raise UserError(f"{what} must give a pair", expected="(inputs, targets)", got=got, place=place)
+    for name, tree in zip(("inputs", "targets"), batch, strict=True):
+        if elsewhere := {str(tensor.device) for tensor in tensors_of(tree)} - {"cpu"}:
+            got = f"{name} on {', '.join(sorted(elsewhere))}"
+            raise UserError(f"{what} must give CPU tensors", expected="tensors on cpu", got=got, place=place)
+        if row_counts(tree) != {size}:
+            rows = " and ".join(map(str, sorted(row_counts(tree)))) or "no"
+            expected = f"{size} samples along dimension 0 of every tensor"
+            what_size = f"{what} gave a batch of the wrong size"
+            raise UserError(what_size, expected=expected, got=f"{name} with {rows} rows", place=place)
+    return batch[0], batch[1]
+
+
+def check_dataset_size(workload: Workload, num_samples: int) -> None:
+    """Whether the dataset, if there is one, has enough for one global batch.
+
+    Raises:
+        ParamsError: a folder of images that the job names has too few.
+        UserError: a dataset of the user's own has.
+    """
+    if workload.dataset is None or len(workload.dataset) >= num_samples:
+        return
+    size = len(workload.dataset)
+    if isinstance(workload.dataset, ImageFolder):
+        raise ParamsError(
+            f"a global batch takes {plural(num_samples, 'image')}, but only {size} can be used: "
+            "`images` has too few, or `max_images` is too small"
+        )
+    expected, got = f"at least one global batch, {plural(num_samples, 'sample')}", plural(size, "sample")
+    place = place_of(workload.dataset)
+    raise UserError("the dataset is too small", expected=expected, got=got, place=place)

@@ -1,0 +1,185 @@
+"""Whether every variant computes the gradient that one device would: the run's check of its own premise."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.preserve import preserved, random_state
+from gpurun.launcher.worker.training.trainer import Trainer
+from gpurun.launcher.worker.training.try_out import has_batch_norm
+
+CHECK_STEP = 0
+"""The step whose batch is used, for all variants alike."""
+ONE_DEVICE = "one device"
+BATCH_NORM = (
+    "the model has BatchNorm, whose statistics are those of each device's own samples: "
+    "its gradient depends on the split"
+)
+
+Gradient = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the variants' gradients are compared with."""
+
+    name: str | None
+    """`one device`, or the id of a variant; `None` where nothing could be compared."""
+    gradient: Gradient | None
+    """On rank 0 only."""
+    draws_random: bool
+    """Whether the model draws random numbers, so that no two passes are alike."""
+
+
+def check_gradients(
+    trainer: Trainer,
+    order: LaunchOrder,
+    rank: int,
+    enter: Callable[[str], None] = lambda variant_id: None,
+) -> dict[str, dict[str, Any]]:
+    """By variant id, the fields of `VariantFacts` that the check finds: error, reference and warnings.
+
+    All ranks call it, and get the same. Weights, buffers and random state are as before afterwards.
+
+    Args:
+        trainer: of this rank.
+        order: whose variants are checked.
+        rank: of this process.
+        enter: is told the id of each variant before its step.
+    """
+    # Where one of the variants must serve as the reference, it is the baseline.
+    variants = sorted(order.variants, key=lambda variant: variant.id != order.baseline)
+    by_batch: dict[int, list[VariantOrder]] = {}
+    for variant in variants:
+        by_batch.setdefault(sum(variant.split), []).append(variant)
+    found: dict[str, dict[str, Any]] = {}
+    with preserved(trainer.model, trainer.device):
+        for global_batch, members in by_batch.items():
+            found |= check_batch(trainer, global_batch, members, rank, enter)
+    return found
+
+
+def check_batch(
+    trainer: Trainer,
+    global_batch: int,
+    variants: Sequence[VariantOrder],
+    rank: int,
+    enter: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """`check_gradients` for variants of one global batch, which share a reference."""
+    reference = one_device_reference(trainer, global_batch, rank)
+    errors: dict[str, float | None] = {}
+    for variant in variants:
+        enter(variant.id)
+        gradient = trainer.gradient(variant, CHECK_STEP)
+        if reference.name is None:
+            reference = Reference(variant.id, gradient if rank == 0 else None, reference.draws_random)
+            errors[variant.id] = None
+        else:
+            errors[variant.id] = shared_error(trainer, gradient, reference.gradient)
+    return {variant_id: facts(trainer, error, reference, variant_id) for variant_id, error in errors.items()}
+
+
+def one_device_reference(trainer: Trainer, global_batch: int, rank: int) -> Reference:
+    """The gradient of the whole batch on rank 0's device, if that device can hold it."""
+    gradient, draws_random = None, False
+    if rank == 0:
+        before = random_state(trainer.device)
+        gradient = gradient_if_it_fits(trainer, global_batch)
+        draws_random = not torch.equal(before, random_state(trainer.device))
+    fits, random = trainer.strategy.share([float(gradient is not None), float(draws_random)])
+    return Reference(ONE_DEVICE if fits else None, gradient, bool(random))
+
+
+def gradient_if_it_fits(trainer: Trainer, num_samples: int) -> Gradient | None:
+    """The one-device gradient, or `None` when memory runs out on the way."""
+    try:
+        return trainer.one_device_gradient(num_samples, CHECK_STEP)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Only here, behind the handler: until then the traceback holds the tensors that filled the memory.
+    trainer.model.zero_grad(set_to_none=True)
+    if trainer.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def shared_error(trainer: Trainer, gradient: Gradient, reference: Gradient | None) -> float:
+    """The relative error that rank 0 finds, on all ranks."""
+    error = 0.0 if reference is None else relative_error(gradient, reference)
+    return trainer.strategy.share([error])[0]
+
+
+def relative_error(gradient: Gradient, reference: Gradient) -> float:
+    """‖g − g_ref‖ / ‖g_ref‖ over all parameters in float64; a parameter that is missing counts as zero."""
+    difference = squares = 0.0
+    for name in sorted({*gradient, *reference}):
+        expected = reference.get(name, torch.zeros(())).double()
+        found = gradient.get(name, torch.zeros(())).double()
+        difference += float((found - expected).square().sum())
+        squares += float(expected.square().sum())
+    if squares == 0:
+        return 0.0 if difference == 0 else math.inf
+    return math.sqrt(difference / squares)
+
+
+def facts(trainer: Trainer, error: float | None, reference: Reference, variant_id: str) -> dict[str, Any]:
+    """What the check says about one variant; an error that is no number is left out and put into words."""
+    is_reference = reference.name == variant_id
+    return {
+        "gradient_error": error if error is not None and math.isfinite(error) else None,
+        "gradient_reference": None if is_reference else reference.name,
+        "warnings": tuple(warnings(trainer, error, reference)),
+    }
+
+
+def warnings(trainer: Trainer, error: float | None, reference: Reference) -> list[str]:
+    """What a person should know before believing that the variants train alike."""
+    found = model_warnings(trainer)
+    if reference.name != ONE_DEVICE:
+        found.append("one device can't hold the whole batch: gradients are compared between variants only")
+    limit = trainer.precision.max_gradient_error
+    if error is not None and not error <= limit:  # NaN is not ≤ anything
+        reason = likely_reason(trainer, error, reference)
+        found.append(
+            f"the gradient differs from that of {reference.name} by {error:.2g} (relative), more than "
+            f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
+        )
+    return found
+
+
+def model_warnings(trainer: Trainer) -> list[str]:
+    """What model and batch say by themselves, whether or not gradients are checked."""
+    found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
+    found += channels_last_notes(trainer)
+    return found + ([trainer.batch_warning] if trainer.batch_warning else [])
+
+
+def channels_last_notes(trainer: Trainer) -> list[str]:
+    """What to say where `channels_last` changes nothing."""
+    if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
+        return []
+    return ["channels_last changes nothing: the model has no two-dimensional convolution"]
+
+
+def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:
+    """The first cause that fits."""
+    if not math.isfinite(error):
+        return "values that are infinite or not a number"
+    if trainer.batch_warning:
+        return "a `batch` that doesn't draw from its generator alone"
+    if has_batch_norm(trainer.model):
+        return "BatchNorm"
+    if reference.draws_random:
+        return "dropout or another layer that draws random numbers"
+    return (
+        f"a loss that isn't a {trainer.workload.reduction} over samples (set `reduction`, "
+        "or `count` for masked targets), or a layer that mixes samples"
+    )

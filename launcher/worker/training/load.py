@@ -1,0 +1,219 @@
+"""From the job's words to a workload: finds `build`, calls it, and checks what it returns."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
+from gpurun.workloads.base import Workload
+from gpurun.workloads.probes.base import Probe
+from gpurun.workloads.registry import BUILTINS
+
+__all__ = ["UserError", "load_workload"]
+
+Build = Callable[..., Any]
+
+
+def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> Workload | Probe:
+    """The workload, or micro-benchmark, that `name` builds from `params`, on the CPU.
+
+    Args:
+        name: a built-in workload, `train.py:build` or `package.module:build`.
+        params: the job's `params`, arguments of the build function.
+        job_dir: folder of the job file. Relative file names start there, and it is added to the end of
+            `sys.path`, so that nothing in it hides an installed module.
+
+    Raises:
+        UserError: the workload can't be found or built, or is none.
+    """
+    build = find_build(name, Path(job_dir))
+    place = place_of(build)
+    check_params(name, build, params, place)
+    with users_code(f"{name} failed to build the workload", "a Workload", place):
+        built = build_builtin(name, build, params) if name in BUILTINS else build(**params)
+    return built if isinstance(built, Probe) else as_workload(name, built, place)
+
+
+def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
+    """What a built-in workload makes of the params.
+
+    Raises:
+        ParamsError: it refuses one of them.
+    """
+    try:
+        return build(**params)
+    except ValueError as error:
+        raise ParamsError(f"params of `{name}`: {error}") from None
+
+
+def find_build(name: str, job_dir: Path) -> Build:
+    """The function that `name` stands for.
+
+    Raises:
+        UserError: there is no such workload, file, module or function.
+    """
+    source, colon, function = name.rpartition(":")
+    if not colon:
+        if name not in BUILTINS:
+            expected = f"{', '.join(BUILTINS)}, file.py:function or package.module:function"
+            raise UserError(f"no workload is called {name!r}", expected=expected, got=name, place=None)
+        return BUILTINS[name].load()
+    folder = str(job_dir.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module = load_file(job_dir / source) if source.endswith(".py") else load_module(source, folder)
+    return build_of(module, function)
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module in a file, under a name of its own: a user's `random.py` must not replace Python's."""
+    path = path.resolve()
+    if not path.is_file():
+        near = suggestion(path.name, (file.name for file in path.parent.glob("*.py")))
+        got = f"no such file{near}"
+        raise UserError(f"the workload's file is missing: {path}", expected=str(path), got=got, place=None)
+    name = f"gpurun_job_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    with users_code(f"{path.name} can't be imported", "a module that imports without an error", None):
+        spec.loader.exec_module(module)
+    return module
+
+
+def load_module(name: str, folder: str) -> ModuleType:
+    """The module of that full name.
+
+    Raises:
+        UserError: there is none, or it raises while it is imported.
+    """
+    try:
+        with users_code(f"{name} can't be imported", "a module that imports without an error", None):
+            return importlib.import_module(name)
+    except UserError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) and cause.name else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise
+        expected = f"{name}, installed or in {folder}"
+        raise UserError(
+            f"there is no module {missing!r}", expected=expected, got=str(cause), place=None
+        ) from cause
+
+
+def build_of(module: ModuleType, function: str) -> Build:
+    """The module's function of that name.
+
+    Raises:
+        UserError: the module has no such name, or it can't be called.
+    """
+    build = getattr(module, function, None)
+    if callable(build):
+        return build  # type: ignore[no-any-return]
+    place = Place(str(module.__file__), 1)
+    own = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+    got = (
+        f"{function} = {build!r}" if hasattr(module, function) else f"no such name{suggestion(function, own)}"
+    )
+    expected = f"a function {function}(...) that returns a Workload"
+    raise UserError(
+        f"the workload's function {function!r} is missing", expected=expected, got=got, place=place
+    )
+
+
+def check_params(name: str, build: Build, params: Mapping[str, Any], place: Place | None) -> None:
+    """Compares the job's `params` with what the function takes.
+
+    Raises:
+        UserError: a parameter is unknown, or one without a default is missing.
+    """
+    parameters = inspect.signature(build).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {key: p for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes = ", ".join(named) or "no parameters"
+    for key in params:
+        if key not in named and not open_ended:
+            got = f"{key}{suggestion(key, named)}"
+            raise UserError(f"{name} has no parameter {key!r}", expected=takes, got=got, place=place)
+    missing = [key for key, p in named.items() if p.default is p.empty and key not in params]
+    if missing:
+        what = f"{name} needs {', '.join(missing)} under params"
+        got = ", ".join(params) or "no params"
+        raise UserError(what, expected=takes, got=got, place=place)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)`, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def as_workload(name: str, built: Any, place: Place | None) -> Workload:
+    """What `build` returned, as a `Workload` with every attribute.
+
+    Raises:
+        UserError: an attribute is missing, or isn't what it must be.
+    """
+    values = {field.name: getattr(built, field.name, default_of(field.default)) for field in fields(Workload)}
+    workload = Workload(**values)
+    for attribute, expected, is_right in requirements(workload):
+        if not is_right:
+            value = values[attribute]
+            got = f"{type(value).__name__} {value!r:.80}" if hasattr(built, attribute) else missing(built)
+            what = f"the workload of {name} has no usable {attribute!r}"
+            raise UserError(what, expected=expected, got=got, place=place)
+    return workload
+
+
+def default_of(default: Any) -> Any:
+    return None if default is MISSING else default
+
+
+def missing(built: Any) -> str:
+    """How to say that an attribute is not there."""
+    return "None: build returned nothing" if built is None else f"a {type(built).__name__} without it"
+
+
+def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
+    """(attribute, what it must be, whether it is) for each attribute, in the order to report them."""
+    w = workload
+    trainable = isinstance(w.model, nn.Module) and any(p.requires_grad for p in w.model.parameters())
+    optional = "or nothing"
+    yield "model", "a torch.nn.Module", isinstance(w.model, nn.Module)
+    yield "model", "a model with at least one parameter that requires a gradient", trainable
+    yield "loss", "a function loss(outputs, targets) that returns a scalar", callable(w.loss)
+    if w.dataset is None:
+        yield "batch", "a function batch(size, generator), or a dataset instead", callable(w.batch)
+    else:
+        mapped = hasattr(w.dataset, "__getitem__") and hasattr(w.dataset, "__len__")
+        yield "dataset", "a map-style dataset, with __getitem__ and __len__", mapped
+    yield "optimizer", f"a function from parameters to an optimizer {optional}", is_optional(w.optimizer)
+    yield "reduction", "'mean' or 'sum'", w.reduction in ("mean", "sum")
+    yield "count", f"a function count(targets) {optional}", is_optional(w.count)
+    yield "num_workers", "a number of processes, at least 0", is_count(w.num_workers)
+    yield "notes", "a tuple of sentences", is_sentences(w.notes)
+
+
+def is_optional(value: Any) -> bool:
+    return value is None or callable(value)
+
+
+def is_sentences(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,95 @@
+"""Forward and backward of one micro-batch, with the loss weighted so that any split adds up exactly.
+
+DDP averages over ranks: it gives (1/W)·Σᵢ gᵢ. Wanted is the gradient of the loss over all N samples,
+Σᵢ (nᵢ/N)·gᵢ. So a mean loss of nᵢⱼ samples (micro-batch j of rank i) is multiplied by W·nᵢⱼ/N, and a sum by
+W. One process that owns all devices has nothing averaged over ranks: W is 1 there.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
+from gpurun.launcher.worker.base.precision import Precision
+from gpurun.launcher.worker.strategies.base import Strategy
+from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch
+from gpurun.workloads.base import Workload
+
+
+class PhaseClock(Protocol):
+    """What is told when a phase of a step ends."""
+
+    def mark(self, phase: str) -> None:
+        """`data`, `h2d`, `forward`, `backward` or `optimizer` ends now; it began at the mark before."""
+
+
+class NoClock:
+    """For steps that nobody times."""
+
+    def mark(self, phase: str) -> None:
+        return
+
+
+def loss_weight(reduction: str, count: int, total: int, world_size: int) -> float:
+    """The factor on the loss of a micro-batch with `count` of all `total` samples (or valid targets)."""
+    if reduction == "sum":
+        return float(world_size)
+    return world_size * count / total if total else 0.0
+
+
+def weighted_loss(workload: Workload, outputs: Tree, targets: Tree, weight: float) -> Tensor:
+    """The micro-batch's share of the step's loss.
+
+    With weight 0 (no valid target) a mean is 0/0: then it is a zero that still reaches every parameter, since
+    DDP waits for a gradient of each.
+    """
+    if weight == 0:
+        zeros = [(tensor * 0).sum() for tensor in tensors_of(outputs) if tensor.requires_grad]
+        return sum(zeros[1:], start=zeros[0])
+    loss = workload.loss(outputs, targets)
+    return loss if weight == 1 else loss * weight
+
+
+def forward_backward(
+    strategy: Strategy,
+    workload: Workload,
+    precision: Precision,
+    step: LoadedStep,
+    scaler: torch.amp.GradScaler,
+    clock: PhaseClock,
+    sync: bool = True,
+) -> None:
+    """Adds the gradient of this rank's part of the step to the parameters' `grad`.
+
+    Ranks synchronise in the backward pass of the last micro-batch, once however many each has; with `sync`
+    false they don't. A rank without samples takes part in that with a zero.
+    """
+    total = strategy.total(sum(m.count for m in step.micro_batches)) if step.total is None else step.total
+    if not step.micro_batches:
+        with strategy.accumulating(not sync):
+            scaler.scale(strategy.skip()).backward()  # type: ignore[no-untyped-call]
+        clock.mark("backward")
+    for micro in step.micro_batches:
+        weight = loss_weight(workload.reduction, micro.count, total, strategy.world_size)
+        inputs, targets = to_device(micro, strategy.device, clock)
+        is_last = micro is step.micro_batches[-1]
+        with strategy.accumulating(not (sync and is_last)):
+            with precision.autocast(strategy.device):
+                outputs = strategy.forward(inputs, micro.chunks)
+                loss = weighted_loss(workload, outputs, targets, weight)
+            clock.mark("forward")
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            clock.mark("backward")
+
+
+def to_device(micro: MicroBatch, device: torch.device, clock: PhaseClock) -> tuple[Tree, Tree]:
+    """The micro-batch's inputs and targets on the device; on the CPU they are there without a phase."""
+    if device.type == "cpu":
+        return micro.inputs, micro.targets
+    inputs, targets = (
+        map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
+        for tree in (micro.inputs, micro.targets)
+    )
+    clock.mark("h2d")
+    return inputs, targets

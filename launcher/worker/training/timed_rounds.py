@@ -1,0 +1,163 @@
+"""Times the variants of a launch: warm-up until steady, then rounds of interleaved blocks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from gpurun.launcher.rundir.records import Kind, LaunchOrder, RoundTime, VariantOrder
+from gpurun.launcher.stats.looks import decided_variants
+from gpurun.launcher.stats.schedule import Block, round_blocks
+from gpurun.launcher.stats.steady import ablation_steps, block_steps, is_steady
+from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
+from gpurun.launcher.worker.accelerators.memory import peak_bytes, reset_peak
+from gpurun.launcher.worker.base.collection import no_garbage_collection
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.meters.energy import NO_METER, EnergyMeter, difference
+from gpurun.launcher.worker.meters.interference import NoiseMeter, noise_meter
+from gpurun.launcher.worker.profiling.on_request import Live
+from gpurun.launcher.worker.training.trainer import Trainer
+
+MAX_WARMUP_STEPS = 30
+WARMUP_CHUNK = 5
+"""Steps between two looks at whether the warm-up is steady; the medians compared are of as many."""
+PREFETCH_BYTES = 256 << 20
+MAX_PREFETCH_STEPS = 64
+
+
+@dataclass
+class Bench:
+    """Measures all variants of one launch on one rank; every rank runs the same sequence of blocks."""
+
+    order: LaunchOrder
+    trainer: Trainer
+    clock: Clock
+    peers: Peers
+    journal: Journal
+    device: torch.device
+    live: Live
+    meter: EnergyMeter = NO_METER
+    next_step: dict[str, int] = field(default_factory=dict)
+    prefetch: dict[str, int] = field(default_factory=dict)
+    block_steps: dict[str, int] = field(default_factory=dict)
+    noise: NoiseMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noise = noise_meter(self.device)
+
+    def run(self) -> None:
+        """Warms up and measures; results are in the journal."""
+        for variant in self.order.variants:
+            self.journal.enter("warmup", variant.id)
+            self.warm_up(variant)
+        self.run_rounds()
+
+    def warm_up(self, variant: VariantOrder) -> None:
+        """At least `warmup` steps, until two medians of 5 agree; sets how many steps a block has."""
+        steps_ns: list[int] = []
+        minimum = max(self.order.warmup, 2 * WARMUP_CHUNK)
+        while not is_steady(steps_ns, minimum) and len(steps_ns) < max(MAX_WARMUP_STEPS, minimum):
+            timings = self.run_steps(variant, WARMUP_CHUNK)
+            self.journal.add_steps(variant.id, "warmup", timings)
+            slowest = self.agree([float(timing.step_ns) for timing in timings], variant)
+            steps_ns += [round(step_ns) for step_ns in slowest]
+        if not is_steady(steps_ns, minimum):
+            self.journal.add_facts(
+                variant.id, unsteady=f"no steady step within {len(steps_ns)} warm-up steps"
+            )
+        self.block_steps[variant.id] = block_steps(steps_ns, self.order.block_ms)
+
+    def run_rounds(self) -> None:
+        """Every round runs each undecided variant once, in a fresh order, and the baseline twice."""
+        done: dict[str, list[RoundTime]] = {key: list(times) for key, times in self.order.prior.items()}
+        samples = {variant.id: sum(variant.split) for variant in self.order.variants}
+        decided: set[str] = set()
+        for round_ in range(1, self.order.rounds + 1):
+            active = [variant.id for variant in self.order.variants if variant.id not in decided]
+            for variant_id, step_ns in self.run_round(round_, active).items():
+                done.setdefault(variant_id, []).append(RoundTime(self.order.launch, round_, step_ns))
+            decided |= decided_variants(done, self.order.baseline, self.order.looks, samples)
+            if self.all_decided(decided):
+                return
+
+    def all_decided(self, decided: set[str]) -> bool:
+        """Whether early stopping leaves nothing to measure; a variant alone is measured to the end."""
+        others = {variant.id for variant in self.order.variants} - {self.order.baseline}
+        return bool(others) and others <= decided
+
+    def run_round(self, round_: int, active: list[str]) -> Mapping[str, float]:
+        """Step time of each variant in this round: the slowest rank's mean over its block, in ns."""
+        by_id = {variant.id: variant for variant in self.order.variants}
+        seed = f"{self.order.draw}/{self.order.launch}/{round_}"
+        blocks = round_blocks(active, self.order.baseline, seed)
+        means_ns = [self.run_block(by_id[block.variant], block, round_) for block in blocks]
+        slowest_ns = self.agree(means_ns, by_id[blocks[-1].variant])
+        if round_ <= self.order.ablation_rounds:
+            self.ablate(round_, active, len(blocks))
+        return {b.variant: ns for b, ns in zip(blocks, slowest_ns, strict=True) if b.kind == "timed"}
+
+    def agree(self, values: list[float], variant: VariantOrder) -> list[float]:
+        """Element by element, the largest value over ranks; then the traces of `variant` that were asked for.
+
+        The ranks agree on the request in the same exchange: it costs none of its own.
+        """
+        *largest, asked = self.peers.maximum([*values, self.live.asked])
+        self.live.answer(asked, self.trainer, variant, self.peers)
+        return largest
+
+    def ablate(self, round_: int, active: list[str], first_order: int) -> None:
+        """A block of each variant in which the ranks don't communicate; weights are as before afterwards.
+
+        It comes after the round's timed blocks, which it must not disturb.
+        """
+        state = self.trainer.save_state()
+        chosen = [variant for variant in self.order.variants if variant.id in active]
+        for order, variant in enumerate(chosen, first_order):
+            self.journal.enter("round", variant.id, round_)
+            timings = self.run_steps(variant, ablation_steps(self.block_steps[variant.id]), sync=False)
+            self.journal.add_steps(variant.id, "ablation", timings, round_, order)
+        self.trainer.restore_state(state)
+
+    def run_block(self, variant: VariantOrder, block: Block, round_: int) -> float:
+        """Runs and records one block; this rank's mean step in ns."""
+        self.journal.enter("round", variant.id, round_)
+        reset_peak(self.device)
+        self.noise.clear()
+        before_mj = self.meter.read_mj()
+        timings = self.run_steps(variant, self.block_steps[variant.id])
+        energy_mj = difference(before_mj, self.meter.read_mj())
+        peak, noise = peak_bytes(self.device), self.noise.per_step(len(timings))
+        kind: Kind = block.kind
+        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
+        return sum(timing.step_ns for timing in timings) / len(timings)
+
+    def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:
+        """Steps in portions, each from a start that all ranks share; inputs are drawn between portions.
+
+        Without `sync` the ranks don't exchange gradients.
+        """
+        timings: list[StepTiming] = []
+        first = self.next_step.get(variant.id, 0)
+        self.next_step[variant.id] = first + num_steps
+        while len(timings) < num_steps:
+            portion = min(num_steps - len(timings), self.portion_steps(variant))
+            start = first + len(timings)
+            inputs = [self.trainer.prepare(variant, step) for step in range(start, start + portion)]
+            with no_garbage_collection(), self.noise.counting():
+                self.peers.barrier()
+                self.clock.start()
+                for step_input in inputs:
+                    self.trainer.step(step_input, self.clock, sync)
+                    self.clock.end_step()
+                    self.live.count_step()
+                timings += self.clock.read()
+        return timings
+
+    def portion_steps(self, variant: VariantOrder) -> int:
+        """Steps whose inputs fit in memory at once; the same number on all ranks."""
+        if variant.id not in self.prefetch:
+            nbytes = max(1, self.trainer.prepare(variant, 0).nbytes)
+            (largest,) = self.peers.maximum([float(nbytes)])
+            self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(PREFETCH_BYTES // largest)))
+        return self.prefetch[variant.id]

@@ -1,0 +1,223 @@
+"""One model under one strategy, trained in steps of any split."""
+
+import copy
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.worker.base.collection import no_garbage_collection
+from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
+from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
+from gpurun.launcher.worker.strategies.base import Strategy
+from gpurun.launcher.worker.strategies.ddp import Ddp
+from gpurun.launcher.worker.strategies.dp import Dp
+from gpurun.launcher.worker.strategies.single import Single
+from gpurun.launcher.worker.training.batches import (
+    BatchSource,
+    DatasetSource,
+    Layout,
+    LoadedStep,
+    Source,
+    StepInput,
+    check_dataset_size,
+)
+from gpurun.launcher.worker.training.compiled import compile_in_place
+from gpurun.launcher.worker.training.step import NoClock, PhaseClock, forward_backward
+from gpurun.launcher.worker.training.try_out import batch_warning, try_out
+from gpurun.workloads.base import Workload
+
+DEFAULT_LEARNING_RATE = 1e-3
+CHECK_LOSS_SCALE = 1024.0
+"""By what fp16 losses are scaled in the gradient check: no underflow, and far from an overflow."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """A copy, on the CPU, of all that optimizer steps change: a device needn't hold it twice."""
+
+    model: tuple[tuple[Tensor, Tensor], ...]
+    """Parameters and buffers, each with its value."""
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+
+
+class Trainer:
+    """Runs optimizer steps. Variants share the model: only split and accumulation differ between them."""
+
+    def __init__(self, workload: Workload, order: LaunchOrder, rank: int) -> None:
+        """Moves the model to its device, tries it out, and wraps it; for `ddp` the process group must exist.
+
+        Raises:
+            ParamsError: the job's folder of images has less than a global batch.
+            UserError: the workload's model, batch, dataset, loss or optimizer is wrong.
+        """
+        # Before torch's DataLoader has anything to say of the dataset: none of these variants can run.
+        check_dataset_size(workload, min(sum(variant.split) for variant in order.variants))
+        self.workload, self.model = workload, workload.model
+        self.channels_last = order.channels_last
+        self.precision = PRECISIONS[order.precision]
+        device = torch.device(order.devices[rank])
+        self.precision.prepare_model(self.model)
+        self.model.to(device)
+        if order.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Before the strategy wraps the model: a mistake must show before DDP's collectives begin.
+        self.source = source_of(workload, order, rank, self.precision)
+        global_batch = sum(order.variants[0].split)
+        self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
+        self.optimizer = make_optimizer(workload)
+        self.batch_warning = batch_warning(workload, self.source, global_batch)
+        if order.compile:
+            compile_in_place(self.model, len(order.variants))
+        self.strategy = strategy_of(self.model, order, rank, self.trial.has_unused)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.scales_loss)
+
+    @property
+    def device(self) -> torch.device:
+        """Of this rank; the first of all for `dp`."""
+        return self.strategy.device
+
+    def prepare(self, variant: VariantOrder, step: int) -> StepInput:
+        """This rank's part of step `step`, outside the timing as far as it isn't read from a dataset.
+
+        Sample k of a step is the same whatever the strategy and split.
+        """
+        return self.source.prepare(variant, step)
+
+    def step(self, step_input: StepInput, clock: PhaseClock, sync: bool = True) -> None:
+        """One optimizer step; tells `clock` when each phase ends.
+
+        Args:
+            step_input: from `prepare`, used once.
+            clock: with several micro-batches the phases alternate.
+            sync: false leaves the communication out, so that ranks drift apart: save the state before.
+        """
+        loaded = step_input.load()
+        if loaded is not step_input:
+            clock.mark("data")
+        self.compute(self.strategy, loaded, self.scaler, clock, sync)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        clock.mark("optimizer")
+
+    def compute(
+        self,
+        strategy: Strategy,
+        loaded: LoadedStep,
+        scaler: torch.amp.GradScaler,
+        clock: PhaseClock,
+        sync: bool = True,
+    ) -> None:
+        """Adds the gradient of a step to the parameters' `grad`."""
+        forward_backward(strategy, self.workload, self.precision, loaded, scaler, clock, sync)
+
+    def apply_times_ms(self, step_input: StepInput) -> list[float]:
+        """How long each replica of `dp` takes to compute its part of a step: forward and backward."""
+        assert isinstance(self.strategy, Dp)
+        totals = [0.0 for _ in self.strategy.devices]
+        for micro in step_input.load().micro_batches:
+            with self.precision.autocast(self.device):
+                times_ms = self.strategy.apply_times_ms(micro.inputs, micro.chunks)
+            totals = [total + ms for total, ms in zip(totals, times_ms, strict=True)]
+        return totals
+
+    def gradient(self, variant: VariantOrder, step: int) -> dict[str, Tensor]:
+        """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
+        return self.collect(self.strategy, self.source.prepare(variant, step).load())
+
+    def one_device_gradient(self, num_samples: int, step: int) -> dict[str, Tensor]:
+        """The gradient of the whole global batch on this rank's device alone, by parameter."""
+        alone = Single(self.model, self.device)
+        return self.collect(alone, self.source.whole(num_samples, step))
+
+    def collect(self, strategy: Strategy, loaded: LoadedStep) -> dict[str, Tensor]:
+        """Gradients on the CPU, so that a device needn't hold them twice; `grad` is empty afterwards."""
+        enabled = self.precision.scales_loss
+        scaler = torch.amp.GradScaler(self.device.type, init_scale=CHECK_LOSS_SCALE, enabled=enabled)
+        self.compute(strategy, loaded, scaler, NoClock())
+        scale = scaler.get_scale()
+        named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        gradient = {name: torch.div(grad.cpu(), scale) for name, grad in named}
+        self.model.zero_grad(set_to_none=True)
+        return gradient
+
+    def save_state(self) -> TrainerState:
+        """A copy of weights, buffers and optimizer, to come back to."""
+        # Not by the model's state_dict: a user's may leave something out, or refuse to be loaded again.
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return TrainerState(
+            model=tuple((tensor, on_cpu(tensor)) for tensor in tensors),
+            optimizer=on_cpu(self.optimizer.state_dict()),
+            scaler=self.scaler.state_dict(),
+        )
+
+    def restore_state(self, state: TrainerState) -> None:
+        """Undoes all steps since `state` was saved."""
+        with torch.no_grad():
+            for tensor, value in state.model:
+                tensor.copy_(value)
+        # The optimizer keeps the tensors that it is given, and would change the copy.
+        self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        self.scaler.load_state_dict(state.scaler)
+
+    def close(self) -> None:
+        """Lets go of model, wrapper and data loader, so that the process group can be destroyed."""
+        del self.strategy, self.optimizer, self.source, self.model, self.workload
+
+
+def on_cpu(value: Any) -> Any:
+    """A deep copy whose tensors are on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: on_cpu(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [on_cpu(item) for item in value]
+    return copy.deepcopy(value)
+
+
+def source_of(workload: Workload, order: LaunchOrder, rank: int, precision: Precision) -> Source:
+    """Where this rank's samples come from."""
+    positions = tuple(range(len(order.devices))) if order.strategy == "dp" else (rank,)
+    pin = torch.device(order.devices[rank]).type == "cuda"
+    layout = Layout(positions, precision, pin, order.channels_last)
+    source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
+    return source(workload, order.seed, layout)
+
+
+def strategy_of(model: nn.Module, order: LaunchOrder, rank: int, find_unused: bool) -> Strategy:
+    """The model, on its device already, under the order's strategy."""
+    devices = [torch.device(device) for device in order.devices]
+    if order.strategy == "ddp":
+        skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in order.variants)
+        return Ddp(model, devices[rank], rank, find_unused, skippable)
+    if order.strategy == "dp":
+        return Dp(model, devices)
+    return Single(model, devices[0])
+
+
+def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
+    """The workload's optimizer; without one, plain SGD.
+
+    Raises:
+        UserError: the workload's function raised, or gave something else.
+    """
+    with no_garbage_collection():
+        importlib.import_module("torch._dynamo")  # which the first optimizer would import
+    parameters = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
+    if workload.optimizer is None:
+        return torch.optim.SGD(parameters, lr=DEFAULT_LEARNING_RATE)
+    place = place_of(workload.optimizer)
+    expected = "a torch.optim.Optimizer"
+    with users_code("optimizer(parameters) failed", expected, place):
+        optimizer = workload.optimizer(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        what = "optimizer(parameters) must give an optimizer"
+        raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
+    return optimizer

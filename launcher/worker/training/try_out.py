@@ -1,0 +1,169 @@
+"""One small step of a workload before anything is measured, so that its author can read what is wrong."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gpurun.launcher.units import plural
+from gpurun.launcher.worker.base.failure import is_out_of_memory, words_of
+from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
+from gpurun.launcher.worker.base.precision import Precision
+from gpurun.launcher.worker.base.preserve import preserved
+from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
+from gpurun.launcher.worker.meters.flops import Counting
+from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
+from gpurun.workloads.base import Workload, on_device
+
+NUM_SAMPLES = 2
+"""Enough for batch normalisation, which refuses one."""
+NUM_REPEATED = 16
+"""Samples that are drawn twice: enough that even coarse random numbers differ somewhere."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a step on a few samples shows."""
+
+    has_unused: bool
+    """Whether some trainable parameters get no gradient."""
+    flops_per_sample: float | None
+    """Operations of forward and backward; `None` where an operator can't be counted."""
+    bytes_per_sample: float
+    """Memory of inputs and targets."""
+
+
+def try_out(
+    workload: Workload,
+    source: Source,
+    precision: Precision,
+    device: torch.device,
+    index: int,
+    global_batch: int,
+) -> Trial:
+    """Runs forward and backward on a few samples.
+
+    The model must be on `device` already; weights, buffers and random state are as before afterwards.
+
+    Raises:
+        UserError: the model or the loss raised, or gave something else than they must.
+        MemoryError: not even these samples fit.
+    """
+    # A dataset may have less than this batch, but enough for another variant's: that is seen in its turn.
+    available = NUM_SAMPLES if workload.dataset is None else len(workload.dataset)
+    num_samples = min(NUM_SAMPLES, global_batch, available)
+    try:
+        return try_step(workload, source.whole(num_samples, step=0), precision, device, index)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        words = words_of(error).strip().partition("\n")[0]
+        text = f"not even the model and {plural(num_samples, 'sample')} fit"
+        told = MemoryError(f"{text}: {words}" if words else text)
+        raise told.with_traceback(error.__traceback__) from None  # the user's line is what matters
+
+
+def try_step(
+    workload: Workload, step: LoadedStep, precision: Precision, device: torch.device, index: int
+) -> Trial:
+    """What forward and backward of the step show."""
+    micro, counting = step.micro_batches[0], Counting()
+    with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
+        loss = first_loss(workload, micro, device)
+        with users_code(
+            "the backward pass failed", "a loss that can be differentiated", place_of(workload.loss)
+        ):
+            loss.backward()  # type: ignore[no-untyped-call]
+        has_unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+    flops, num_samples = counting.count.known_flops, sum(micro.chunks)
+    return Trial(has_unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
+
+
+def batch_warning(workload: Workload, source: Source, global_batch: int) -> str | None:
+    """What to tell the author of a `batch` whose samples don't come from its generator alone, if so.
+
+    A dataset is not asked: it may well draw its augmentations anew.
+    """
+    if workload.batch is None:
+        return None
+    size = min(NUM_REPEATED, global_batch)
+    with torch.random.fork_rng(devices=[]):
+        first, second = (source.whole(size, step=0).micro_batches[0] for _ in range(2))
+    if same(first.inputs, second.inputs) and same(first.targets, second.targets):
+        return None
+    return (
+        f"{place_of(workload.batch)}: batch(size, generator) gives other samples when it is called again "
+        "with the same generator, so the ranks don't share one batch: draw everything from `generator`"
+    )
+
+
+def same(a: Tree, b: Tree) -> bool:
+    """Whether two trees hold the same tensors; NaN is the same as NaN."""
+    pairs = list(zip(tensors_of(a), tensors_of(b), strict=False))
+    return len(tensors_of(a)) == len(tensors_of(b)) and all(
+        x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in pairs
+    )
+
+
+def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> Tensor:
+    """The loss of a few samples.
+
+    Raises:
+        UserError: it isn't a scalar on the model's device that depends on the model's parameters.
+    """
+    inputs, targets = (
+        map_tensors(lambda tensor: tensor.to(device), t) for t in (micro.inputs, micro.targets)
+    )
+    outputs = first_outputs(workload, inputs, device)
+    place = place_of(workload.loss, workload.batch, workload.dataset)
+    expected = f"a scalar tensor on {device}"
+    with users_code("loss(outputs, targets) failed", expected, place):
+        loss = workload.loss(outputs, targets)
+    check_loss(loss, device, place)
+    return loss
+
+
+def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
+    """What the model makes of the inputs; all of it has to be on `device`."""
+    place = place_of(workload.model, workload.batch, workload.dataset)
+    expected = f"outputs for these inputs ({describe(inputs)}), with all tensors on {device} like the model"
+    with users_code("the model failed on a small batch", expected, place):
+        outputs = workload.model(inputs)
+    check_devices("the model's outputs", outputs, device, place)
+    return outputs
+
+
+def check_loss(loss: object, device: torch.device, place: Place | None) -> None:
+    """Raises `UserError` unless `loss` can be differentiated."""
+    if not isinstance(loss, Tensor) or loss.dim():
+        what = "loss(outputs, targets) must give a scalar"
+        raise UserError(what, expected="a tensor of shape ()", got=describe(loss), place=place)
+    check_devices("the loss", loss, device, place)
+    if not loss.requires_grad:
+        what = "the loss doesn't depend on the model's parameters"
+        got = "a loss without a gradient (detached, or computed from the targets alone)"
+        raise UserError(what, expected="a loss that backward() can follow", got=got, place=place)
+
+
+def check_devices(what: str, tree: Tree, device: torch.device, place: Place | None) -> None:
+    """Raises `UserError` where a tensor is elsewhere."""
+    elsewhere = {str(tensor.device) for tensor in tensors_of(tree)} - {str(device)}
+    if elsewhere:
+        expected = f"tensors on {device}, like the model (constants of a model belong into register_buffer)"
+        got = f"tensors on {', '.join(sorted(elsewhere))}"
+        raise UserError(f"{what} left the model's device", expected=expected, got=got, place=place)
+
+
+def describe(value: object) -> str:
+    """Shapes and types of a tree, in a few words."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    tensors = tensors_of(value)
+    if not tensors:
+        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__} with " + ", ".join(describe(tensor) for tensor in tensors[:4])
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether statistics over the samples of one device enter the model's outputs."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,0 +1,1 @@
+"""Where workloads get their samples: files, text, images, random tensors."""
