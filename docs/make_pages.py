@@ -6,17 +6,19 @@ or `piped`.
 """
 
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from launcher.cli import cli
-from launcher.compare.build import compare_run
-from launcher.report.table import render_table
-from launcher.rundir import RunDir
-from launcher.spec.catalogue import workload_reference
-from launcher.spec.reference import job_reference
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.jobfile.docs.catalogue import workload_reference
+from gpurun.launcher.jobfile.docs.reference import job_reference
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
@@ -76,7 +78,10 @@ def _with_report(match: re.Match[str]) -> str:
 
 def report(run: Path, width: int | None) -> str:
     """What the run's table looks like in a terminal of `width` columns, or piped; without the commands below it."""
-    text = render_table(compare_run(RunDir(run)), width or 80, plain=width is None)
+    with tempfile.TemporaryDirectory() as folder:  # what is found in traces is kept with them
+        copy = Path(folder) / run.name
+        shutil.copytree(run, copy)
+        text = render_table(compare_run(RunDir(copy)), width or 80, plain=width is None)
     lines = _COLOUR.sub("", text).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

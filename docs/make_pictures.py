@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from launcher.run.view import open_view
+from gpurun.launcher.tensorboard_plugin.view import open_view
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "docs" / "runs"

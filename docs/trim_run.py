@@ -18,6 +18,7 @@ DROPPED = (
     "control/*",
     "captures/*",
     "report.html",
+    "trace.json",
 )
 HOST = "example"
 
