@@ -22,10 +22,8 @@ CHROMIUM = "/usr/bin/chromium"
 ENTRY = "data/plugin_entry.html?name=gpurun"
 """The tab's own document, without TensorBoard's frame around it."""
 WIDTH = 1200
-MARGIN = 12
+MARGIN = 20
 PATIENCE_MS = 60_000
-COLOURS = 128
-"""Enough for a page of flat colours; a third of the bytes."""
 
 PICTURES = {
     "splits": {"run": "gpt-splits", "tab": "splits"},
@@ -40,8 +38,8 @@ PICTURES = {
     "balanced": {"run": "balanced", "tab": "splits"},
 }
 """What the address of each picture holds."""
-HEIGHTS = {"operators": 620, "timeline": 560}
-"""In pixels, of views that are longer than a picture should be; others are cut where they end."""
+HEIGHTS = {"operators": 620, "timeline": 700}
+"""In pixels, of views that fill the window; others are cut where they end."""
 
 
 def main() -> None:
@@ -70,15 +68,23 @@ def picture(chromium: Browser, url: str, name: str) -> bytes:
     page.set_default_timeout(PATIENCE_MS)
     page.goto(url)
     wait_until_drawn(page)
-    bottom = page.evaluate("Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)")
-    height = HEIGHTS.get(name) or min(bottom + MARGIN, 1600)
-    page.set_viewport_size({"width": WIDTH, "height": height})
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHTS.get(name) or bottom_of(page)})
     wait_until_drawn(page)
-    image = Image.open(io.BytesIO(page.screenshot()))
+    height = min(HEIGHTS.get(name, bottom_of(page)), bottom_of(page))
+    shot = page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
+    image = Image.open(io.BytesIO(shot))
     context.close()
     small = io.BytesIO()
-    image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    # A third of the bytes; this method keeps rare colours, which a legend is made of.
+    image = image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(small, "PNG", optimize=True)
     return small.getvalue()
+
+
+def bottom_of(page: Page) -> int:
+    """Where the view ends, with a margin, in pixels."""
+    script = "document.querySelector('main').lastElementChild.getBoundingClientRect().bottom"
+    return round(page.evaluate(script)) + MARGIN
 
 
 def wait_until_drawn(page: Page) -> None:
