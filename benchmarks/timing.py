@@ -31,7 +31,7 @@ def in_turn(commands: Mapping[str, Callable[[], float]], runs: int) -> dict[str,
     """Figures of all commands, run alternately (A B, B A, …) after one uncounted run each."""
     figures: dict[str, list[float]] = {name: [] for name in commands}
     for run in range(runs + 1):
-        order = list(commands) if run % 2 == 0 else list(reversed(commands))
+        order = list(commands) if run % 2 == 0 else list(commands)[::-1]
         for name in order:
             figure = commands[name]()
             if run > 0:

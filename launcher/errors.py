@@ -41,7 +41,7 @@ class SpecError(GpurunError):
 
 
 class ParamsError(SpecError):
-    """A built-in workload refuses the value of a parameter: the job is wrong, and not the workload."""
+    """A workload doesn't take these params: the job is wrong, and not the workload."""
 
 
 class MachineError(GpurunError):

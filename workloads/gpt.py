@@ -3,7 +3,6 @@
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"
 """
 
-import math
 from typing import Literal
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.text import Corpus, corpus, open_corpus, random_windows
 from gpurun.workloads.gpt_shape import Shape, shape_of
+from gpurun.workloads.limits import check
 from gpurun.workloads.transformer import Block
 
 
@@ -74,8 +74,7 @@ def build(
     Raises:
         ValueError: the shape or the learning rate makes no sense, or there is not enough text.
     """
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive, but it is {learning_rate:g}")
+    check(learning_rate=learning_rate)
     shape = shape_of(preset, layers=layers, width=width, heads=heads, context=context, vocabulary=vocabulary)
     source = open_corpus(text) if text else Corpus(corpus())
     if len(source.text) <= shape.context:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
+from gpurun.workloads.limits import check
 
 VOCABULARY = 10_000
 WIDTH = 256
@@ -38,8 +39,7 @@ def lstm(length: int = 32) -> Workload:
     Raises:
         ValueError: the length is not positive.
     """
-    if length < 1:
-        raise ValueError(f"length must be at least 1, but it is {length}")
+    check(length=length)
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         words = torch.randint(VOCABULARY, (size, length + 1), generator=generator)

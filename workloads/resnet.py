@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.images import image_workload
+from gpurun.workloads.limits import check
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 """Width and number of blocks."""
 EXPANSION = 4
-VERSIONS = (1.0, 1.5)
 
 
 class Bottleneck(nn.Module):
@@ -73,8 +73,7 @@ def resnet50(
     Raises:
         ValueError: there is no such version, or the folder has no image that can be read.
     """
-    if version not in VERSIONS:
-        raise ValueError(f"version must be 1 or 1.5, but it is {version:g}")
+    check(version=version)
     model = nn.Sequential(
         *normalised(3, 64, 7, 2),
         nn.ReLU(inplace=True),

@@ -154,12 +154,10 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     "formats",
     default="table",
     metavar="LIST",
-    help="Of table, json, tensorboard, html, shi2016; by commas.",
+    help="Of table, json, tensorboard, html; by commas.",
 )
 def report(run: Path, formats: str) -> None:
     """Render a run again, from its directory alone; for an uneven split also the lines to train with it.
-
-    shi2016 sets a run of the classics beside the times that Shi et al. published in 2016.
 
     html is one file that opens anywhere, offline, and can be sent by mail: RUN/report.html.
 
@@ -169,8 +167,8 @@ def report(run: Path, formats: str) -> None:
     from gpurun.launcher.run.open import find_run
 
     names = [name.strip() for name in formats.split(",")]
-    if unknown := set(names) - {"table", "json", "tensorboard", "html", "shi2016"}:
-        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard, html and shi2016")
+    if unknown := set(names) - {"table", "json", "tensorboard", "html"}:
+        raise SpecError(f"--format {sorted(unknown)[0]}: there is table, json, tensorboard and html")
     found = find_run(run)
     comparison = compare_run(found)
     for name in names:
@@ -179,12 +177,8 @@ def report(run: Path, formats: str) -> None:
 
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
-        elif name == "shi2016":
-            from gpurun.launcher.cli.commands.workloads import print_beside_published
-
-            print_beside_published(comparison)
         elif name == "html":
-            from gpurun.launcher.tensorboard_plugin.export.html import write_html
+            from gpurun.launcher.tensorboard_plugin.html import write_html
 
             click.echo(f"wrote {write_html(comparison, found)}; open it in a browser", err=True)
         else:

@@ -67,7 +67,9 @@ class Failure:
     @property
     def reason(self) -> str:
         """The headline, and what a user's mistake was about: `…; expected a number, got a string`."""
-        lines = (line.strip() for line in self.message.splitlines()[1:] if self.kind == "user")
+        lines = [line.strip() for line in self.message.splitlines()[1:] if self.kind == "user"]
+        if self.error == ParamsError.__name__:
+            return "; ".join([self.headline, *lines])
         pairs = (line.partition(":") for line in lines)
         details = [f"{key} {value.strip()}" for key, _, value in pairs if key in ("expected", "got")]
         return "; ".join([self.headline, ", ".join(details)]) if details else self.headline

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -13,7 +14,7 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from PIL import Image
 
 from gpurun.launcher.errors import ParamsError, VariantError
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.user_error import UserError
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.step import NoClock
@@ -44,11 +45,11 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchOrder:
-    return LaunchOrder(
+def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchConfig:
+    return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantOrder("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
     )  # fmt: skip
 
 
@@ -92,6 +93,22 @@ def test_a_full_module_name_works(tmp_path: Path) -> None:
     (package / "models.py").write_text(GOOD)
     assert load_workload("their_package.models:build", {}, tmp_path).reduction == "mean"
 
+
+MADE = """
+import functools
+
+@functools.wraps(build)
+def decorated(*args, **kwargs):
+    return build(**{name: int(value) for name, value in kwargs.items()})
+
+def maker():
+    def made(width: int):
+        return build(width)
+    return made
+
+made = maker()
+"""
+"""Functions whose source doesn't show what they take."""
 
 # ruff: noqa: E501 (a table is read by its columns)
 # name: (what to replace, by what, line, expected, got)
@@ -153,14 +170,42 @@ def test_mistakes_give_file_line_expected_and_got(mistake: str, tmp_path: Path) 
         ("gtp", {}, "gtp"),
         ("trian.py:build", {}, "did you mean train.py?"),
         ("not_there.models:build", {}, "No module named"),
-        ("train.py:build", {"widht": 3}, "did you mean width?"),
-        ("train.py:batch", {"size": 3}, "size"),
     ],
 )
-def test_wrong_names_and_params(name: str, params: dict[str, Any], got: str, tmp_path: Path) -> None:
+def test_wrong_names(name: str, params: dict[str, Any], got: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         start(GOOD, tmp_path, name, **params)
     assert got in caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        (
+            "build",
+            {"widht": 3},
+            "12: train.py:build has no parameter `widht`\n    did you mean `width`?; it takes width",
+        ),
+        (
+            "batch",
+            {"size": 3},
+            "7: train.py:batch needs `generator` under `params`\n    it takes size, generator",
+        ),
+        ("decorated", {"witdh": 3}, "has no parameter `witdh`\n    did you mean `width`?; it takes width"),
+        ("decorated", {"width": "2"}, ""),
+        ("made", {"width": "3"}, '`params.width`: expected a whole number, got the text "3"'),
+        ("made", {}, "train.py:made needs `width` under `params`\n    it takes width"),
+    ],
+)
+def test_the_worker_checks_params_by_the_rule_of_jobs(
+    name: str, params: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ParamsError) if said else nullcontext() as caught:
+        start(GOOD + MADE, tmp_path, f"train.py:{name}", **params)
+    if said:
+        assert str(caught.value).startswith(f"{tmp_path}/train.py:")
+        assert str(caught.value).endswith(said)
+        assert caught.value.exit_code == 2
 
 
 def test_model_tensors_left_on_another_device(tmp_path: Path) -> None:
@@ -240,7 +285,7 @@ def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: P
     for number in range(2):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     params = {"images": str(tmp_path), "max_images": 1, "num_workers": 0}
-    variants = (VariantOrder("large", (2,), 1), VariantOrder("small", (1,), 1))
+    variants = (VariantConfig("large", (2,), 1), VariantConfig("small", (1,), 1))
     trainer = Trainer(load_workload("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
     trainer.prepare(variants[1], 0)
     with pytest.raises(ParamsError, match="takes 2 images, but only 1 can"):

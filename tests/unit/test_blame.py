@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.outcome import outcome_error
-from gpurun.launcher.failures.restart import can_pass, is_everywhere
+from gpurun.launcher.failures.restart import fails_everywhere, is_transient
 from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
 from gpurun.launcher.inspect.frames import OURS
 from gpurun.launcher.processes.exits import Exit
@@ -160,7 +160,7 @@ def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str)
 
 
 def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files: Any) -> None:
-    with pytest.raises(ParamsError, match=r"^params of `gpt`: width must be a multiple of heads") as refused:
+    with pytest.raises(ParamsError, match=r"^params of gpt: width must be a multiple of heads") as refused:
         load_workload("gpt", {"width": 65}, ".")
     mistake = replace(
         record(0, 4.9, kind="user"),
@@ -170,9 +170,13 @@ def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files:
         traceback="",
     )
     failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
-    assert failure.headline.startswith("rank 0 found a mistake in the job: params of `gpt`: width must")
-    assert is_everywhere(failure)
-    assert not can_pass(failure)
+    assert failure.headline.startswith("rank 0 found a mistake in the job: params of gpt: width must")
+    assert fails_everywhere(failure)
+    assert not is_transient(failure)
+    hinted = replace(mistake, message="train.py:1: build has no parameter `widht`\n    did you mean `width`?")
+    assert root_cause([ended(0, 1, 5.0)], [hinted], None).reason == (
+        "rank 0 found a mistake in the job: train.py:1: build has no parameter `widht`; did you mean `width`?"
+    )
     write_json(files.run.plan, hand_made.splits_plan())
     files.close(hand_made.EVEN, hand_made.UNEVEN, status="failed", reason=failure.reason)
     lost = hand_made.compare_run(files.run)

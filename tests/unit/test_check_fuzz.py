@@ -130,6 +130,7 @@ class FakeGpu:
     name: str = "H200"
     busy_with: str | None = None
     numa_node: int | None = None
+    kind: str = "cuda"
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,8 @@ def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, params: dict[str, obj
 def test_a_learning_rate_and_a_number_of_workers_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="learning_rate must be positive, but it is -1"):
         load_workload("gpt", {**TINY, "learning_rate": -1}, tmp_path)
-    for count in (-1, 100_000):
-        with pytest.raises(ParamsError, match=f"num_workers must be from 0 to 256, but it is {count}"):
+    for count, limit in ((-1, "at least 0"), (100_000, "at most 256")):
+        with pytest.raises(ParamsError, match=f"num_workers must be {limit}, but it is {count}"):
             load_workload("resnet50", {"num_workers": count}, tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_a_context_that_is_too_long_for_the_built_in_text(tmp_path: Path) -> Non
     with pytest.raises(ParamsError) as refused:
         load_workload("gpt", {**TINY, "context": 100_000_000}, tmp_path)
     assert str(refused.value) == (
-        "params of `gpt`: the built-in text has 4,194,304 bytes, but a sample takes 100,000,001"
+        "params of gpt: the built-in text has 4,194,304 bytes, but a sample takes 100,000,001"
     )
 
 

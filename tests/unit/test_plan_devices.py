@@ -17,6 +17,7 @@ class FakeGpu:
     name: str = "H200"
     busy_with: str | None = None
     numa_node: int | None = None
+    kind: str = "cuda"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def test_auto_leaves_busy_gpus_out_and_says_so() -> None:
 
 def test_where_all_are_busy_all_are_used() -> None:
     assert resolve_devices("auto", ALL_BUSY) == ("cuda:0",)
-    assert "disturbs the times" in busy_notes("auto", ("cuda:0",), ALL_BUSY)[0]
+    assert "affects the times" in busy_notes("auto", ("cuda:0",), ALL_BUSY)[0]
 
 
 def test_gpus_may_be_named_by_uuid() -> None:

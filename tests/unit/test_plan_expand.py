@@ -23,6 +23,7 @@ class FakeGpu:
     name: str = "H200"
     busy_with: str | None = None
     numa_node: int | None = None
+    kind: str = "cuda"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
             "job.yaml:3:46: no combination can be: a device with 2 samples can't make 3 micro-batches; ",
         ),
-        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 is a mode of NVIDIA GPUs"),
+        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",
             "job.yaml:4:15: the job asks for 3 devices and names 2",
@@ -241,7 +242,7 @@ def test_more_devices_than_the_machine_has() -> None:
 def test_tf32_among_others_is_left_out_on_cpu() -> None:
     found = expanded("global_batch: 64\ncompare: {precision: [tf32, fp32]}\n")
     assert ids(found) == ["ddp-2-even-precision-fp32"]
-    assert found.left_out[0].reason == "tf32 is a mode of NVIDIA GPUs"
+    assert found.left_out[0].reason == "tf32 needs an NVIDIA GPU"
 
 
 @pytest.mark.parametrize(

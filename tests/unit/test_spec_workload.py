@@ -3,7 +3,10 @@
 import inspect
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from click.testing import CliRunner
@@ -11,9 +14,15 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.builtins import builtin_file, builtin_workloads
-from gpurun.launcher.jobfile.checks.signature import MAX_BYTES, read_module, signature_of
+from gpurun.launcher.jobfile.checks.signature import (
+    MAX_BYTES,
+    read_module,
+    signature_of,
+    signature_of_function,
+)
 from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.load import check_source, load_job
+from gpurun.launcher.jobfile.params import Signature
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.run.open import Invocation, load_invocation
 from gpurun.workloads.registry import BUILTINS
@@ -198,6 +207,49 @@ def test_the_source_of_a_builtin_tells_what_the_function_takes(name: str) -> Non
     real = inspect.signature(BUILTINS[name].load()).parameters
     assert [param.name for param in signature.params] == list(real)
     assert [param.is_required for param in signature.params] == [p.default is p.empty for p in real.values()]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        "a, b=2, *, c: float = 1e-3, **rest",
+        "a: int, b: str | None = None, c: bool = None, d: list[int] = (), e: int | Own = 1",
+        'a: Literal["x", "y"], b: Literal["x"] | None, c: Literal["x"] | str, d: Literal["x", 3]',
+        'a: Literal["x"] | Literal["y"], *args, b: None = None, c: int | float | bool = 1',
+    ],
+)
+def test_source_and_function_have_one_signature(params: str, tmp_path: Path) -> None:
+    source = f"from typing import Literal\nclass Own: ...\ndef build({params}): ...\n"
+    (tmp_path / "train.py").write_text(source)
+    module, names = read_module(tmp_path / "train.py"), dict[str, Any]()
+    exec(source, names)
+    assert module is not None
+    read = signature_of(module, "build")
+    assert read is not None
+    found = signature_of_function(names["build"])
+    assert found.is_open == read.is_open
+    assert [replace(param, default=None) for param in found.params] == [
+        replace(param, default=None) for param in read.params
+    ]
+
+
+def test_what_a_function_takes_is_known_wherever_python_knows_it() -> None:
+    def build(first: Any = 1, /, width: "int" = 1, depth: "Literal['x']" = "x", *rest: Any) -> None: ...
+
+    def of_a_missing_type(width: "Nowhere", depth: object()) -> None: ...  # type: ignore # noqa: F821
+
+    @wraps(build)
+    def wrapper(*args: Any, **kwargs: Any) -> None: ...
+
+    width, depth = signature_of_function(build).params
+    assert (width.types, width.is_required) == ({"int"}, False)
+    assert (depth.types, depth.choices) == ({"str"}, ("x",))
+    assert signature_of_function(of_a_missing_type).required == {"width", "depth"}
+    assert [(p.name, p.types) for p in signature_of_function(wrapper).params] == [
+        ("width", frozenset()), ("depth", frozenset())
+    ]  # fmt: skip
+    assert signature_of_function(partial(of_a_missing_type, width=2)).required == {"depth"}
+    assert signature_of_function(dict) == Signature((), is_open=True)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.files import listed, name_in, not_there, path_of, why_no_file
 from gpurun.workloads.data.synthetic import classified
+from gpurun.workloads.limits import check
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,8 +23,6 @@ CLASSES = 1000
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 CHECK_PIXELS = 32
 """A JPEG file is decoded at the smallest size that is not below this one when it is checked."""
-MAX_WORKERS = 256
-"""Per device: more processes than this take minutes to start."""
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
@@ -68,8 +67,7 @@ def image_workload(
     Raises:
         ValueError: the folder is missing or has no image that can be read, or there can't be as many workers.
     """
-    if not 0 <= num_workers <= MAX_WORKERS:
-        raise ValueError(f"num_workers must be from 0 to {MAX_WORKERS}, but it is {num_workers}")
+    check(num_workers=num_workers)
     if not images:
         return Workload(
             model, classified((3, IMAGE_PIXELS, IMAGE_PIXELS), CLASSES), F.cross_entropy, optimizer=optimizer
@@ -94,8 +92,7 @@ def read_folder(folder: Path, max_images: int) -> Found:
     Raises:
         ValueError: the folder is missing, empty, or holds no image that can be read.
     """
-    if max_images < 1:
-        raise ValueError(f"max_images must be at least 1, but it is {max_images}")
+    check(max_images=max_images)
     if not folder.exists():
         raise ValueError(not_there("image folder", folder))
     if not folder.is_dir():

@@ -5,7 +5,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
+from gpurun.workloads.limits import check
+from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, powers
 
 
 def allreduce(max_mib: int = 64) -> Probe:
@@ -17,7 +18,7 @@ def allreduce(max_mib: int = 64) -> Probe:
     Raises:
         ValueError: `max_mib` is not positive.
     """
-    check_positive(max_mib=max_mib)
+    check(max_mib=max_mib)
     return Probe("bytes", partial(cases, max_mib * MIB))
 
 

@@ -71,10 +71,3 @@ def powers(first: int, last: int, factor: int) -> tuple[int, ...]:
         sizes.append(size)
         size *= factor
     return (*sizes, last)
-
-
-def check_positive(**values: int) -> None:
-    """Raises `ValueError` for the first of the named values that is below 1."""
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, but it is {value}")

@@ -5,7 +5,8 @@ from functools import partial
 
 import torch
 
-from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, check_positive, powers
+from gpurun.workloads.limits import check
+from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, powers
 
 MEMORY_ONLY = "skipped: copies from and to a GPU need CUDA; here only those within host memory are timed"
 
@@ -19,7 +20,7 @@ def h2d(max_mib: int = 64) -> Probe:
     Raises:
         ValueError: `max_mib` is not positive.
     """
-    check_positive(max_mib=max_mib)
+    check(max_mib=max_mib)
     return Probe("bytes", partial(cases, max_mib * MIB))
 
 

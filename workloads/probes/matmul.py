@@ -4,7 +4,8 @@ from functools import partial
 
 import torch
 
-from gpurun.workloads.probes.base import Case, Cases, Probe, Site, check_positive, powers
+from gpurun.workloads.limits import check
+from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
 
 SMALLEST = 64
 
@@ -18,7 +19,7 @@ def matmul(max_size: int = 2048) -> Probe:
     Raises:
         ValueError: `max_size` is not positive.
     """
-    check_positive(max_size=max_size)
+    check(max_size=max_size)
     return Probe("rows", partial(cases, max_size))
 
 

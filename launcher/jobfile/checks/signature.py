@@ -1,15 +1,22 @@
-"""What a workload's function takes, read from its source: nothing of a user's code runs, and no torch loads.
+"""What a workload's function takes: read from its source, or from the function itself.
 
-Python code can define a function in ways that only running it tells. Wherever the source leaves a doubt, the
-answer is "not known": the worker, which does run it, checks again.
+Reading the source runs none of a user's code and loads no torch. But Python code can define a function in
+ways that only running it shows. Wherever the source leaves a doubt, the answer is "not known"; the worker,
+which does run the code, reads the function. `params` has the one rule that is checked against either.
 """
 
 import ast
+import inspect
+import types
+import typing
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from gpurun.launcher.jobfile.params import Param, Signature
 
 MAX_BYTES = 500_000
 """Parsing takes about 0.1 s for a file of this size."""
@@ -18,31 +25,6 @@ SIMPLE_TYPES = frozenset({"int", "float", "str", "bool"})
 
 _DYNAMIC = frozenset({"globals", "locals", "vars", "exec", "eval", "setattr"})
 """Functions by which a module may bind names that don't stand in it."""
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter that a job may give by name."""
-
-    name: str
-    is_required: bool
-    types: frozenset[str]
-    """Of `SIMPLE_TYPES` and `None`; empty if the annotation is missing or says more than these."""
-    default: str | None = None
-    """As it stands in the source; `None` where there is none."""
-    choices: tuple[str, ...] = ()
-    """The texts that may be given, by `Literal["a", "b"]`; empty where any may."""
-    is_per_device: bool = False
-    """Whether a list has one value for each device; built-in workloads annotate that as `PerDevice`."""
-
-
-@dataclass(frozen=True)
-class Signature:
-    """The parameters of a function."""
-
-    params: tuple[Param, ...]
-    is_open: bool
-    """Whether it takes any other name as well (`**kwargs`)."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +76,45 @@ def signature_of(module: ast.Module, function: str) -> Signature | None:
     return Signature(tuple(_params(node.args, known)), node.args.kwarg is not None)
 
 
+def signature_of_function(function: Callable[..., Any]) -> Signature:
+    """The signature of a function, or of anything else that can be called.
+
+    Types are left out behind a decorator, which may convert what it passes on; so is everything where Python
+    knows no signature.
+    """
+    try:
+        found = inspect.signature(function, eval_str=True)
+    except Exception:  # an annotation in quotes may raise anything
+        try:
+            found = inspect.signature(function)
+        except (TypeError, ValueError):
+            return Signature((), is_open=True)
+    is_wrapped = hasattr(function, "__wrapped__")
+    known = SIMPLE_TYPES | {"Literal"}
+    params = [
+        _param(
+            param.name,
+            None if is_wrapped else _as_source(param.annotation),
+            None if param.default is param.empty else ast.Constant(None if param.default is None else ...),
+            known,
+        )
+        for param in found.parameters.values()
+        if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
+    ]
+    return Signature(tuple(params), any(p.kind is p.VAR_KEYWORD for p in found.parameters.values()))
+
+
+def _as_source(annotation: Any) -> ast.expr | None:
+    """An annotation as source would have it, so that it is judged alike; `None` where there is no source."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if is_union else (annotation,)
+    texts = ("None" if part is types.NoneType else inspect.formatannotation(part) for part in parts)
+    try:
+        return ast.parse(" | ".join(texts), mode="eval").body
+    except SyntaxError:
+        return None
+
+
 def _imports_literal(node: ast.stmt) -> bool:
     match node:
         case ast.ImportFrom(module="typing" | "typing_extensions", names=names):
@@ -105,17 +126,21 @@ def _params(args: ast.arguments, known: frozenset[str]) -> Iterator[Param]:
     num_required = len(args.args) - len(args.defaults)
     defaults = [*[None] * num_required, *args.defaults, *args.kw_defaults]
     for arg, default in zip([*args.args, *args.kwonlyargs], defaults, strict=True):
-        types = _types(arg.annotation, known)
-        if types and isinstance(default, ast.Constant) and default.value is None:
-            types |= {"None"}
-        yield Param(
-            name=arg.arg,
-            is_required=default is None,
-            types=types,
-            default=ast.unparse(default) if default else None,
-            choices=_choices(arg.annotation) if types else (),
-            is_per_device=isinstance(arg.annotation, ast.Name) and arg.annotation.id == "PerDevice",
-        )
+        yield _param(arg.arg, arg.annotation, default, known)
+
+
+def _param(name: str, annotation: ast.expr | None, default: ast.expr | None, known: frozenset[str]) -> Param:
+    allowed = _types(annotation, known)
+    if allowed and default is not None and _is_none(default):
+        allowed |= {"None"}
+    return Param(
+        name=name,
+        is_required=default is None,
+        types=allowed,
+        default=ast.unparse(default) if default else None,
+        choices=_choices(annotation) if allowed else (),
+        is_per_device=isinstance(annotation, ast.Name) and annotation.id == "PerDevice",
+    )
 
 
 def _types(annotation: ast.expr | None, known: frozenset[str]) -> frozenset[str]:

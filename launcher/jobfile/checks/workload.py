@@ -3,6 +3,7 @@
 import ast
 import importlib.machinery
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,25 +17,24 @@ from gpurun.launcher.jobfile.builtins import (
     default_strategy,
     is_probe,
 )
-from gpurun.launcher.jobfile.checks.builtin_values import missing_files, why_refused, why_refused_together
-from gpurun.launcher.jobfile.checks.signature import Param, Signature, names_of, read_module, signature_of
+from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of
 from gpurun.launcher.jobfile.draft import Draft
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.params import Param, Signature, needs, refused, takes, wrong_params
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-
-_TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
-    "int": ("a whole number", (int,)),
-    "float": ("a number", (int, float)),
-    "str": ("text", (str,)),
-    "bool": ("true or false", (bool,)),
-    "None": ("nothing", (type(None),)),
-}
-"""What a simple annotation allows, in words and as the types of a job's values."""
+from gpurun.workloads.data import files
+from gpurun.workloads.gpt_shape import shape_of
+from gpurun.workloads.limits import refusal
 
 _TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
 """Keys that say how training steps are made."""
+
+_GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
+
+_FILES: Mapping[str, str] = {"text": "text", "images": "image folder"}
+"""Parameters that name a file or directory, and what to call it."""
 
 _WITHOUT_PRECISION = {"allreduce": "its sums are of float32", "h2d": "it copies bytes"}
 """Micro-benchmarks that compute nothing in the job's precision, and why."""
@@ -136,10 +136,7 @@ def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Ite
     if signature is None:
         return
     for place, given in given_params(draft):
-        found = [
-            *_wrong_names(draft.spec, signature, place, given),
-            *_wrong_values(draft.spec, signature, place, given),
-        ]
+        found = list(_wrong_values(draft.spec, signature, place, given))
         yield from found or _wrong_together(draft.spec, place, given)
     yield from _missing_params(draft, signature)
 
@@ -158,10 +155,18 @@ def check_files(spec: JobSpec, job_dir: Path) -> None:
     problems = [
         spec.problem((*place, name), text)
         for place, given in given_params(draft)
-        for name, text in missing_files(given, job_dir)
+        for name, text in _missing_files(given, job_dir)
     ]
     if problems:
         raise SpecError(*problems)
+
+
+def _missing_files(given: Mapping[str, Any], job_dir: Path) -> Iterator[tuple[str, str]]:
+    """Parameters that name a file or directory that is not there, each with what to say of it."""
+    for name, what in _FILES.items():
+        place = given.get(name)
+        if isinstance(place, str) and place and not os.path.exists(job_dir / files.path_of(place)):
+            yield name, files.not_there(what, files.path_of(place))
 
 
 def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
@@ -172,32 +177,34 @@ def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
     return [(place, given) for place, given in found if given and draft.knows(place)]
 
 
-def _wrong_names(
-    spec: JobSpec, signature: Signature, place: KeyPath, given: Mapping[str, Any]
-) -> Iterator[Problem]:
-    known = [param.name for param in signature.params]
-    for name in given:
-        if name not in known and not signature.is_open:
-            message = f"{shorten(str(spec.workload))} has no parameter `{shorten(name)}`"
-            hint = "; ".join(text for text in (did_you_mean(name, known), _takes(known)) if text)
-            yield spec.key_problem((*place, name), message, hint)
-
-
 def _wrong_values(
     spec: JobSpec, signature: Signature, place: KeyPath, given: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    is_builtin = spec.workload in builtin_workloads()
-    for param in signature.params:
-        if param.name in given and not _is_allowed(given[param.name], param):
-            path = ".".join([*(str(step) for step in place if isinstance(step, str)), param.name])
-            message = f"`{path}`: expected {_expected(param)}, got {describe(given[param.name])}"
-            hint = did_you_mean(str(given[param.name]), param.choices) if param.choices else None
-            yield spec.problem((*place, param.name), message, hint)
-        elif is_builtin and (refusal := why_refused(param, given.get(param.name))):
-            message = f"`{param.name}` of {spec.workload} {refusal}, but it is {given[param.name]}"
-            yield spec.problem((*place, param.name), message)
-        elif param.name in given and param.is_per_device and spec.workload in builtin_workloads():
-            yield from _wrong_per_device(spec, (*place, param.name), given[param.name])
+    """Names and values that break the rule, then values that a built-in workload refuses."""
+    text = ".".join(str(step) for step in place if isinstance(step, str))
+    wrong = [
+        mistake
+        for mistake in wrong_params(str(spec.workload), signature, given, text)
+        if mistake.is_unknown or not isinstance(given[mistake.name], Unreadable)  # reported already
+    ]
+    for mistake in wrong:
+        at_place = spec.key_problem if mistake.is_unknown else spec.problem
+        yield at_place((*place, mistake.name), mistake.message, mistake.hint)
+    if spec.workload in builtin_workloads():
+        known = given.keys() - {mistake.name for mistake in wrong}
+        for param in signature.params:
+            if param.name in known:
+                yield from _refused_value(spec, param, (*place, param.name), given[param.name])
+
+
+def _refused_value(spec: JobSpec, param: Param, path: KeyPath, value: Any) -> Iterator[Problem]:
+    """A value of the right type that a built-in workload refuses all the same."""
+    if param.is_per_device:
+        yield from _wrong_per_device(spec, path, value)
+    elif type(value) in (int, float):
+        reason = refusal(param.name, value, is_count="int" in param.types)
+        if reason:
+            yield spec.problem(path, f"`{param.name}` of {spec.workload} {reason}")
 
 
 def _wrong_per_device(spec: JobSpec, path: KeyPath, given: Any) -> Iterator[Problem]:
@@ -222,25 +229,23 @@ def _wrong_together(spec: JobSpec, place: KeyPath, given: Mapping[str, Any]) -> 
     """Params of a built-in workload that don't go together, in a variant that has them all."""
     if place[0] == "baseline" or (place == ("params",) and spec.compare.params):
         return
-    if refusal := why_refused_together(str(spec.workload), {**spec.params, **given}):
-        named = [name for name in given if name in refusal.replace(",", " ").split()]
-        yield spec.problem((*place, *named[:1]), f"params of {spec.workload}: {refusal}")
+    if reason := _why_refused_together(str(spec.workload), {**spec.params, **given}):
+        named = [name for name in given if name in reason.replace(",", " ").split()]
+        yield spec.problem((*place, *named[:1]), refused(str(spec.workload), reason))
 
 
-def _expected(param: Param) -> str:
-    """What a parameter takes, in words."""
-    if param.choices:
-        return " or ".join(param.choices)
-    return " or ".join(words for name, (words, _) in _TYPES.items() if name in param.types)
-
-
-def _is_allowed(value: Any, param: Param) -> bool:
-    """A whole number may stand for any number, but `true` for none, though Python counts it as one."""
-    if isinstance(value, Unreadable) or not param.types:
-        return True
-    if param.choices and isinstance(value, str):
-        return value in param.choices
-    return any(type(value) in _TYPES[name][1] for name in param.types)
+def _why_refused_together(workload: str, params: Mapping[str, Any]) -> str | None:
+    """Why no model can have these sizes, though each may be right by itself."""
+    if workload != "gpt":
+        return None
+    own = {name: params.get(name) for name in _GPT_SIZES}
+    if any(type(number) not in (int, type(None)) for number in own.values()):
+        return None  # that one is a mistake by itself
+    try:
+        shape_of(str(params.get("preset", "tiny")), **own)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
@@ -248,20 +253,12 @@ def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:
     spec, several = draft.spec, draft.values("params")
     if several is None or not draft.knows(("params",)):
         return
-    needed = {param.name for param in signature.params if param.is_required} - spec.params.keys()
+    needed = signature.required - spec.params.keys()
     nowhere = needed - {name for given in several for name in given}
     place = ("params",) if "params" in spec.stated else ("workload",)
     lacking: list[tuple[KeyPath, set[str]]] = [(place, nowhere)]
     for position, given in enumerate(spec.compare.params):
         lacking.append((("compare", "params", position), needed - nowhere - given.keys()))
-    known = [param.name for param in signature.params]
     for path, names in lacking:
         if names:
-            listed = ", ".join(f"`{name}`" for name in known if name in names)
-            yield spec.problem(
-                path, f"{shorten(str(spec.workload))} needs {listed} under `params`", _takes(known)
-            )
-
-
-def _takes(known: list[str]) -> str:
-    return f"it takes {', '.join(known)}" if known else "it takes none"
+            yield spec.problem(path, needs(str(spec.workload), signature, names), takes(signature))

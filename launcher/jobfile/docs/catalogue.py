@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpurun.launcher.jobfile.builtins import builtin_file, default_batch
-from gpurun.launcher.jobfile.checks.signature import Param, read_module, signature_of
+from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
+from gpurun.launcher.jobfile.params import Param
 from gpurun.workloads.registry import BUILTINS
 
 
@@ -134,8 +135,9 @@ programs. In a job: `workload: NAME`, and its parameters under `params`.
   and no gradient; a job runs one of them. What the machine lacks is said, not guessed.
 
 For training steps every report has samples/s and, where they are known, FLOP/s (counted once per run, outside
-the timing), MFU (a share of the GPUs' dense peak in the job's precision; sources: `machine/peaks.py`), the
-input's bytes/s, and joules per sample (the GPUs' own counters). What is not known is left out.
+the timing), MFU (a share of the GPUs' dense peak in the job's precision; sources:
+`launcher/machine/peaks.py`), the input's bytes/s, and joules per sample (the GPUs' own counters). What is
+not known is left out.
 """
 
 

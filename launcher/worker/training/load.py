@@ -1,6 +1,5 @@
 """From the job's words to a workload: finds `build`, calls it, and checks what it returns."""
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -14,7 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.errors import ParamsError, Problem
+from gpurun.launcher.jobfile.checks.signature import signature_of_function
+from gpurun.launcher.jobfile.params import needs, refused, takes, wrong_params
+from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
 from gpurun.workloads.probes.base import Probe
@@ -36,10 +38,12 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
 
     Raises:
         UserError: the workload can't be found or built, or is none.
+        ParamsError: it doesn't take the params.
     """
     build = find_build(name, Path(job_dir))
     place = place_of(build)
-    check_params(name, build, params, place)
+    if name not in BUILTINS:  # the job was checked against those before it ran
+        check_params(name, build, params, place)
     with users_code(f"{name} failed to build the workload", "a Workload", place):
         built = build_builtin(name, build, params) if name in BUILTINS else build(**params)
     return built if isinstance(built, Probe) else as_workload(name, built, place)
@@ -54,7 +58,7 @@ def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
     try:
         return build(**params)
     except ValueError as error:
-        raise ParamsError(f"params of `{name}`: {error}") from None
+        raise ParamsError(refused(name, error)) from None
 
 
 def find_build(name: str, job_dir: Path) -> Build:
@@ -135,30 +139,24 @@ def build_of(module: ModuleType, function: str) -> Build:
 
 
 def check_params(name: str, build: Build, params: Mapping[str, Any], place: Place | None) -> None:
-    """Compares the job's `params` with what the function takes.
+    """Checks the job's `params` where its source may not have told what the function takes.
 
     Raises:
-        UserError: a parameter is unknown, or one without a default is missing.
+        ParamsError: the function doesn't take them, or lacks some.
     """
-    parameters = inspect.signature(build).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {key: p for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes = ", ".join(named) or "no parameters"
-    for key in params:
-        if key not in named and not open_ended:
-            got = f"{key}{suggestion(key, named)}"
-            raise UserError(f"{name} has no parameter {key!r}", expected=takes, got=got, place=place)
-    missing = [key for key, p in named.items() if p.default is p.empty and key not in params]
-    if missing:
-        what = f"{name} needs {', '.join(missing)} under params"
-        got = ", ".join(params) or "no params"
-        raise UserError(what, expected=takes, got=got, place=place)
+    signature = signature_of_function(build)
+    found = [(wrong.message, wrong.hint) for wrong in wrong_params(name, signature, params)]
+    if missing := signature.required - params.keys():
+        found.append((needs(name, signature, missing), takes(signature)))
+    if found:
+        at = (place.file, place.line) if place else ()
+        raise ParamsError(*(Problem(message, hint, *at) for message, hint in found))
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)`, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    near = nearest(word, known)
+    return f" (did you mean {near}?)" if near else ""
 
 
 def as_workload(name: str, built: Any, place: Place | None) -> Workload:

@@ -1,6 +1,6 @@
 """Table 7 of Shi et al. 2016: seconds per mini-batch of seven networks in five frameworks.
 
-Source: https://arxiv.org/abs/1608.07249; what was restored or left out says `README.md` beside the data.
+Source: https://arxiv.org/abs/1608.07249; `README.md`, next to the data, says what was restored or left out.
 """
 
 import csv
@@ -51,7 +51,7 @@ class Cell:
     seconds: float | None
     """Per mini-batch; `None` where the cell can't be read."""
     is_exact: bool
-    """Whether it stands in the source as it is here, or a digit or the decimal point was restored."""
+    """Whether the source has it exactly as here, or a digit or the decimal point was restored."""
     note: str
 
     @property

@@ -1,11 +1,11 @@
-"""Our seconds per mini-batch beside the published ones of Shi et al. 2016."""
+"""Our seconds per mini-batch next to the published ones of Shi et al. 2016."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.compare.interference import disturbances_of
-from gpurun.launcher.published.shi2016 import (
+from benchmarks.shi2016.published import (
     CPUS,
     FRAMEWORKS,
     GPUS,
@@ -17,7 +17,12 @@ from gpurun.launcher.published.shi2016 import (
     scaling,
     table7,
 )
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.interference import disturbances_of
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.machine.accelerators import accelerator_of, recorded_names
 from gpurun.launcher.report.terminal.grid import grid
+from gpurun.launcher.run.open import find_run
 from gpurun.launcher.units import Interval, plural
 
 RESTORED, OTHER, UNREADABLE = "~", "*", "?"
@@ -46,7 +51,24 @@ class Ours:
     seconds_ci: Interval | None = None
     """95 % interval of `seconds`."""
     caveats: tuple[str, ...] = ()
-    """Why the time tells of something else too: other programs, throttled clocks, no steady step."""
+    """What else the time may show: other programs, throttled clocks, no steady step."""
+
+
+def ours_of_runs(runs: Iterable[Path]) -> list[Ours]:
+    """What all the runs have measured of the classics.
+
+    Raises:
+        SpecError: one of them has measured none, or is no run.
+    """
+    return [one for run in runs for one in _some_of(compare_run(find_run(run)))]
+
+
+def _some_of(comparison: Any) -> list[Ours]:
+    ours = ours_of(comparison)
+    if not ours:
+        listed = ", ".join(NETWORKS)
+        raise SpecError(f"{comparison.name} has measured none of {listed}; see examples/shi2016.yaml")
+    return ours
 
 
 def ours_of(comparison: Any) -> list[Ours]:
@@ -149,7 +171,7 @@ def _time(ours: Ours) -> str:
 
 
 def _comparison(cells: Sequence[Cell], ours: Ours) -> str:
-    """What stands behind our time: how it compares, or why it doesn't."""
+    """What follows our time: how it compares, or why it doesn't."""
     batch = cells[0].batch
     if ours.global_batch != batch:
         return f" for a batch of {ours.global_batch}; published are times for {batch}"
@@ -157,7 +179,7 @@ def _comparison(cells: Sequence[Cell], ours: Ours) -> str:
     if best is None or best.seconds is None:
         return ""
     where = f"{best.framework} on {best.device}" + (", 1 thread" if ours.threads == 1 else "")
-    return f"; {_beside(best.seconds / ours.seconds)} the fastest published, {where}"
+    return f"; {_ratio(best.seconds / ours.seconds)} the fastest published, {where}"
 
 
 def _is_alike(cell: Cell, ours: Ours) -> bool:
@@ -166,7 +188,7 @@ def _is_alike(cell: Cell, ours: Ours) -> bool:
     return ours.threads != 1 or cell.threads == 1
 
 
-def _beside(speed: float) -> str:
+def _ratio(speed: float) -> str:
     """`1.8× the speed of`, or `takes 24.3× as long as`: never a share that rounds to nothing."""
     return f"{speed:.1f}× the speed of" if speed >= 1 else f"takes {1 / speed:.1f}× as long as"
 
@@ -190,7 +212,7 @@ def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
 def _speedup(alone: Ours | None, together: Ours) -> str:
     """How much faster several devices are than one."""
     if alone is None:
-        return f"{_format(together.seconds)} s, but one device was not measured beside it"
+        return f"{_format(together.seconds)} s, but one device was not measured"
     doubt = ", a figure to doubt: see the ! above" if alone.caveats or together.caveats else ""
     return f"{alone.seconds / together.seconds:.2f}× one device{doubt}"
 
@@ -208,7 +230,7 @@ def _label(variant: Any, host: Any) -> str:
     """What ran it: `4 threads of AMD EPYC …`, `GPU NVIDIA H200`, with the split where there are several."""
     split = f", {variant.strategy} {'/'.join(map(str, variant.split))}" if len(variant.devices) > 1 else ""
     if _on_gpu(variant):
-        names = {f"cuda:{gpu.get('index')}": gpu.get("name") for gpu in host.get("gpus") or ()}
+        names = recorded_names(host)
         return f"GPU {names.get(variant.devices[0], variant.devices[0])}, {variant.precision}{split}"
     threads = plural(variant.threads, "thread") if variant.threads else "all threads"
     each = f"{len(variant.devices)} x {threads}" if split else threads
@@ -216,7 +238,7 @@ def _label(variant: Any, host: Any) -> str:
 
 
 def _on_gpu(variant: Any) -> bool:
-    return bool(variant.devices[0].startswith("cuda"))
+    return not accelerator_of(variant.devices[0]).is_host
 
 
 def _format(seconds: float) -> str:

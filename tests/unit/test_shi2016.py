@@ -1,31 +1,18 @@
-"""Our figures beside those of Shi et al. 2016, and the list of workloads."""
+"""Our figures next to those of Shi et al. 2016, and the command that shows them."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
-from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.main import cli
-from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import builtin_workloads, default_batch
-from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
-from gpurun.launcher.jobfile.docs.catalogue import (
-    catalogue,
-    render_catalogue,
-    render_entry,
-    workload_reference,
-)
-from gpurun.launcher.published.shi2016 import NETWORKS, fastest, scaling, table7
-from gpurun.launcher.report.published import Ours, ours_of, render_published
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.shi2016.__main__ import main, show
+from benchmarks.shi2016.published import NETWORKS, fastest, scaling, table7
+from benchmarks.shi2016.report import Ours, ours_of, render_published
+from gpurun.launcher.jobfile.builtins import default_batch
 
 
 def test_the_table_is_complete_and_as_sure_as_its_source() -> None:
@@ -112,7 +99,7 @@ def test_splits_without_a_time_of_one_device_are_not_left_out() -> None:
     text = render_published(
         [Ours("fcn_r", "2 x 1 thread of a CPU, ddp 2048/2048", 4096, 2, 0.625, threads=2)]
     )
-    assert "2 devices, batch 4096: 0.625 s, but one device was not measured beside it (paper, 2 K80s:" in text
+    assert "2 devices, batch 4096: 0.625 s, but one device was not measured (paper, 2 K80s:" in text
 
 
 def variant(**changes: Any) -> SimpleNamespace:
@@ -158,71 +145,34 @@ def test_a_run_gives_its_doubts_with_its_times() -> None:
     )
 
 
-def test_docs_hold_the_catalogue_as_it_is_made() -> None:
-    assert (ROOT / "docs" / "workloads.md").read_text() == workload_reference()  # to renew it: make docs
-
-
-def test_the_catalogue_has_every_workload_and_every_parameter() -> None:
-    entries = {entry.name: entry for entry in catalogue()}
-    assert entries.keys() == builtin_workloads().keys()
-    assert all(entry.bound_by and entry.about and entry.summary for entry in entries.values())
-    assert all(param.meaning and param.default for entry in entries.values() for param in entry.params)
-    assert entries["gpt"].params[0].default == "'tiny'"
-    assert entries["fcn_s"].global_batch == 64
-    assert entries["allreduce"].kind == "micro-benchmark"
-    assert all(len(line) <= 60 for line in render_catalogue(60).splitlines())
-
-
-def test_one_workload_is_shown_with_what_its_parameters_mean() -> None:
-    shown = CliRunner().invoke(cli, ["workloads", "gpt"]).output
-    (entry,) = [entry for entry in catalogue() if entry.name == "gpt"]
-    assert "rows of the first and last layer, at least 256" in " ".join(shown.split())
-    assert all(f"\n  {param.name}={param.default}\n" in shown for param in entry.params)
-    assert "resnet50" not in shown
-    assert all(len(line) <= 40 for line in render_entry(entry, 40).splitlines())
-    listed = json.loads(CliRunner().invoke(cli, ["workloads", "lstm", "gpt", "--json"]).output)
-    assert [one["name"] for one in listed["workloads"]] == ["gpt", "lstm"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["gtp"], "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
-        (["gpt", "zzz"], "there is no built-in workload `zzz`\n    built in are gpt, vit_b16"),
-        (["."], "runs are set beside published times: gpurun workloads --published ."),
-    ],
-)
-def test_names_that_are_no_workloads_are_mistakes(words: list[str], said: str) -> None:
-    refused = CliRunner().invoke(cli, ["workloads", *words])
-    assert isinstance(refused.exception, SpecError)
-    assert said in str(refused.exception)
-
-
-def test_listing_needs_no_torch() -> None:
-    program = dedent("""
-        import sys
-        sys.modules["torch"] = None
-        sys.argv = ["gpurun", "workloads", "--json"]
-        from gpurun.launcher.cli.main import main
-        main()
-    """)
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
-    listed = json.loads(done.stdout)
-    assert [entry["name"] for entry in listed["workloads"]] == list(builtin_workloads())
-
-
 def test_the_command_shows_published_times() -> None:
-    shown = CliRunner().invoke(cli, ["workloads", "--published"])
-    assert "ResNet-56, batch 128" in shown.output
-    data = json.loads(CliRunner().invoke(cli, ["workloads", "--published", "--json"]).output)
-    assert len(data["cells"]) == 392
-    refused = CliRunner().invoke(cli, ["workloads", "runs"])
-    assert isinstance(refused.exception, SpecError)
+    assert "ResNet-56, batch 128" in CliRunner().invoke(show).output
+    data = json.loads(CliRunner().invoke(show, ["--json"]).output)
+    assert (len(data["cells"]), len(data["scaling"]), data["ours"]) == (392, 18, [])
 
 
-def test_defaults_stand_in_the_signature() -> None:
-    module = read_module(ROOT / "workloads" / "gpt.py")
-    assert module is not None
-    signature = signature_of(module, "build")
-    assert signature is not None
-    assert {param.name: param.default for param in signature.params}["learning_rate"] == "0.0003"
+def test_what_is_no_run_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["shi2016", str(tmp_path)])
+    monkeypatch.setattr("benchmarks.shi2016.__main__.prepare_streams", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"shi2016: {tmp_path}" in capsys.readouterr().err
+
+
+def test_only_runs_are_recorded() -> None:
+    refused = CliRunner().invoke(show, ["--record"])
+    assert refused.exit_code == 2
+    assert "`python -m benchmarks shi2016` measures one and records it" in " ".join(refused.output.split())
+
+
+def test_a_run_that_is_there_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Ours("lstm", "1 thread of a CPU", 128, 1, 0.9, threads=1)]
+    monkeypatch.setattr("benchmarks.shi2016.ours_of_runs", lambda runs: found)
+    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path / "RESULTS.md")
+    assert CliRunner().invoke(show, ["--record", "run"]).exit_code == 0
+    written = (tmp_path / "RESULTS.md").read_text()
+    assert "## Shi et al. 2016\n" in written
+    assert "gpurun  1 thread of a CPU: 0.900 s" in written

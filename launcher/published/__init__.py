@@ -1,1 +1,0 @@
-"""Figures that others have published, as data, with where they come from."""

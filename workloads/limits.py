@@ -1,0 +1,41 @@
+"""Which numbers the built-in workloads refuse.
+
+It needs no torch: a job is checked by the same rules before anything runs.
+"""
+
+import math
+from collections.abc import Mapping
+
+RANGES: Mapping[str, tuple[int, int]] = {"num_workers": (0, 256)}
+"""Counts that may be 0, or have a limit: more processes per device than that take minutes to start."""
+CHOICES: Mapping[str, tuple[float, ...]] = {"version": (1, 1.5)}
+POSITIVE = frozenset({"learning_rate"})
+
+
+def refusal(name: str, value: float, is_count: bool = True) -> str | None:
+    """Why the parameter can't have this value, as `must be at least 1, but it is 0`; `None` where it can.
+
+    Args:
+        is_count: whether the parameter takes whole numbers; they start at 1 unless `RANGES` says otherwise.
+    """
+    must_be = _must_be(name, value, is_count)
+    return f"must be {must_be}, but it is {value}" if must_be else None
+
+
+def _must_be(name: str, value: float, is_count: bool) -> str | None:
+    if name in CHOICES:
+        choices = CHOICES[name]
+        return None if value in choices else " or ".join(f"{choice:g}" for choice in choices)
+    if name in POSITIVE:
+        return None if 0 < value < math.inf else "positive"
+    least, most = RANGES.get(name, (1 if is_count else -math.inf, math.inf))
+    if value < least:
+        return f"at least {least}"
+    return f"at most {most}" if value > most else None
+
+
+def check(**values: float) -> None:
+    """Raises `ValueError` for the first of the named values that is refused."""
+    for name, value in values.items():
+        if reason := refusal(name, value):
+            raise ValueError(f"{name} {reason}")
