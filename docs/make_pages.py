@@ -1,18 +1,20 @@
 """Writes what the pages take from the program: `make docs`, or `python docs/make_pages.py`.
 
-Whole pages: the job file's reference, the workloads, the commands. In the others: what `gpurun report` prints of a
-recorded run, in each code block below a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns
-or `piped`.
+Whole pages: the job file's reference, the workloads, the commands. In the others: the floors, and what
+`gpurun report` prints of a recorded run, in each code block below a comment
+`<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns or `piped`.
 """
 
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+from gpurun.launcher import FLOORS
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.jobfile.docs.catalogue import workload_reference
@@ -21,18 +23,24 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
 _REPORT = re.compile(
-    r"(<!-- report of (?P<run>docs/runs/\S+), (?P<width>\d+ columns|piped): (?P<command>.+) -->\n```\n).*?(?=^```$)",
+    r"(<!-- report of (?P<run>docs/runs/\S+), (?P<width>\d+ columns|piped): (?P<command>.+) -->\n```\n)"
+    r".*?(?=^```$)",
     re.DOTALL | re.MULTILINE,
 )
+_FLOORS = re.compile(r"(?<=<!-- floors -->\n\n).*?(?=\n\n)", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMMANDS_HEAD = """\
 # Commands
 
 Made by `make docs` from what `gpurun COMMAND --help` prints.
 
-`gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout for programs, and
+`gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout for programs;
 messages go to stderr. Every RUN may be a run directory, `runs/NAME/latest`, or `runs/NAME`.
 
 Exit codes:
@@ -67,8 +75,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield ROOT / name, make()
     for name in PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
-        if name not in made and _REPORT.search(text):
-            yield ROOT / name, _REPORT.sub(_with_report, text)
+        if name not in made:
+            yield ROOT / name, _FLOORS.sub(floors(), _REPORT.sub(_with_report, text))
 
 
 def _with_report(match: re.Match[str]) -> str:
@@ -76,10 +84,16 @@ def _with_report(match: re.Match[str]) -> str:
     return f"{match[1]}$ {command}\n{report(ROOT / run, None if width == 'piped' else int(width.split()[0]))}"
 
 
+def floors() -> str:
+    """The packages in the order in which they may import each other, from the bottom."""
+    rows = (", ".join(f"`{name}`" for name in packages.split()) for packages in FLOORS)
+    return textwrap.fill(" · ".join(rows), 130, break_on_hyphens=False)
+
+
 def report(run: Path, width: int | None) -> str:
-    """What the run's table looks like in a terminal of `width` columns, or piped; without the commands below it."""
-    with tempfile.TemporaryDirectory() as folder:  # what is found in traces is kept with them
-        copy = Path(folder) / run.name
+    """The run's table in a terminal of `width` columns, or piped; without the commands below it."""
+    with tempfile.TemporaryDirectory() as directory:  # what is found in traces is kept with them
+        copy = Path(directory) / run.name
         shutil.copytree(run, copy)
         text = render_table(compare_run(RunDir(copy)), width or 80, plain=width is None)
     lines = _COLOUR.sub("", text).splitlines()

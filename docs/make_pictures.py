@@ -45,10 +45,12 @@ HEIGHTS = {"operators": 620, "timeline": 700}
 def main() -> None:
     wanted = sys.argv[1:] or list(PICTURES)
     IMAGES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        shutil.copytree(RUNS, Path(folder) / "runs")
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        with open_view(Path(folder) / "runs") as server:
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+        shutil.copytree(RUNS, Path(directory) / "runs")
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        with open_view(Path(directory) / "runs") as server:
             for name in wanted:
                 path = IMAGES / f"{name}.png"
                 path.write_bytes(picture(chromium, f"{server.url}{ENTRY}#{urlencode(PICTURES[name])}", name))

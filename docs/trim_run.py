@@ -1,6 +1,7 @@
-"""Makes a recorded run small enough for the repository: `python docs/trim_run.py RUN docs/runs/NAME [VARIANT …]`.
+"""Makes a recorded run small enough for the repository.
 
-Keeps what reports and the tab read, the traces of the named variants only, and no path or host name of the machine.
+`python docs/trim_run.py RUN docs/runs/NAME [VARIANT …]` keeps what reports and the tab read, the traces of the
+named variants only, and no path or host name of the machine.
 """
 
 import gzip
@@ -29,7 +30,9 @@ def main() -> None:
     for file in sorted(path for path in run.rglob("*") if path.is_file()):
         relative = file.relative_to(run)
         is_trace = file.name.endswith(".pt.trace.json.gz")
-        if any(relative.match(pattern) for pattern in DROPPED) or (is_trace and file.parent.name not in traced):
+        if any(relative.match(pattern) for pattern in DROPPED) or (
+            is_trace and file.parent.name not in traced
+        ):
             continue
         path = target / relative
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,11 +45,11 @@ def main() -> None:
 
 
 def machine_words(run: Path) -> dict[str, str]:
-    """What in the files tells of the machine, and what stands there instead; longer ones first."""
+    """What in the files identifies the machine, and what replaces it; longer ones first."""
     host = json.loads((run / "host.json").read_text())
     invocation = json.loads((run / "invocation.json").read_text())
-    folder = str(Path(invocation["job_file"]).parent)
-    words = {str(run.absolute()): "runs/example", folder: "examples"}
+    directory = str(Path(invocation["job_file"]).parent)
+    words = {str(run.absolute()): "runs/example", directory: "examples"}
     words |= {f'"{host[key]}"': f'"{HOST}"' for key in ("hostname", "kernel") if host.get(key)}
     return dict(sorted(words.items(), key=lambda pair: -len(pair[0])))
 

@@ -1,7 +1,7 @@
 """The site that `make site` builds from README.md, CONTRIBUTING.md, docs/ and the benchmarks' results.
 
-The source directory is the repository itself, so that links work on the site as they do in a checkout. A warning
-fails the build: dead links, dead anchors and missing pictures are all warnings.
+The source directory is the repository itself, so that links work on the site as they do in a checkout. A
+warning fails the build: dead links, dead anchors and missing pictures are all warnings.
 """
 
 from pathlib import Path
@@ -75,5 +75,6 @@ def contents(caption: str, entries: list[str]) -> str:
 def write_index(app: Sphinx, error: Exception | None) -> None:
     """`index.html`, where browsers and web servers look first."""
     if error is None:
-        text = f'<!DOCTYPE html><title>gpurun</title><meta http-equiv="refresh" content="0; url={root_doc}.html">\n'
+        refresh = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
+        text = f"<!DOCTYPE html><title>gpurun</title>{refresh}\n"
         (Path(app.outdir) / "index.html").write_text(text)
