@@ -43,6 +43,8 @@ HEIGHTS = {"operators": 620, "timeline": 700}
 
 
 def main() -> None:
+    if not Path(CHROMIUM).exists():
+        sys.exit(f"the pictures need Chromium as {CHROMIUM}: install the package `chromium`")
     wanted = sys.argv[1:] or list(PICTURES)
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
