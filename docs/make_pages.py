@@ -40,8 +40,8 @@ _COMMANDS_HEAD = """\
 
 Made by `make docs` from what `gpurun COMMAND --help` prints.
 
-`gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout for programs;
-messages go to stderr. Every RUN may be a run directory, `runs/NAME/latest`, or `runs/NAME`.
+`gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout; messages
+go to stderr. Every RUN may be a run directory, `runs/NAME/latest`, or `runs/NAME`.
 
 Exit codes:
 

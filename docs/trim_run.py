@@ -1,7 +1,7 @@
 """Makes a recorded run small enough for the repository.
 
-`python docs/trim_run.py RUN docs/runs/NAME [VARIANT …]` keeps what reports and the tab read, the traces of the
-named variants only, and no path or host name of the machine.
+`python docs/trim_run.py RUN docs/runs/NAME [VARIANT …]` keeps what reports and the tab read, the traces of
+the named variants only, and no path or host name of the machine.
 """
 
 import gzip
