@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def url(logdir: Path) -> Iterator[str]:
         yield server.url
 
 
-def fetch(url: str, route: str, **parameters: Any) -> tuple[int, bytes, http.client.HTTPMessage]:
+def fetch(url: str, route: str, **parameters: Any) -> tuple[int, bytes, Message]:
     query = urllib.parse.urlencode(parameters, doseq=True)
     try:
         with urllib.request.urlopen(f"{url}data/plugin/gpurun/{route}?{query}", timeout=60) as answer:
