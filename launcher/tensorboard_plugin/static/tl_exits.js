@@ -2,13 +2,18 @@
 
 import { el } from './dom.js';
 import { openInPerfetto } from './perfetto.js';
+import { messageOf } from './source.js';
 
-/** The two buttons, and what they say while the ranks are being merged. */
+/**
+ * The two buttons, and what they say while the ranks are being merged.
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ */
 export function exits(app, variant) {
   const parameters = { run: app.run.name, variant: variant.id };
   const said = el('span', { class: 'matches', role: 'status' });
-  const prepared = () =>
-    app.source.ready(
+  const prepared = async () => {
+    const answer = await app.source.ready(
       'trace/merged',
       { ...parameters, prepare: 1 },
       {
@@ -17,18 +22,22 @@ export function exits(app, variant) {
         },
       },
     );
+    if (answer.state !== 'ready') throw new Error('The traces can\u2019t be read any more; reload this page.');
+    return answer;
+  };
+  /** @param {() => Promise<void>} work */
   const tell = async (work) => {
     try {
       await work();
       said.textContent = '';
     } catch (error) {
-      said.textContent = error.message;
+      said.textContent = messageOf(error);
     }
   };
   const download = () =>
     tell(async () => {
       const { file } = await prepared();
-      el('a', { href: app.source.url('trace/merged', parameters).href, download: file ?? '' }).click();
+      el('a', { href: app.source.url('trace/merged', parameters).href, download: file }).click();
     });
   const perfetto = () =>
     tell(() =>
