@@ -23,7 +23,7 @@ const VIEWS = {
   devices: { name: 'Devices', show: showDevices },
 };
 const STEPS_AT_ONCE = 50;
-/** While a run goes on it is looked at this often. */
+/** How often a run is asked for while it is going. */
 const RUNNING_MS = 4000;
 
 /** Builds the page in `root` and keeps it up to date. */
@@ -97,7 +97,7 @@ export class App {
   }
 
   /**
-   * Waits with polling while nobody sees the page: another tab of TensorBoard or of the browser is in front.
+   * Waits with polling while no one sees the page: another tab of TensorBoard or of the browser is in front.
    * @param {() => void} work
    */
   whenSeen(work) {
@@ -297,7 +297,7 @@ export class App {
   }
 
   /**
-   * An answer that needs the index of a variant's traces; `undefined` once nobody waits for it any more.
+   * An answer that needs the index of a variant's traces; `undefined` once no one waits for it any more.
    * @template {TracedRoute} R
    * @param {R} route
    * @param {Asked} parameters

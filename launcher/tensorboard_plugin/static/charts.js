@@ -122,7 +122,7 @@ function lineOf(one, index, x, y) {
 }
 
 /**
- * Names stand at the ends of their lines, moved apart where they would cover each other.
+ * Names are at the ends of their lines, moved apart where they would cover each other.
  * @param {Series[]} series
  * @param {(value: number) => number} x
  * @param {(value: number) => number} y

@@ -80,7 +80,7 @@ export function picker(label, options, value, onpick) {
  */
 export function searchField(label, value, { oninput, onenter, onleave }) {
   let timer = 0;
-  const tell = () => {
+  const report = () => {
     clearTimeout(timer);
     timer = 0;
     oninput(input.value);
@@ -96,11 +96,11 @@ export function searchField(label, value, { oninput, onenter, onleave }) {
     autocomplete: 'off',
     oninput: () => {
       clearTimeout(timer);
-      timer = setTimeout(tell, 120);
+      timer = setTimeout(report, 120);
     },
     onkeydown: (event) => {
       if (event.key === 'Enter') {
-        if (timer) tell(); // Enter means what the field holds, not what it held a moment ago
+        if (timer) report(); // Enter means what the field holds, not what it held a moment ago
         onenter?.(event.shiftKey);
       }
       if (event.key !== 'Escape') return;

@@ -6,7 +6,7 @@ import { line, look, names, Plot, roomFor } from './plot.js';
 import { fromZero, last } from './scale.js';
 
 const HEIGHT = 210;
-/** More names would cover the lines; the table beside has them. */
+/** More names would cover the lines; the table next to it has them. */
 const MOST_NAMES = 8;
 /** Devices whose lines end within this share of the plot have one name. */
 const TOGETHER = 0.05;

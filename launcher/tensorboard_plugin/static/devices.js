@@ -1,4 +1,4 @@
-// Devices: what ran where, and, while a run goes on, the machine as it is now.
+// Devices: what ran where, and, while a run is going, the machine as it is now.
 
 import { headline, optionsOf, picker } from './controls.js';
 import { el, replace } from './dom.js';
@@ -41,7 +41,7 @@ const STAGES = {
 };
 
 /**
- * Draws the view into `host`; while the run goes on it asks again and again.
+ * Draws the view into `host`; while the run is going it asks again and again.
  * @param {HTMLElement} host
  * @param {OpenApp} app
  */
@@ -145,7 +145,7 @@ class Devices {
     const { live } = this.progress;
     const others = live.filter((device) => (device.pids?.length ?? 0) > 1).map((device) => device.device);
     const shared = others.length ? `Several processes use ${listed(others)}. ` : '';
-    if (live.length) return `${shared}Looked at every ${POLL_MS / 1000} s while the run goes on.`;
+    if (live.length) return `${shared}Updated every ${POLL_MS / 1000} s while the run is going.`;
     return 'Peak memory is what each rank had allocated at most; step times are those of the timed rounds.';
   }
 
@@ -360,7 +360,7 @@ export function runningStrip({ stage, status, done, seconds_left: left }) {
       ? el(
           'p',
           { class: 'problems' },
-          'This run stopped before it was done; gpurun --resume RUN goes on with it.',
+          'This run stopped before it was done; gpurun --resume RUN continues it.',
         )
       : null;
   const doing =

@@ -1,4 +1,4 @@
-// Devices of a folder of anybody's traces: which device each trace is of, and how much of its step it computes.
+// Devices of a directory of traces that gpurun did not record: the device of each, and how much of its step it computes.
 
 import { headline } from './controls.js';
 import { el, replace } from './dom.js';
@@ -26,7 +26,7 @@ export async function showTracedDevices(host, app) {
     host,
     headline(
       sentence(answer.ranks),
-      'What the traces tell; nobody measures here while something runs. Step: the mean of all traced steps of a rank; compute: its share.',
+      'From the traces: there are no live figures. Step: the mean of all traced steps of a rank; compute: its share.',
     ),
     problemNotes(answer.problems, answer.warnings),
     table(answer.ranks, variant.planned.traces),

@@ -54,7 +54,7 @@ export function interval(ci) {
 }
 
 /**
- * The larger side of a confidence interval: what stands behind ± covers the interval.
+ * The larger side of a confidence interval: ± this covers the interval.
  * @param {number | null | undefined} middle
  * @param {Interval | null | undefined} ci
  */
@@ -96,7 +96,7 @@ export function roundUp(value, decimals) {
 }
 
 /**
- * Decimals that tell the ticks of a step apart.
+ * Decimals with which ticks at this distance differ.
  * @param {number} step
  */
 export function tickDecimals(step) {

@@ -11,7 +11,7 @@ const SHADES = 5;
 const ROW_PX = 7;
 const GAP_PX = 0.8;
 const PER_SHADE = [1, 2, 4, 6];
-/** Waits that begin above this share of the longest ones are told apart from there on. */
+/** Waits that begin above this share of the longest ones are shaded from there on. */
 const NARROW = 0.4;
 
 /**
@@ -83,7 +83,7 @@ export function drawHeat(host, app, variant, traced) {
     height,
     style: { height: `${height}px` },
     role: 'img',
-    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${told(rows)}`,
+    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${waitSentence(rows)}`,
   });
   const means = el('canvas', { height, style: { height: `${height}px` }, 'aria-hidden': 'true' });
   replace(
@@ -122,14 +122,14 @@ export function drawHeat(host, app, variant, traced) {
   onWidth(canvas, () => paintCells(canvas, rows, bounds));
   onWidth(means, () => paintMeans(means, rows, scale));
   listen(canvas, app, variant, rows);
-  return told(rows);
+  return waitSentence(rows);
 }
 
 /**
  * `63 ranks wait for rank 37 (cuda:5).`
  * @param {RankWaits[]} rows
  */
-export function told(rows) {
+export function waitSentence(rows) {
   const slowest = last(rows);
   const waiting = rows.filter((row) => row !== slowest && row.mean > slowest.mean).length;
   const middle = rows[rows.length >> 1].mean;

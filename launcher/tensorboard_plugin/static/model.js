@@ -102,7 +102,7 @@ export class Variant {
     return this.result?.reason ?? this.planned.reason;
   }
 
-  /** Unlike the second measurement of a baseline, which stands among variants in the ranking. */
+  /** Unlike the second measurement of a baseline, which is a row of the ranking too. */
   get isNoise() {
     return false;
   }

@@ -1,4 +1,4 @@
-// Operators, kernels and modules: where the slowest rank's step goes by name, beside another variant.
+// Operators, kernels and modules: where the slowest rank's step goes by name, next to another variant.
 
 import { headline, optionsOf, picker, searchField, segmented } from './controls.js';
 import { el, replace } from './dom.js';
@@ -44,7 +44,7 @@ export async function showOperators(host, app) {
 }
 
 /**
- * Beside the baseline unless somebody chose; the baseline itself stands alone.
+ * Next to the baseline unless another one was chosen; the baseline itself is shown alone.
  * @param {Run} run
  * @param {Variant} variant
  * @param {string | null} wanted

@@ -69,7 +69,7 @@ function slowest(answer) {
 }
 
 /**
- * The ranking's step times beside those of the trace.
+ * The ranking's step times next to those of the trace.
  * @param {OperatorsAnswer} answer
  * @param {Variant} variant
  * @param {Variant | null} against

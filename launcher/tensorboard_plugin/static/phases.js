@@ -55,7 +55,7 @@ export function scaledParts(rank, stepMs) {
 const TRACED_AS_TIMED = 0.15;
 
 /**
- * Whether traced steps are so far from the timed ones that one can't stand for the other.
+ * Whether traced steps are so far from the timed ones that neither represents the other.
  * @param {number | null | undefined} tracedMs
  * @param {number | null} stepMs
  */
@@ -65,7 +65,7 @@ export function isFarFromTimed(tracedMs, stepMs) {
 }
 
 /**
- * Without a trace: what phases and ablation tell. Transfer then holds the waiting too.
+ * Without a trace: what phases and ablation show. Transfer then includes the waiting.
  * @param {RankFigures | null | undefined} rank
  * @param {number | null} stepMs
  * @returns {Part[] | null}

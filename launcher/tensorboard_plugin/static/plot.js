@@ -80,7 +80,7 @@ export function look(index) {
 }
 
 /**
- * Names beside their places `{text, x, y, class}`; one that would cover another moves down.
+ * Names next to their places `{text, x, y, class}`; one that would cover another moves down.
  * @param {PlacedName[]} wanted
  */
 export function names(wanted) {
@@ -102,7 +102,7 @@ export function names(wanted) {
 }
 
 /**
- * The room that names beside the plot need, also in a bold face.
+ * The room that names next to the plot need, also in a bold face.
  * @param {string[]} texts
  */
 export function roomFor(texts) {

@@ -110,7 +110,7 @@ export function last(values) {
 }
 
 /**
- * In [−0.5, 0.5), the same for the same number every time: where a dot stands across its strip.
+ * In [−0.5, 0.5), the same for the same number every time: where a dot is across its strip.
  * @param {number} index
  */
 export function jitter(index) {

@@ -1,4 +1,4 @@
-// Where answers come from: the server of the plugin (README.md beside this folder lists its routes).
+// Where answers come from: the server of the plugin (README.md in the directory above lists its routes).
 
 const POLL_MS = 500;
 
@@ -91,7 +91,7 @@ export class HttpSource {
   }
 
   /**
-   * Asks until the answer is no longer `indexing` or `building`, telling `progress` each time.
+   * Asks until the answer is no longer `indexing` or `building`, calling `progress` each time.
    * @template {TracedRoute} R
    * @param {R} route
    * @param {Asked} parameters

@@ -95,7 +95,7 @@ class View {
   }
 
   /**
-   * The baseline measured twice: what differs there is noise. It stands below the baseline.
+   * The baseline measured twice: what differs there is noise. Its row is below the baseline.
    * @returns {Row[]}
    */
   withNoise() {
@@ -175,7 +175,7 @@ class View {
     return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
   }
 
-  /** What the run found out beside the ranking: throughput over the batch, and what devices cost. */
+  /** What the run found out besides the ranking: throughput over the batch, and what devices cost. */
   found() {
     const shown = new Set(this.passing.map((variant) => variant.id));
     const curves = this.run.comparison?.batch_curves ?? [];
@@ -210,9 +210,9 @@ class View {
       this.height,
       this.columns.length,
       (index) => this.row(this.rows[index], index),
-      (first, end) => this.tell(first, end),
+      (first, end) => this.showPosition(first, end),
     );
-    this.tell(0, this.rows.length);
+    this.showPosition(0, this.rows.length);
     return table;
   }
 
@@ -226,7 +226,7 @@ class View {
   }
 
   /** @param {number} first @param {number} end */
-  tell(first, end) {
+  showPosition(first, end) {
     const total = this.rows.length;
     this.position.textContent = total
       ? `rows ${number(first + 1)} to ${number(end)} of ${number(total)} selected`

@@ -41,9 +41,9 @@ export function batchCharts(curves) {
 /** @param {BatchCurve[]} curves */
 function caption(curves) {
   const open = curves.filter((curve) => curve.knee == null).map((curve) => curve.label);
-  const told = open.length < curves.length ? 'Knee: the smallest batch within 10 % of the highest throughput.' : '';
-  if (!open.length) return told;
-  return curves.length === 1 ? NO_KNEE : [told, `${open.join('; ')}: ${lowerFirst(NO_KNEE)}`].filter(Boolean).join(' ');
+  const known = open.length < curves.length ? 'Knee: the smallest batch within 10 % of the highest throughput.' : '';
+  if (!open.length) return known;
+  return curves.length === 1 ? NO_KNEE : [known, `${open.join('; ')}: ${lowerFirst(NO_KNEE)}`].filter(Boolean).join(' ');
 }
 
 /** @param {BatchCurve[]} curves */
@@ -130,9 +130,9 @@ function dot([cx, cy], index) {
 /** @param {BatchCurve} curve */
 function spoken(curve) {
   const [first, end] = [curve.points[0], last(curve.points)];
-  const told = curve.knee == null ? 'no knee' : `knee at ${number(curve.knee)}`;
+  const place = curve.knee == null ? 'no knee' : `knee at ${number(curve.knee)}`;
   return (
     `Throughput of ${curve.label} over its global batch: ${rate(first.samples_per_s)} samples/s at ` +
-    `${number(first.global_batch)}, ${rate(end.samples_per_s)} at ${number(end.global_batch)}; ${told}.`
+    `${number(first.global_batch)}, ${rate(end.samples_per_s)} at ${number(end.global_batch)}; ${place}.`
   );
 }

@@ -9,7 +9,7 @@ import { isAbort, pause } from './source.js';
 const POLL_MS = 2000;
 
 /**
- * Draws what goes on into `host` until somebody stops it: the page draws the ranking once there is one.
+ * Draws what goes on into `host` until it is stopped: the page draws the ranking once there is one.
  * @param {HTMLElement} host
  * @param {OpenApp} app
  */
@@ -48,7 +48,7 @@ function draw(host, progress) {
     host,
     progress.status === 'running'
       ? headline('Nothing can be ranked yet.', 'Variants that run in turns are ranked together, when their launch is done.')
-      : headline('Nothing was measured to the end.', null),
+      : headline('No variant was measured completely.', null),
     runningStrip(progress),
     el(
       'table',

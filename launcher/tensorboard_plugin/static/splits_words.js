@@ -14,7 +14,7 @@ const STATUS_WORDS = {
 };
 
 /**
- * Why a variant stands below the axis.
+ * Why a variant is below the axis.
  * @param {Variant} variant
  */
 export function whyUnranked(variant) {
@@ -51,7 +51,7 @@ export function subSentence(run) {
 }
 
 /**
- * Steps of different batches are different work: then it is samples that are set side by side.
+ * Steps of different batches are different work: then samples are compared.
  * @param {Variant} fastest
  * @param {Variant} baseline
  */

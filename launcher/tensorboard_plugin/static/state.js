@@ -1,9 +1,9 @@
-// What is looked at: run, tab, filters, sort, variant, selection, window. It stands in the address, so that
+// What is looked at: run, tab, filters, sort, variant, selection, window. It is kept in the address, so that
 // a reload or a link shows the same again.
 
 const KEY = 'gpurun';
 
-/** Holds the state and tells listeners of changes. Values are strings; absent means default. */
+/** Holds the state and calls listeners on changes. Values are strings; absent means default. */
 export class State {
   /** @param {Address} [address] */
   constructor(address = new Address()) {
@@ -38,7 +38,7 @@ export class State {
   }
 
   /**
-   * Writes down what a view has already drawn by itself: nobody is told.
+   * Writes down what a view has already drawn by itself: no listener is called.
    * @param {Changes} changes
    */
   note(changes) {

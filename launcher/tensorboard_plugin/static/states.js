@@ -18,7 +18,7 @@ function box(host, attributes, ...children) {
 }
 
 /**
- * No run in the watched folder.
+ * No run in the watched directory.
  * @param {Element} host
  * @param {string} logdir
  * @param {number} reloadS
@@ -34,7 +34,7 @@ export function emptyState(host, logdir, reloadS) {
       'p',
       { class: 'muted' },
       'Looking in ',
-      el('span', { style: { color: 'var(--text)' } }, logdir || 'the log folder'),
+      el('span', { style: { color: 'var(--text)' } }, logdir || 'the log directory'),
       `, again every ${number(reloadS ?? 5)} s.`,
     ),
   );
@@ -56,7 +56,7 @@ export function indexingState(host, label, answer) {
     { 'data-state': 'indexing', role: 'status' },
     headline(
       `Indexing the trace of ${label}.`,
-      `${bytes(done)} of ${bytes(total)}${left}. Once; then it opens at once.`,
+      `${bytes(done)} of ${bytes(total)}${left}. This happens once; later the trace opens immediately.`,
     ),
     meter(total ? done / total : 0, 'indexed'),
   );
@@ -184,7 +184,7 @@ export function untracedState(host, label, isRunning = false) {
 }
 
 /**
- * Somebody's traces of which none may be opened.
+ * Traces that gpurun did not record, of which none may be opened.
  * @param {Element} host
  * @param {string} label
  * @param {Problem[]} problems

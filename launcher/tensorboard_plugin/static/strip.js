@@ -6,7 +6,7 @@ import { around, jitter, Scale } from './scale.js';
 import { palette } from './theme.js';
 import { hideTip, showTip } from './tip.js';
 
-/** Beyond this share of a variant's steps the scale doesn't follow: they stand at the edge. */
+/** Beyond this share of a variant's steps the scale doesn't follow: they are at the edge. */
 const FOLLOWED = 0.985;
 /** But for those that are no farther beyond it than this share of its length. */
 const CLOSE = 0.25;

@@ -1,4 +1,4 @@
-// One small text beside the pointer, for all views.
+// One small text next to the pointer, for all views.
 
 import { el } from './dom.js';
 

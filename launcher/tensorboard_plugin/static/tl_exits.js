@@ -22,11 +22,12 @@ export function exits(app, variant) {
         },
       },
     );
-    if (answer.state !== 'ready') throw new Error('The traces can\u2019t be read any more; reload this page.');
-    return answer;
+    if (answer.state === 'ready') return answer;
+    const [problem] = answer.problems;
+    throw new Error(problem ? `${problem.file} ${problem.message}` : 'This variant has no traces any more.');
   };
   /** @param {() => Promise<void>} work */
-  const tell = async (work) => {
+  const attempt = async (work) => {
     try {
       await work();
       said.textContent = '';
@@ -35,12 +36,12 @@ export function exits(app, variant) {
     }
   };
   const download = () =>
-    tell(async () => {
+    attempt(async () => {
       const { file } = await prepared();
       el('a', { href: app.source.url('trace/merged', parameters).href, download: file }).click();
     });
   const perfetto = () =>
-    tell(() =>
+    attempt(() =>
       openInPerfetto(variant.label, `${variant.id}.pt.trace.json.gz`, async () => {
         await prepared();
         return app.source.bytes('trace/merged', parameters);

@@ -64,7 +64,7 @@ function explained(event) {
       : event.exposed_ns == null
         ? ''
         : `${duration(event.exposed_ns)} of it ${event.exposed_ns < event.duration_ns ? 'is' : 'are'} not hidden by compute.`;
-  const told =
+  const sentence =
     own.wait_ns
       ? [
           'Waited ',
@@ -76,7 +76,7 @@ function explained(event) {
           moved[0].toUpperCase() + moved.slice(1),
           '.',
         ];
-  return [el('p', {}, told), el('p', { class: 'small' }, hiddenText)];
+  return [el('p', {}, sentence), el('p', { class: 'small' }, hiddenText)];
 }
 
 /** @param {CollectiveAnswer} collective @param {GoTo} goTo */
@@ -234,7 +234,7 @@ function secondFigures(event) {
 }
 
 /**
- * Several blocks that are too narrow to be told apart.
+ * Several blocks that are too narrow to be drawn apart.
  * @param {HTMLElement} panel
  * @param {string} kind
  * @param {number} count
@@ -273,7 +273,7 @@ export function sumsPanel(panel, sums) {
       el(
         'p',
         { class: 'small' },
-        `from ${three(sums.from_ns / 1e6)} to ${three(sums.to_ns / 1e6)} ms; Esc lets go`,
+        `from ${three(sums.from_ns / 1e6)} to ${three(sums.to_ns / 1e6)} ms; Esc clears`,
       ),
       steps,
       left > 0 ? el('div', { class: 'small' }, `and ${plural(left, 'more rank')}`) : null,

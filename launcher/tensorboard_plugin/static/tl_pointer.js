@@ -35,7 +35,7 @@ function blockOf(found) {
 }
 
 /**
- * Tells of the block or the name below the pointer.
+ * Shows what the block or the name below the pointer is.
  * @param {Timeline} view
  * @param {MouseEvent} event
  */
@@ -45,12 +45,12 @@ export function hover(view, event) {
   view.lanesCanvas.style.cursor =
     block || (found?.isLabel && found.lane.hasMore) ? 'pointer' : found?.isLabel ? 'default' : 'grab';
   if (found?.isLabel) showTip(found.lane.label, event.clientX, event.clientY);
-  else if (block) showTip(told(view, block), event.clientX, event.clientY);
+  else if (block) showTip(blockText(view, block), event.clientX, event.clientY);
   else hideTip();
 }
 
 /** @param {Timeline} view @param {BlockUnder} found */
-function told(view, { lane, data, index }) {
+function blockText(view, { lane, data, index }) {
   const long = data.end_ns[index] - data.start_ns[index];
   const kind = view.classes[data.class[index]].replace('_', ' ');
   if (data.name[index] < 0)
@@ -59,7 +59,7 @@ function told(view, { lane, data, index }) {
 }
 
 /**
- * Selects the block below the pointer; a click on nothing lets go, one on a lane's name opens its rows.
+ * Selects the block below the pointer; a click on nothing clears the selection, one on a lane's name opens its rows.
  * @param {Timeline} view
  * @param {MouseEvent} event
  */

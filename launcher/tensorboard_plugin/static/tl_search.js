@@ -4,7 +4,7 @@ import { duration, number } from './format.js';
 import { last } from './scale.js';
 import { Latest } from './source.js';
 
-/** A search on a timeline; `said` is the element that tells how many were found. */
+/** A search on a timeline; `said` is the element that says how many were found. */
 export class Search {
   /** @param {Timeline} timeline @param {HTMLElement} said */
   constructor(timeline, said) {
@@ -22,7 +22,7 @@ export class Search {
   }
 
   /**
-   * Looks for names that contain `text`; an empty one lets go.
+   * Looks for names that contain `text`; an empty one ends the search.
    * @param {string} text
    */
   find(text) {

@@ -40,7 +40,7 @@ interface RunAnswer {
   variants: PlannedVariant[];
 }
 
-/** `host.json`; empty for somebody's traces. */
+/** `host.json`; empty for traces that gpurun did not record. */
 interface HostFacts {
   hostname?: string;
   cpu_model?: string | null;

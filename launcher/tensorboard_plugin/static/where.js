@@ -1,4 +1,4 @@
-// Where time goes: one stacked bar per rank on one scale, a sentence beside it, every step as a dot.
+// Where time goes: one stacked bar per rank on one scale, a sentence next to it, every step as a dot.
 
 import { filters, headline } from './controls.js';
 import { el, found, hiddenTable, onWidth, replace, widest } from './dom.js';
@@ -12,12 +12,12 @@ import { drawStrip, stripAxis, stripScale } from './strip.js';
 import { tipped } from './tip.js';
 import { farNotes, sentence, subSentence, tracesSentence } from './where_words.js';
 
-/** So many variants are drawn before somebody asks for all. */
+/** Variants that are drawn until all are asked for. */
 const FIRST = 12;
 /** From one bar's top to the next. */
 const BAR_PX = 25;
 const RANKS_SENTENCE =
-  'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank beside the slowest one.';
+  'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank next to the slowest one.';
 /** From this many ranks on, a thin row per rank. */
 export const MANY_RANKS = 9;
 
@@ -109,7 +109,10 @@ function blockOf(variant) {
   });
   // One process with several devices has one trace, and one bar for all of them.
   if (ranks.length === 1 && variant.ranks.length > 1)
-    ranks[0].who = `${variant.ranks.map((rank) => rank.device).join(', ')} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
+    ranks[0].who = withBatch(
+      variant.ranks.map((rank) => rank.device).join(', '),
+      variant.ranks.map((rank) => rank.local_batch),
+    );
   const half = halfWidth(variant.stepMs, variant.result?.step_ms?.ci);
   const timed = variant.stepMs == null ? null : `${three(variant.stepMs)} ms a step as timed.`;
   return {
@@ -127,7 +130,17 @@ function blockOf(variant) {
 /** @param {Variant} variant @param {RankFigures} rank */
 function who(variant, rank) {
   const device = variant.strategy === 'ddp' ? `rank ${rank.rank} \u00b7 ${rank.device}` : rank.device;
-  return `${device} \u00b7 ${number(rank.local_batch)}`;
+  return withBatch(device, [rank.local_batch]);
+}
+
+/**
+ * `cuda:0 · 34`; a program's batches are not known.
+ * @param {string} device
+ * @param {(number | null)[]} batches
+ */
+function withBatch(device, batches) {
+  const known = batches.filter((batch) => batch != null);
+  return known.length ? `${device} \u00b7 ${known.map((batch) => number(batch)).join('/')}` : device;
 }
 
 /** @param {HTMLElement} grid @param {OpenApp} app @param {Bars[]} blocks */
@@ -213,7 +226,7 @@ function blockRows(block, context) {
 }
 
 /**
- * Where the total of a variant without traces stands: behind its step, which all its bars make out.
+ * Where the total of a variant without traces is: behind its step, which all its bars make up.
  * @param {Bars} block
  */
 function endMs(block) {
@@ -343,7 +356,7 @@ async function drawRanks(grid, app, variant) {
 }
 
 /**
- * A folder of anybody's traces: the same bars, from the traces alone.
+ * A directory of traces that gpurun did not record: the same bars, from the traces alone.
  * @param {HTMLElement} host
  * @param {OpenApp} app
  */

@@ -20,7 +20,7 @@ export function sentence(leader, run) {
     leader === run.fastest && run.ranked.length > 1 ? `${leader.label}, the fastest,` : leader.label;
   const lost =
     loss.ms >= 0.005 * total
-      ? `; the largest rest is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
+      ? `; the largest other part is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
       : '';
   const timed = isFarFromTimed(rank.span_ms, leader.stepMs)
     ? ` (in traced steps; timed ones take ${three(leader.stepMs)} ms)`
@@ -63,12 +63,12 @@ export function subSentence(variants) {
   const traced =
     'Each bar is a rank\u2019s traced step: the mean of those in which least else ran. Transfer, wait and copy count only where no compute hides them.';
   if (!untraced.length) return traced;
-  const timed = 'Without a trace, parts come from the timed phases, and transfer holds the waiting too.';
+  const timed = 'Without a trace, parts come from the timed phases, and transfer includes the waiting.';
   return untraced.length === variants.length ? timed : `${traced} ${timed}`;
 }
 
 /**
- * What a step takes, as `gpurun trace` says it, and whom the ranks wait for.
+ * What a step takes, as `gpurun trace` says it, and which rank the others wait for.
  * @param {BreakdownAnswer} answer
  */
 export function tracesSentence({ mean, ranks, straggler }) {
