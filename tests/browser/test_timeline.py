@@ -233,9 +233,13 @@ def test_traces_that_broke_meanwhile_are_no_download(open_tab: OpenTab) -> None:
     broken = {"state": "broken", "problems": [{"file": "rank0.json", "byte": 7, "message": "ends early"}]}
     tab.page.route("**/trace/merged?*", lambda route: route.fulfill(json=broken))
     downloads: list[Download] = []
-    tab.page.on("download", downloads.append)
+
+    def note(download: Download) -> None:
+        downloads.append(download)
+
+    tab.page.on("download", note)
     tab.find("[data-action=download]").click()
     expect(tab.find(".controls")).to_contain_text("rank0.json ends early")
     assert not downloads
-    tab.page.remove_listener("download", downloads.append)
+    tab.page.remove_listener("download", note)
     tab.page.unroute("**/trace/merged?*")
