@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from gpurun.launcher.compare import model
-from gpurun.launcher.tensorboard_plugin.export.html import STATIC
+from gpurun.launcher.tensorboard_plugin.html import STATIC
 
 TYPES = (STATIC / "types.d.ts").read_text(encoding="utf-8")
 DATACLASSES = (
