@@ -21,7 +21,8 @@ from gpurun.launcher.worker.meters.flops import Counting
 def counted(work: Callable[[], torch.Tensor]) -> int | None:
     with Counting() as counting:
         work().sum().backward()
-    return counting.count.known_flops
+    flops: int | None = counting.count.known_flops
+    return flops
 
 
 def test_products_convolutions_attention_and_recurrence_are_counted() -> None:

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
+from tests.known import known
+from tests.unit.machines import FakeGpu, FakeMachine
 
 JOBS = (
     b"""\
@@ -124,21 +125,6 @@ MUTATIONS: tuple[Mutation, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-    kind: str = "cuda"
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int
-    gpus: tuple[FakeGpu, ...]
-
-
 MACHINES = (FakeMachine(2, ()), FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b"))))
 
 
@@ -241,4 +227,4 @@ def test_jobs_of_the_right_shape_are_planned_soundly_or_refused(
     for variant in plan.variants:
         assert sum(variant.split) == variant.global_batch
         assert len(variant.split) == len(variant.devices)
-        assert min(variant.split) >= variant.accumulate
+        assert min(variant.split) >= known(variant.accumulate)
