@@ -65,12 +65,11 @@ PENDING_SMALL = {
     "gpurun.launcher.tensorboard_plugin.timeline.index.rows",
     "gpurun.launcher.trace.kineto.process_groups",
     "gpurun.launcher.trace.kineto.repair",
-    "gpurun.launcher.worker.meters.other_processes",
-    "gpurun.launcher.worker.program.steady_steps",
-    "gpurun.launcher.worker.program.step_boundary",
-    "gpurun.launcher.worker.strategies.cuda_parallel",
+    "gpurun.launcher.worker.meters.cpu_time",
+    "gpurun.launcher.worker.program.step_rules",
+    "gpurun.launcher.worker.strategies.stock_parallel",
     "gpurun.launcher.worker.strategies.dp",
-    "gpurun.launcher.worker.training.compiled",
+    "gpurun.launcher.worker.training.trainer",
 }
 PENDING_NAMES = {
     "balanced",

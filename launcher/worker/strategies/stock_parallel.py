@@ -13,8 +13,8 @@ from gpurun.launcher.worker.base.nested import Tree, split_rows, tensors_of, wit
 from gpurun.launcher.worker.strategies.threads import ThreadState
 
 
-class CudaDataParallel(DataParallel[nn.Module]):
-    """The stock class but for how the batch is cut, and which replicas run."""
+class StockDataParallel(DataParallel[nn.Module]):
+    """torch's class for GPUs, but for how the batch is cut and which replicas run."""
 
     chunks: Sequence[int] = ()
 
@@ -28,9 +28,17 @@ class CudaDataParallel(DataParallel[nn.Module]):
     ) -> tuple[Any, Any]:
         """Each device's inputs; every tensor is cut by the same sizes, so no rows are lost."""
         parts = split_rows(inputs, self.chunks)
-        columns = [scatter_tensor(tensor, device_ids, self.chunks) for tensor in tensors_of(inputs)]
+        columns = [self.scatter_tensor(tensor, device_ids) for tensor in tensors_of(inputs)]
         rows = zip(*columns, strict=True)
         return [with_tensors(part, row) for part, row in zip(parts, rows, strict=True)], [{} for _ in parts]
+
+    def scatter_tensor(self, tensor: Tensor, device_ids: Sequence[Any]) -> Sequence[Tensor]:
+        """The tensor's samples by device; one without dimensions goes to all."""
+        if tensor.dim():
+            pieces: Sequence[Tensor] = Scatter.apply(device_ids, list(self.chunks), 0, tensor)  # type: ignore[no-untyped-call]
+            return pieces
+        kind = self.src_device_obj.type
+        return [tensor.to(torch.device(kind, index), non_blocking=True) for index in device_ids]
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         """Outputs of the replicas that got samples."""
@@ -44,11 +52,3 @@ def call_replica(replica: Callable[..., Tree], state: ThreadState, index: int, *
     """One replica's outputs, computed in the state of the thread that called the model."""
     with state.restored(index):
         return replica(*inputs)
-
-
-def scatter_tensor(tensor: Tensor, device_ids: Sequence[Any], chunks: Sequence[int]) -> Sequence[Tensor]:
-    """The tensor's samples by device; one without dimensions goes to all."""
-    if tensor.dim():
-        pieces: Sequence[Tensor] = Scatter.apply(device_ids, list(chunks), 0, tensor)  # type: ignore[no-untyped-call]
-        return pieces
-    return [tensor.to(torch.device("cuda", device), non_blocking=True) for device in device_ids]
