@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAINER := .venv-trainer
+SITE := .venv-site
 
-.PHONY: help setup trainer demo test lint bench docs clean
+.PHONY: help setup trainer demo test lint bench docs pictures site clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -51,11 +52,22 @@ lint: $(READY) ## ruff, ruff format, mypy --strict
 bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
 
-docs: $(READY) ## Write docs/job-file.md and docs/workloads.md anew from the schema and the workloads' source
-	$(BIN)/python -c "from pathlib import Path; from gpurun.launcher.jobfile.docs.reference import job_reference; \
-		from gpurun.launcher.jobfile.docs.catalogue import workload_reference; \
-		Path('docs/job-file.md').write_text(job_reference()); \
-		Path('docs/workloads.md').write_text(workload_reference())"
+docs: $(READY) ## Write anew what the pages take from the program: references, commands, reports of recorded runs
+	$(BIN)/python docs/make_pages.py
+
+pictures: $(READY) ## Make docs/images/ from the recorded runs in docs/runs/ (needs Chromium)
+	$(BIN)/python docs/make_pictures.py
+
+# An environment of its own: the site needs neither torch nor gpurun.
+$(SITE)/.ready: docs/site/requirements.txt
+	@echo "setting up $(SITE) (once)"
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+site: $(SITE)/.ready ## Build build/site from the pages; fails on a dead link
+	$(SITE)/bin/sphinx-build -q -W --keep-going -E -c docs/site -d build/site-cache . build/site
+	@echo "build/site/index.html"
 
 clean: ## Remove the virtual environment and all caches (not runs/)
-	rm -rf $(VENV) $(TRAINER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(TRAINER) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -22,8 +22,10 @@ from gpurun.launcher.compare.model import (
     Noise,
     RankFigures,
     SplitCost,
+    Status,
     StepTime,
     VariantResult,
+    Verdict,
 )
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import Running, boot_id
@@ -65,9 +67,9 @@ def variant(
     half: float = 0.2,
     percent: float | None = None,
     percent_half: float = 0.8,
-    verdict: str = "slower",
+    verdict: Verdict = "slower",
     ranks: Sequence[RankFigures] = (),
-    status: str = "ok",
+    status: Status = "ok",
     reason: str | None = None,
     efficiency: float | None = None,
     varied: dict[str, str] | None = None,
@@ -100,7 +102,7 @@ def write_comparison(
     """The run directory with what the reports read."""
     run = RunDir(path)
     measured = [one for one in variants if one.step_ms]
-    best = min(measured, key=lambda one: known(one.step_ms).median / one.global_batch, default=None)
+    best = min(measured, key=lambda one: known(one.step_ms).median / known(one.global_batch), default=None)
     base = next(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
@@ -225,7 +227,7 @@ def write_batches(path: Path) -> RunDir:
         for batch, step_ms in STEPS_MS.items():
             found_ms = step_ms / (1 + (factor - 1) * batch / 1024)
             behind = 100 * (found_ms / batch) / (STEPS_MS[8] / 8) - 100 + percent
-            verdict = "inconclusive" if batch == 32 else "faster"
+            verdict: Verdict = "inconclusive" if batch == 32 else "faster"
             one = variant("ddp", (batch // 2, batch // 2), found_ms, verdict=verdict, devices=("cpu:0", "cpu:1"),
                           percent=None if (name, batch) == ("even", 8) else behind,
                           varied={"precision": "fp32", "global_batch": str(batch)})  # fmt: skip
@@ -243,12 +245,13 @@ def write_many(path: Path, count: int = 500) -> RunDir:
     for number in range(1, count):
         split = (16 + number % 9, 16 + number // 9 % 9, 16 + number // 81 % 9, 40 - number % 7)
         percent = -9.4 + 34 * random_number.betavariate(2, 4)
-        ended = {
+        ends: dict[int, tuple[Status, str]] = {
             0: ("oom", "cuda:0 had 139.8 of 140.0 GiB in use"),
             1: ("unsteady", "warm-up never settled"),
-        }.get(number % 60)
+        }
+        ended = ends.get(number % 60)
         step_ms = 31.8 * (1 + percent / 100)
-        verdict = "faster" if percent < -1.4 else "slower" if percent > 1.4 else "same"
+        verdict: Verdict = "faster" if percent < -1.4 else "slower" if percent > 1.4 else "same"
         parts = (
             0.85 * step_ms,
             0.1 * step_ms,

@@ -13,7 +13,7 @@ LABEL_X, PLOT_X = 70, 500
 
 
 def timeline(open_tab: OpenTab, **more: object) -> Tab:
-    tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)  # type: ignore[arg-type]
+    tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)
     tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
     return tab
 

@@ -22,7 +22,8 @@ from gpurun.launcher.worker.training.timed_rounds import energy_between_mj, mete
 def counted(work: Callable[[], torch.Tensor]) -> int | None:
     with Counting() as counting:
         work().sum().backward()
-    return counting.count.known_flops
+    flops: int | None = counting.count.known_flops
+    return flops
 
 
 def test_products_convolutions_attention_and_recurrence_are_counted() -> None:

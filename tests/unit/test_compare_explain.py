@@ -7,6 +7,7 @@ import pytest
 from gpurun.launcher.compare.explain import main_cause, why_slower
 from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
 from gpurun.launcher.compare.notes import disagreement
+from tests.known import known
 from tests.unit.test_compare_summary import result, sentence
 
 
@@ -95,7 +96,7 @@ def test_what_all_splits_lose_is_told_of_the_fastest(part: str, said: str) -> No
     slow = replace(
         variant("ddp-40-24", (40, 24), 66.0, *alike), vs_baseline=Difference(1.5, (1.1, 1.9), "slower")
     )
-    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): slow.vs_baseline})
+    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): known(slow.vs_baseline)})
     assert told.startswith(
         "Fastest: ddp 32/32; ddp 40/24 is 1.5 % slower (1.1 to 1.9). Even in ddp 32/32 " + said
     )

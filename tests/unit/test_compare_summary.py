@@ -10,7 +10,7 @@ import pytest
 from gpurun.launcher.compare.build import closing_sentence
 from gpurun.launcher.compare.difference import opposite
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Difference, ExposedComm, StepTime, VariantResult
+from gpurun.launcher.compare.model import Difference, ExposedComm, Status, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
 from gpurun.launcher.compare.summary import summary
 
@@ -19,10 +19,10 @@ NOTHING = Difference(None, None, "inconclusive")
 
 def result(
     variant_id: str,
-    split: tuple[int, ...] | None,
+    split: tuple[int, ...],
     ms: float | None,
     strategy: str = "ddp",
-    status: str = "ok",
+    status: Status = "ok",
     vs: Difference | None = None,
     launches: int = 1,
     **more: Any,
@@ -58,7 +58,7 @@ def result(
 class Table:
     """Differences by (id, other's id); strategies name the launches."""
 
-    known: dict
+    known: dict[tuple[str, str], Difference]
 
     def between(self, variant: str, other: str) -> Difference:
         if (other, variant) in self.known:
@@ -182,7 +182,7 @@ def test_what_failed_is_not_fast() -> None:
         ),
     ],
 )
-def test_labels(strategy: str, split: tuple[int, ...] | None, varied: dict[str, Any], label: str) -> None:
+def test_labels(strategy: str, split: tuple[int, ...], varied: dict[str, Any], label: str) -> None:
     assert variant_label(result("x", split, 1.0, strategy, varied=varied)) == label
 
 
@@ -193,8 +193,8 @@ def test_the_opposite_finding() -> None:
 
 
 def test_programs_without_steps_have_run_all_the_same() -> None:
-    plan = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
-    failed = result("script-1", None, None, "script", status="failed")
+    plan: Any = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
+    failed = result("script-1", (), None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)
     assert closing_sentence(plan, [failed, one], None, ()) == "script 2 ran for 3.1 s; no steps were seen."
     assert closing_sentence(plan, [one, one], None, ()) == (

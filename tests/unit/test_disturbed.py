@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.interference import disturbances, queue_percent, throttled, unranked
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.nvml import throttling
@@ -140,7 +141,7 @@ def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
     """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
     hand_made.write_splits(files, rounds=8)
     disturb(files, hand_made.EVEN, queue_ms, reason)
-    return hand_made.compare_run(files.run)
+    return compare_run(files.run)
 
 
 def test_quiet_splits_are_ranked(files: Any) -> None:
@@ -170,9 +171,9 @@ def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
     files.close(third)
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
     write_json(files.run.plan, hand_made.plan(variants, [launch]))
-    assert hand_made.compare_run(files.run).fastest == "ddp-2-48-16"
+    assert compare_run(files.run).fastest == "ddp-2-48-16"
     disturb(files, third)
-    comparison = hand_made.compare_run(files.run)
+    comparison = compare_run(files.run)
     assert [known(one.vs_baseline).verdict for one in comparison.variants] == [
         "baseline",
         "inconclusive",

@@ -42,6 +42,7 @@ class Recorder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2)
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(1))
         self.seen: dict[int, Any] = {}
 
@@ -195,7 +196,7 @@ def test_split_then_join_gives_the_tree_back(chunks: list[int]) -> None:
         "a": torch.arange(rows),
         "b": [Pair(torch.randn(rows, 2), 3), (torch.randn(rows), "x")],
         "c": OrderedDict(z=torch.randn(rows)),
-        "d": defaultdict(list, y=torch.randn(rows)),
+        "d": defaultdict[str, Any](list, y=torch.randn(rows)),
         "e": Record(torch.arange(rows), "r"),
     }
     joined = join_rows(split_rows(tree, chunks))
@@ -224,7 +225,8 @@ def test_cuda_scatter_hands_the_chunk_sizes_to_torch(monkeypatch: pytest.MonkeyP
         @staticmethod
         def apply(devices: Any, chunks: list[int], dim: int, tensor: Tensor) -> tuple[Tensor, ...]:
             calls.append((devices, chunks, dim))
-            return tensor.split(chunks, dim)
+            parts: tuple[Tensor, ...] = tensor.split(chunks, dim)
+            return parts
 
     monkeypatch.setattr(data_parallel, "Scatter", FakeScatter)
     model = StockDataParallel(nn.Identity())

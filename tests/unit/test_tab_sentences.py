@@ -7,6 +7,7 @@ import msgspec
 
 from gpurun.launcher.compare.model import Comparison, Difference, RankFigures, StepTime, VariantResult
 from gpurun.launcher.tensorboard_plugin.answers.sentences import explanation, headline, system_line, unsaid
+from tests.known import known
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -62,7 +63,7 @@ def test_measured_variants_that_cannot_be_ranked_are_not_called_unmeasured() -> 
 def test_the_headline_says_what_even_the_fastest_loses() -> None:
     base = COMPARISON.variants[0]
     ranks = tuple(replace(rank, idle_ms=40.0, input_ms=40.0) for rank in with_ranks(base, (0.0, 0.0)).ranks)
-    best = replace(base, ranks=ranks, step_ms=replace(base.step_ms, median=100.0))
+    best = replace(base, ranks=ranks, step_ms=replace(known(base.step_ms), median=100.0))
     loss = "every rank waits 40.0 of 100 ms for its data: raise num_workers, or do less work per sample."
     summary = f"No split is clearly fastest: a and b can't be told apart. Even in ddp 32/32 {loss}"
     other = replace(COMPARISON.variants[1], vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
