@@ -46,6 +46,9 @@ class FakeEvent:
         assert self.gpu.recorded_since_sync == 0, "read before the GPU was done"
         return end_event.at_ms - self.at_ms
 
+    def query(self) -> bool:
+        return self.gpu.recorded_since_sync == 0
+
 
 def test_cuda_clock_times_steps_and_phases_by_events() -> None:
     gpu = FakeGpu(iter([100.0, 101.0, 103.5, 103.5, 104.0, 110.0, 111.0]))
