@@ -267,7 +267,26 @@ def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> No
     write_json(run.running, replace(killed, start_ticks=1))
     expect(tab.find(".problems")).to_contain_text("This run stopped before it was done")
     tab.go("splits")
-    expect(tab.find("h1")).to_have_text("Nothing was measured to the end.")
+    expect(tab.find("h1")).to_have_text("No variant was measured completely.")
+
+
+def test_ranks_of_unknown_batch_are_shown_without_one(open_tab: OpenTab) -> None:
+    """A program's batches are its own matter: its ranks have none in the comparison."""
+
+    def without_batches(route: Route) -> None:
+        answer = route.fetch().json()
+        for variant in answer["comparison"]["variants"]:
+            for rank in variant["ranks"]:
+                rank["local_batch"] = None
+        route.fulfill(json=answer)
+
+    page = open_tab("gpt").page
+    page.route("**/run?*", without_batches)
+    tab = open_tab("gpt", tab="devices")
+    expect(tab.find(".devices tbody td:first-child p").first).to_have_text("rank 0")
+    tab.go("where")
+    expect(tab.find(".who").first).to_have_text(re.compile(r"^rank \d \u00b7 cuda:\d$"))
+    page.unroute("**/run?*")
 
 
 def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:

@@ -16,9 +16,8 @@ from gpurun.launcher.machine.nvml import throttling
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.worker.meters.interference import NoiseMeter
-from gpurun.launcher.worker.meters.other_processes import TICK_NS, cores_ns
-from gpurun.launcher.worker.meters.run_queue import note_end, waited_ns
+from gpurun.launcher.worker.meters.cpu_time import TICK_NS, cores_ns, note_end, waited_ns
+from gpurun.launcher.worker.meters.noise import NoiseMeter
 from tests.known import known
 from tests.unit import test_compare as hand_made
 

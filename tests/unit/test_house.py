@@ -61,12 +61,6 @@ PENDING_SMALL = {
     "gpurun.launcher.tensorboard_plugin.timeline.index.rows",
     "gpurun.launcher.trace.kineto.process_groups",
     "gpurun.launcher.trace.kineto.repair",
-    "gpurun.launcher.worker.meters.other_processes",
-    "gpurun.launcher.worker.program.steady_steps",
-    "gpurun.launcher.worker.program.step_boundary",
-    "gpurun.launcher.worker.strategies.cuda_parallel",
-    "gpurun.launcher.worker.strategies.dp",
-    "gpurun.launcher.worker.training.compiled",
 }
 PENDING_NAMES = {
     "blocks",

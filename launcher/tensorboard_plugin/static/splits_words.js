@@ -2,6 +2,7 @@
 
 import { plural } from './format.js';
 
+/** @type {{ [status: string]: string }} */
 const STATUS_WORDS = {
   oom: 'out of memory',
   unsteady: 'unsteady',
@@ -12,19 +13,26 @@ const STATUS_WORDS = {
   running: 'running',
 };
 
-/** Why a variant stands below the axis. */
+/**
+ * Why a variant is below the axis.
+ * @param {Variant} variant
+ */
 export function whyUnranked(variant) {
   const word = STATUS_WORDS[variant.status] ?? variant.status;
   const reason = variant.reason ? `: ${variant.reason}` : '';
   return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '');
 }
 
-/** What the run says after its headline, worded by the server as in the terminal, and how often it measured. */
+/**
+ * What the run says after its headline, worded by the server as in the terminal, and how often it measured.
+ * @param {Run} run
+ */
 export function subSentence(run) {
   const { details, facts } = run.answer;
   return [details, ...facts, rounds(run.fastest?.result)].filter(Boolean).join(' ');
 }
 
+/** @param {VariantResult | null | undefined} best */
 function rounds(best) {
   if (!best) return null;
   return best.launches > 1

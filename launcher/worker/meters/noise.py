@@ -1,4 +1,4 @@
-"""What disturbs a block of steps from outside: other programs on the same cores, and throttled clocks."""
+"""What slows a block of steps from outside: other programs on the same cores, and throttled clocks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from gpurun.launcher.machine.host import has_own_quota
-from gpurun.launcher.machine.nvml import throttling_of
-from gpurun.launcher.worker.meters.other_processes import others_ns
-from gpurun.launcher.worker.meters.run_queue import waited_ns
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.meters.cpu_time import others_ns, waited_ns
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class NoiseMeter:
     read_ns: Callable[[], Mapping[str, int] | None] = waited_ns
     read_others_ns: Callable[[], int | None] = others_ns
     is_limited: Callable[[], bool] = has_own_quota
-    """Whether the rank waits for its own quota: nobody can tell that from waiting for a core."""
+    """Whether the rank may wait for its own CPU quota, which looks like waiting for a core."""
     queue_ns: Counter[str] = field(default_factory=Counter)
     """By thread."""
     others_ns: int | None = 0
@@ -76,9 +75,4 @@ def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None)
 
 def noise_meter(device: torch.device) -> NoiseMeter:
     """The meter of a rank on `device`."""
-    return NoiseMeter(gpu_throttling(device) if device.type == "cuda" else lambda: None)
-
-
-def gpu_throttling(device: torch.device) -> Callable[[], str | None]:
-    """A function that returns why this GPU's clock is low now; `None` where it isn't, or NVML can't say."""
-    return throttling_of(lambda: str(torch.cuda.get_device_properties(device).uuid))
+    return NoiseMeter(runtime_of(device).throttling(device))
