@@ -70,13 +70,13 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch.distributed as dist
 
     from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
-    from gpurun.launcher.worker.accelerators.clock import clock_for
-    from gpurun.launcher.worker.base.collection import no_garbage_collection
+    from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
+    from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
     from gpurun.launcher.worker.base.peers import Group
-    from gpurun.launcher.worker.profiling.on_request import Live
     from gpurun.launcher.worker.training.load import load_workload
     from gpurun.launcher.worker.training.timed_rounds import Bench
+    from gpurun.launcher.worker.training.traces import Live
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
 
@@ -114,7 +114,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     trainer = Trainer(workload, order, rank)
     cpu = torch.device("cpu")
     live = Live(order, rank, None)
-    bench = Bench(order, trainer, clock_for(cpu), Group(), Journal(order, rank), cpu, live)
+    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, live)
 
     torch.manual_seed(0)
     bare = built()

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gpurun import device_index
 from gpurun.launcher.worker.base.nested import join_rows, map_tensors, split_rows, tensors_of
-from gpurun.launcher.worker.strategies import cuda_parallel
+from gpurun.launcher.worker.strategies import dp as data_parallel
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
-from gpurun.launcher.worker.strategies.cuda_parallel import CudaDataParallel
+from gpurun.launcher.worker.strategies.dp import StockDataParallel
 from gpurun.launcher.worker.training import batches
 
 Pair = namedtuple("Pair", "left right")
@@ -228,8 +228,8 @@ def test_cuda_scatter_hands_the_chunk_sizes_to_torch(monkeypatch: pytest.MonkeyP
             parts: tuple[Tensor, ...] = tensor.split(chunks, dim)
             return parts
 
-    monkeypatch.setattr(cuda_parallel, "Scatter", FakeScatter)
-    model = CudaDataParallel(nn.Identity())
+    monkeypatch.setattr(data_parallel, "Scatter", FakeScatter)
+    model = StockDataParallel(nn.Identity())
     model.chunks = (5, 1)
     inputs, kwargs = model.scatter(({"x": torch.arange(6), "y": (torch.zeros(6), "s")},), None, [0, 1])
     assert calls == [([0, 1], [5, 1], 0)] * 2
@@ -244,8 +244,8 @@ def test_cuda_apply_runs_the_replicas_that_have_samples(monkeypatch: pytest.Monk
             (module(*given), device) for module, given, device in zip(modules, inputs, devices, strict=True)
         ]
 
-    monkeypatch.setattr(cuda_parallel, "parallel_apply", fake_apply)
-    model = CudaDataParallel(nn.Identity())
+    monkeypatch.setattr(data_parallel, "parallel_apply", fake_apply)
+    model = StockDataParallel(nn.Identity())
     model.chunks, model.device_ids = (0, 2, 1), [4, 5, 6]
     replicas: list[Any] = [lambda given, name=name: (name, given, device_index()) for name in "abc"]
     results = model.parallel_apply(replicas, [("p",), ("q",), ("r",)], None)

@@ -11,11 +11,11 @@ import torch
 import gpurun
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
-from gpurun.launcher.worker.accelerators.stamps import CudaStamps
+from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
-from gpurun.launcher.worker.program.steady_steps import Classifier
+from gpurun.launcher.worker.program.step_rules import Classifier
 
 TICK_NS = 1_000_000
 
@@ -218,7 +218,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
             return 2.0 * float(end.number - self.number)
 
     numbers = itertools.count()
-    stamps = CudaStamps(lambda: Event(next(numbers)))
+    stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda: None)
     first, second = stamps.now(), stamps.now()
     assert stamps.elapsed_ns(first, second) is None
     finished.add(1)
