@@ -48,7 +48,7 @@ def test_only_the_table_and_the_runtimes_name_a_kind_of_gpu() -> None:
         for module in modules().values()
         if not module.path.as_posix().startswith(MAY_NAME_CUDA)
         for text in texts(module.tree)
-        if DEVICE_WORD.search(text.value)
+        if DEVICE_WORD.search(str(text.value))
     ]
     assert not named, "\n".join(named)
 
