@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAINER := .venv-trainer
+NODE_MODULES := node_modules/.ready
 SITE := .venv-site
 
 .PHONY: help setup trainer demo test lint bench docs pictures site clean
@@ -44,10 +45,18 @@ test: $(READY) $(TRAINER)/.ready ## Run all tests
 	@$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most
 
-lint: $(READY) ## ruff, ruff format, mypy --strict
+# Linter and type check of the tab's JavaScript. Node itself is a package of the virtual environment.
+$(NODE_MODULES): package.json package-lock.json $(READY)
+	@echo "setting up node_modules (once; some seconds)"
+	@$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+lint: $(READY) $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's modules ESLint, tsc
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/node node_modules/eslint/bin/eslint.js --max-warnings 0
+	$(BIN)/node node_modules/typescript/bin/tsc
 
 bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
@@ -69,5 +78,5 @@ site: $(SITE)/.ready ## Build build/site from the pages; fails on a dead link
 	$(SITE)/bin/sphinx-build -q -W --keep-going -E -c docs/site -d build/site-cache . build/site
 	@echo "build/site/index.html"
 
-clean: ## Remove the virtual environment and all caches (not runs/)
-	rm -rf $(VENV) $(TRAINER) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+clean: ## Remove the virtual environments, node_modules and all caches (not runs/)
+	rm -rf $(VENV) $(TRAINER) $(SITE) node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

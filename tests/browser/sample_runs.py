@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
 from gpurun.launcher.compare.model import (
     Balanced,
     BatchCurve,
@@ -27,6 +28,7 @@ from gpurun.launcher.compare.model import (
     VariantResult,
     Verdict,
 )
+from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
@@ -92,11 +94,30 @@ def variant(
     )  # fmt: skip
 
 
+FASTEST = "Fastest: ddp 34/30, 4.9 % faster than the baseline ddp 32/32 (4.1 to 5.7)."
+"""Headline of the run `gpt`."""
+
+
+class ByMedian:
+    """Differences between any two variants as their medians show them, all of them sure."""
+
+    def __init__(self, variants: Sequence[VariantResult]) -> None:
+        self.variants = {one.id: one for one in variants}
+
+    def between(self, variant: str, other: str) -> Difference:
+        a, b = (time_per_sample(self.variants[one]) for one in (variant, other))
+        percent = 100 * (a / b - 1)
+        return Difference(percent, (percent - 0.8, percent + 0.8), "slower" if percent > 0 else "faster")
+
+    def share_launches(self, variant: str, other: str) -> bool:
+        return True
+
+
 def write_comparison(
     path: Path,
     name: str,
     variants: Sequence[VariantResult],
-    summary: str = "",
+    headline: str | None = None,
     batch_curves: Sequence[BatchCurve] = (),
 ) -> RunDir:
     """The run directory with what the reports read."""
@@ -106,10 +127,12 @@ def write_comparison(
     base = next(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
+    ranking = standings(variants, ByMedian(variants))
+    conclusion = Conclusion(headline) if headline else ranking_conclusion(ranking, base.id)
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
-        summary=summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
+        headline=conclusion.headline, summary=conclusion.summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
     )  # fmt: skip
     write_json(run.comparison, comparison)
     write_json(run.host, HOST)
@@ -294,7 +317,7 @@ def write_hostile(path: Path) -> RunDir:
         "ddp", (32, 32), 60.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
     )
     second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
-    run = write_comparison(path, MARKUP, [first, second], summary=MARKUP)
+    run = write_comparison(path, MARKUP, [first, second], headline=MARKUP)
     write_traces(run.variant(first.id), [40.0], num_steps=2, kernels_per_step=8)
     trace = run.trace(first.id, 0)
     text = gzip.decompress(trace.read_bytes()).decode().replace("aten::addmm", MARKUP)
@@ -317,7 +340,7 @@ def write_broken(path: Path) -> RunDir:
         variant("ddp", (32, 32), 50.0, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]),
         variant("ddp", (40, 24), 52.0, percent=4.0, ranks=[rank_figures(0, 40, (42, 5, 1, 1, 1, 2))]),
     ]
-    run = write_comparison(path, "broken", variants, summary="Fastest: ddp 32/32; ddp 40/24 is 4 % slower.")
+    run = write_comparison(path, "broken", variants)
     for one in variants:
         write_traces(run.variant(one.id), [40.0], num_steps=2, kernels_per_step=40)
     trace = run.trace(variants[1].id, 0)

@@ -435,7 +435,8 @@ def test_throughput_not_step_time_ranks_different_batches(files: Files) -> None:
     assert found.ci == pytest.approx((-25, -25))
     assert comparison.fastest == large.id
     assert comparison.summary == (
-        "Fastest: ddp 64/64 global_batch=128, 25.00 % faster than the baseline ddp 32/32 (25.00 to 25.00)."
+        "Fastest: ddp 64/64 global_batch=128, 25.00 % less time per sample than the baseline ddp 32/32"
+        " (25.00 to 25.00)."
     )
 
 

@@ -63,8 +63,8 @@ def test_the_sentence_says_why() -> None:
     base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))
     said = sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower})
     assert said == (
-        "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19):"
-        " rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
+        "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19)."
+        " In ddp 48/16 rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
     )
 
 
@@ -78,7 +78,7 @@ def test_a_baseline_that_loses_says_why_too() -> None:
         replace(fit, vs_baseline=faster),
     ]
     assert sentence(results, {("ddp-40-24", "ddp-even"): faster}).endswith(
-        ", where rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
+        ". In ddp 32/32 rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
     )
 
 

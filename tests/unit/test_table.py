@@ -45,7 +45,7 @@ dp       48/16        oom         cuda:0 had 139.8 of 140.0 GiB in use
 Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪
 No room for: speed, eff., peak GiB. A wider terminal or a pipe shows them.
 Noise: the same split measured twice differs by 0.2 % (−0.4 to +0.7).
-Verdicts, and ± of vs baseline, are at the 98.4 % level.
+Verdicts and ± in 'vs baseline' use 98.4 % confidence.
 Gradients agree with one device to 2e-7.
 Both ranks share cuda:0, so gloo carries the gradients.
 

@@ -1,49 +1,24 @@
-"""What stands under the table: noise, warnings, the answer in one sentence, and where to look further."""
+"""Sentences below every table: noise, gradients, notes, warnings; the same in terminal, Markdown and tab."""
 
 from collections.abc import Mapping
 from math import ceil, floor, log10
 
-from rich.text import Text
-
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.report.terminal.cells import interval_text
-from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
-from gpurun.launcher.report.terminal.layout import Page
 from gpurun.launcher.units import format_number
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
 
 
-def footer(comparison: Comparison, page: Page) -> list[Text]:
-    """The lines in the order in which they are read; what doesn't apply has no line."""
+def fact_lines(comparison: Comparison) -> list[str]:
+    """Noise, the level of the verdicts, gradients, and the run's notes; what doesn't apply has no line."""
     compared = any(one.vs_baseline and one.vs_baseline.ci for one in comparison.variants)
-    level = comparison.ci_level if compared else None
-    facts = [*noise_lines(comparison.noise, level), *gradient_lines(comparison.variants)]
-    found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
-    notes = [Text(note) for note in (*found, *facts, *comparison.notes)]
-    warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
-    if not comparison.complete:
-        text = f"This run is not complete: gpurun --resume {page.run or 'RUN'} measures what is missing."
-        warnings.append(Text.assemble(("! ", "yellow"), text))
-    lines = [*notes, *warnings, Text(), Text(comparison.summary, "bold")]
-    has_figures = any(one.step_ms or one.probe for one in comparison.variants)
-    return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
-
-
-def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:
-    """The commands that show more of the same run; below each other where one line is too short.
-
-    Without figures there is nothing to view: then it is the logs that tell more.
-    """
-    first = f"gpurun view {run}" if has_figures else f"gpurun logs {run}"
-    label, *commands = "More:  ", first, f"gpurun report {run} --format json"
-    line = "   ·   ".join(commands)
-    if page.plain or len(label + line) <= page.width:
-        return [Text.assemble((label, "dim"), line)]
     return [
-        Text.assemble((label if i == 0 else " " * len(label), "dim"), part) for i, part in enumerate(commands)
+        *noise_lines(comparison.noise, comparison.ci_level if compared else None),
+        *gradient_lines(comparison.variants),
+        *comparison.notes,
     ]
 
 
@@ -59,7 +34,7 @@ def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
             f"Launches of the baseline scatter by {noise.launch_scatter_percent:.1f} % (standard deviation)."
         )
     if ci_level is not None:
-        lines.append(f"Verdicts, and ± of vs baseline, are at the {100 * ci_level:.1f} % level.")
+        lines.append(f"Verdicts and ± in 'vs baseline' use {100 * ci_level:.1f} % confidence.")
     return lines
 
 
