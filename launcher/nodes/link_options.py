@@ -7,7 +7,7 @@ PULSE_S = 0.1
 
 
 class LinkOptions(msgspec.Struct, frozen=True):
-    """Everything that `gpurun.launcher.worker.entry.node_link` needs; its one argument, as JSON."""
+    """Everything that `gpurun.launcher.worker.entry.link_process` needs; its one argument, as JSON."""
 
     parent: int
     """Process that it dies with."""

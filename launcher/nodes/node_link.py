@@ -61,7 +61,7 @@ class NodeLink:
         self._mails: list[Message] = []
         self._stderr = os.memfd_create("gpurun-link-stderr")
         ours, theirs = socket.socketpair()
-        argv = python_argv("gpurun.launcher.worker.entry.node_link", msgspec.json.encode(options).decode())
+        argv = python_argv("gpurun.launcher.worker.entry.link_process", msgspec.json.encode(options).decode())
         with theirs:
             try:
                 guard.spawn(argv, {"OPENBLAS_NUM_THREADS": "1"}, theirs, self._stderr)

@@ -12,8 +12,8 @@ from gpurun.launcher.processes.signals import interruptible
 MOST_SERVERS = 4
 """Each holds an imported torch (about 300 MB). Those that were not used for longest go first."""
 WORKER = (
-    "gpurun.launcher.worker.entry.main",
-    "gpurun.launcher.worker.program.rank",
+    "gpurun.launcher.worker.entry.workload_rank",
+    "gpurun.launcher.worker.program.program_rank",
     "gpurun.launcher.worker.base.process_group",
 )
 """Imported once in the server as well: every rank begins with one of them."""

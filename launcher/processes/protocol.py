@@ -25,7 +25,7 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     log: str
     """Absolute path of the file that takes its stdout and stderr; appended to."""
     cwd: str
-    entry: str = "gpurun.launcher.worker.entry.main:main"
+    entry: str = "gpurun.launcher.worker.entry.workload_rank:main"
     """`module:function`, called with `args`."""
     control: str = ""
     """Absolute path of the folder with the control blocks; empty: the rank has none."""

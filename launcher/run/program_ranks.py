@@ -15,7 +15,7 @@ from gpurun.launcher.run.attempts import num_restarts
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event
 
-ENTRY = "gpurun.launcher.worker.program.rank:main"
+ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 STORE = "gpurun.launcher.worker.base.process_group:serve_store"
 
 

@@ -11,7 +11,7 @@ from gpurun.workloads.base import on_device
 
 
 class OneProcess:
-    """What all strategies of a single process share: there is nobody to exchange anything with."""
+    """What all strategies of a single process share: there are no other ranks."""
 
     world_size = 1
 
