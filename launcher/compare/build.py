@@ -28,7 +28,7 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.notes import notes
 from gpurun.launcher.compare.ranking import Standings, standings
 from gpurun.launcher.compare.summary import summary, summary_without_steps
-from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.jobfile.settings import TASK_SETTINGS
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
@@ -131,8 +131,8 @@ def variant_result(
 
 def is_one_task(plan: Plan) -> bool:
     """Whether all variants do the same work, so that one of them can be the fastest."""
-    workloads = {variant.workload for variant in plan.variants}
-    return len(workloads) == 1 and not any(is_probe(name) for name in workloads)
+    tasks = {tuple(getattr(variant, name) for name in TASK_SETTINGS) for variant in plan.variants}
+    return len(tasks) == 1 and all(variant.kind.is_ranked for variant in plan.variants)
 
 
 def closing_sentence(
@@ -148,7 +148,7 @@ def closing_sentence(
 
 def apart_summary(plan: Plan, results: Sequence[VariantResult]) -> str:
     """The sentence under variants that are not compared with each other."""
-    if is_probe(plan.workload):
+    if not plan.variants[0].kind.is_ranked:
         return probe_summary(plan.workload, {_place(result): result.probe for result in results})
     workloads = list(dict.fromkeys(variant.workload for variant in plan.variants))
     return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."

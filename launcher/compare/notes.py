@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from gpurun.launcher.compare.figures.measured import Measured
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.summary import MORE_LAUNCHES
-from gpurun.launcher.jobfile.builtins import is_probe
-from gpurun.launcher.plan.model import LeftOut, Plan
+from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.stats.launches import MIN_PAIRS
 
 
 def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     """The plan's notes, and what the measurement adds to them."""
     baseline = measured[plan.baseline]
-    workload = baseline.variant.workload
-    others = [one for one in measured.values() if one is not baseline and one.variant.workload == workload]
-    if is_probe(workload):
+    others = [
+        one for one in measured.values() if one is not baseline and one.variant.same_task(baseline.variant)
+    ]
+    if not baseline.variant.kind.is_ranked:
         others = []
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
     if others and baseline.finished and not baseline.counts:
@@ -25,7 +25,7 @@ def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _left_out(combination: LeftOut) -> str:
+def _left_out(combination: SkippedCombination) -> str:
     return f"Left out: {' '.join(varied_texts(combination.combination))}: {combination.reason}"
 
 

@@ -10,7 +10,7 @@ from gpurun.launcher.compare.explain import why_slower
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
-from gpurun.launcher.plan.model import PROGRAM
+from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.units import format_ms, format_percent, format_percent_interval
 
 MORE_LAUNCHES = "steps: {launches: 6}"
@@ -37,6 +37,11 @@ def summary_without_steps(ran: Sequence[VariantResult]) -> str:
     return f"{variant_label(ran[0])} ran for {ran[0].wall_s:.1f} s; no steps were seen."
 
 
+def kind_of(result: VariantResult) -> JobKind:
+    """The kind of job that a result belongs to."""
+    return variant_kind(result.strategy, result.workload)
+
+
 def _lead(standings: Standings, baseline: str) -> str:
     """Who leads, and whether that is sure."""
     if not standings.rivals:
@@ -46,13 +51,13 @@ def _lead(standings: Standings, baseline: str) -> str:
         return f"Fastest: {_clear_lead(standings, baseline)}."
     if all(rival.behind.ci is None for rival in undecided):
         return f"Fastest by median: {_unproven_lead(standings, undecided)}."
-    what = "variant" if standings.leader.strategy == PROGRAM else "split"
+    what = kind_of(standings.leader).choice
     return f"No {what} is clearly fastest: {_close_race(standings.leader, undecided)}."
 
 
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
-    if leader.strategy == PROGRAM and step is not None:
+    if kind_of(leader).runs_program and step is not None:
         return f"{variant_label(leader)}: {format_ms(step.median)} ms per step."
     time = f", {format_ms(step.median)} ms per step" if step else ""
     return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."

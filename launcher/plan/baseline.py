@@ -1,10 +1,10 @@
 """Which variant all others are compared with."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.combination import Candidate, Combination
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.splits import comes_to
@@ -37,27 +37,19 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
 
 def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
     named = {key: value for key in Baseline.keys if (value := getattr(wanted, key)) is not None}
-    params, env, split = named.pop("params", {}), named.pop("env", {}), named.pop("split", None)
-    args = named.pop("args", None)
-    return (
-        _has(origin.params, params)
-        and _has(origin.env, env)
-        and (args is None or args in (origin.stated.get("args"), origin.args))
-        and all(getattr(origin, key) == value for key, value in named.items())
-        and (split is None or _has_split(wanted, origin, samples))
+    split = named.pop("split", None)
+    return (split is None or _has_split(wanted, origin, samples)) and all(
+        SETTINGS[key].shape.matches(getattr(origin, key), origin.stated.get(key), value)
+        for key, value in named.items()
     )
 
 
-def _has(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(key in given and given[key] == value for key, value in wanted.items())
-
-
 def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
-    """By the samples, whatever the job calls them; `single` has no split, and is meant only by its name."""
-    if origin.strategy == "single":
-        return wanted.strategy == "single"
-    if not samples:  # balanced: nobody knows its samples yet
-        return wanted.split == origin.split
+    """By the samples, whatever the job calls them; a strategy without a split is meant only by its name."""
+    if not origin.has("split"):
+        return bool(wanted.strategy == origin.strategy)
+    if not samples:  # balanced: its samples are not known yet
+        return bool(wanted.split == origin.split)
     return wanted.split is not None and comes_to(wanted.split, samples)
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import MAX_COUNT
-from gpurun.launcher.plan.ablation import ablation_rounds
 from gpurun.launcher.plan.devices import MachineLike, is_cuda, job_devices
+from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import (
     BalanceOrder,
@@ -19,6 +21,7 @@ from gpurun.launcher.rundir.records import (
     VariantOrder,
 )
 from gpurun.launcher.splits import split_near_even
+from gpurun.launcher.strategies import STRATEGIES
 
 
 def order_for(
@@ -72,7 +75,17 @@ def order_for(
         ablation_rounds=ablation_rounds(spec, launch),
         draw=str(run_dir),
         address=plan.address,
+        options=strategy_options(first),
     )
+
+
+def strategy_options(variant: Variant) -> dict[str, Any]:
+    """Settings that the variant's strategy takes as keyword arguments."""
+    return {
+        name: getattr(variant, name)
+        for name, setting in SETTINGS.items()
+        if setting.option and setting.holds(variant.kind, variant.strategy)
+    }
 
 
 def program_order(
@@ -83,8 +96,8 @@ def program_order(
         launch=launch_id,
         run_dir=str(run_dir),
         job_dir=str(job_dir),
-        script=spec.script,
-        module=spec.module,
+        script=variant.script,
+        module=variant.module,
         args=variant.args,
         seed=variant.seed,
         world_size=variant.world_size,
@@ -97,7 +110,7 @@ def program_order(
 def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
 ) -> VariantOrder:
-    """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
+    """The variant with its samples; a balanced split that is not found yet begins at the even one."""
     accumulate = variant.accumulate or 1
     if variant.split or found:
         return VariantOrder(variant.id, variant.split or found or (), accumulate)
@@ -112,7 +125,7 @@ def worker_devices(variant: Variant) -> tuple[str, ...]:
     """torch device of each rank or replica, as its process sees them through CUDA_VISIBLE_DEVICES."""
     if not is_cuda(variant.devices):
         return ("cpu",) * len(variant.devices)
-    if variant.strategy == "ddp":
+    if STRATEGIES[variant.strategy].process_per_device:
         return ("cuda:0",) * len(variant.devices)  # every rank sees its own GPU only
     visible = list(dict.fromkeys(variant.devices))
     return tuple(f"cuda:{visible.index(device)}" for device in variant.devices)
@@ -120,7 +133,7 @@ def worker_devices(variant: Variant) -> tuple[str, ...]:
 
 def backend_for(variant: Variant) -> str | None:
     """`nccl` between GPUs of their own, `gloo` on CPU and where ranks share a GPU; `None` for one process."""
-    if variant.strategy != "ddp":
+    if not STRATEGIES[variant.strategy].has_backend:
         return None
     has_own_gpus = is_cuda(variant.devices) and len(set(variant.devices)) == len(variant.devices)
     return "nccl" if has_own_gpus else "gloo"

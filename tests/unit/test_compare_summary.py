@@ -11,6 +11,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, ExposedComm, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
 from gpurun.launcher.compare.summary import summary
+from gpurun.launcher.plan.model import Variant
 
 NOTHING = Difference(None, None, "inconclusive")
 
@@ -180,7 +181,10 @@ def test_the_opposite_finding():
 
 
 def test_programs_without_steps_have_run_all_the_same():
-    plan = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
+    program = Variant(
+        id="script-2", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
+    )
+    plan = SimpleNamespace(variants=(program,), baseline=program.id)
     failed = result("script-1", None, None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)
     assert closing_sentence(plan, [failed, one], None, ()) == "script 2 ran for 3.1 s; no steps were seen."

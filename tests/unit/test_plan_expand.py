@@ -107,7 +107,7 @@ def test_chunks_on_fewer_devices_are_found_by_their_samples() -> None:
 
 def test_a_split_that_single_has_no_use_for_is_noted() -> None:
     assert expanded("global_batch: 64\nstrategy: single\nsplit: [32, 32]\n").notes == (
-        "single has one device: the split 32/32 is not used",
+        "single has no `split`: 32/32 is not used",
     )
     both = expanded("global_batch: 64\ncompare: {strategy: [single, dp], split: [[32, 32]]}\n")
     assert both.notes == expanded("global_batch: 64\nstrategy: single\n").notes == ()
@@ -204,7 +204,7 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
             "job.yaml:3:46: no combination can be: a device with 2 samples can't make 3 micro-batches; ",
         ),
-        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 is a mode of NVIDIA GPUs"),
+        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",
             "job.yaml:4:15: the job asks for 3 devices and names 2",
@@ -241,7 +241,7 @@ def test_more_devices_than_the_machine_has() -> None:
 def test_tf32_among_others_is_left_out_on_cpu() -> None:
     found = expanded("global_batch: 64\ncompare: {precision: [tf32, fp32]}\n")
     assert ids(found) == ["ddp-2-even-precision-fp32"]
-    assert found.left_out[0].reason == "tf32 is a mode of NVIDIA GPUs"
+    assert found.left_out[0].reason == "tf32 needs an NVIDIA GPU"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.strategies import STRATEGIES
 
 NEAR_BEST = 0.9
 """Of the highest throughput: what a larger batch gains beyond that it costs in memory and in steps."""
@@ -36,5 +37,5 @@ def _curve(label: str, results: Sequence[VariantResult]) -> BatchCurve:
 def _family(result: VariantResult) -> str:
     """All that is varied but the batch: `ddp even precision=bf16`."""
     others = {key: value for key, value in result.varied.items() if key != "global_batch"}
-    split = () if result.strategy == "single" else (result.split_name, f"on {len(result.devices)}")
+    split = (result.split_name, f"on {len(result.devices)}") if STRATEGIES[result.strategy].has_split else ()
     return " ".join((result.strategy, *split, *varied_texts(others)))

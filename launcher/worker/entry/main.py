@@ -9,6 +9,7 @@ import torch
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import LaunchOrder, LossOver, VariantOrder
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import clock_for
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
@@ -149,6 +150,6 @@ def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, p
         peers,
         run.trace(variant.id, rank),
         rank=rank,
-        all_threads=order.strategy == "dp",
+        all_threads=STRATEGIES[order.strategy].has_replicas,
         snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
     )

@@ -9,6 +9,7 @@ import torch
 
 from gpurun.launcher.machine.gpus import load_nvml, visible_handles
 from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ def difference(before_mj: float | None, after_mj: float | None) -> float | None:
 
 def meter_for(order: LaunchOrder, rank: int, nvml: Any = None) -> EnergyMeter:
     """The meter of a rank's own GPUs; NVML is asked only where there are some."""
-    names = order.devices if order.strategy == "dp" else (order.devices[rank],)
+    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
+    names = [order.devices[position] for position in positions]
     indices = sorted({torch.device(name).index or 0 for name in names if name.startswith("cuda")})
     binding = (nvml or load_nvml()) if indices else None
     if binding is None:

@@ -10,6 +10,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import CaptureRequest, LaunchOrder, ProfileOrder, VariantOrder
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.entry.child import print_to_log
 from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
@@ -70,9 +71,9 @@ class Live:
         """One request's trace."""
         request = read_request(run, self.order.launch, self.answered)
         path = trace_path(run, self.order.launch, self.answered, self.rank)
-        dp = self.order.strategy == "dp"
+        all_threads = STRATEGIES[self.order.strategy].has_replicas
         wanted = profile_order(request)
-        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=dp)
+        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=all_threads)
 
 
 @dataclass

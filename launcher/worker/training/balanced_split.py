@@ -18,6 +18,7 @@ from gpurun.launcher.balance.calibrate import (
 )
 from gpurun.launcher.balance.refine import Split
 from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.journal import Journal
@@ -68,9 +69,11 @@ def resolve(
     """One variant with its samples."""
     if variant.balance is None:
         return variant
-    devices: Devices = Replicas(variant, trainer, clock)
-    if order.strategy == "ddp":
-        devices = Ranks(variant, trainer, clock, peers)
+    devices: Devices = (
+        Replicas(variant, trainer, clock)
+        if STRATEGIES[order.strategy].has_replicas
+        else Ranks(variant, trainer, clock, peers)
+    )
     dataset = trainer.workload.dataset
     calibration = Calibration(
         measure=told(devices.own_ms, journal, variant.id),
