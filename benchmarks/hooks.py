@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.timing import record, table
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import OrderedVariant, ProgramOrder
+from gpurun.launcher.rundir.records import ProgramConfig, VariantRef
 from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 
@@ -26,8 +26,8 @@ def step_us(optimizer: torch.optim.Optimizer) -> float:
 
 def observed_us(optimizer: torch.optim.Optimizer, folder: Path) -> float:
     """The same, observed; writing the records is part of it."""
-    order = ProgramOrder(
-        "01-script-1", str(folder), str(folder), "x.py", None, (), None, 1, 10, (OrderedVariant("script-1"),)
+    order = ProgramConfig(
+        "01-script-1", str(folder), str(folder), "x.py", None, (), None, 1, 10, (VariantRef("script-1"),)
     )
     recorder = StepRecorder(order, 0, RunDir(folder))
     with watch_steps(recorder):

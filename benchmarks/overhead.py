@@ -69,7 +69,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+    from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
     from gpurun.launcher.worker.accelerators.clock import clock_for
     from gpurun.launcher.worker.base.collection import no_garbage_collection
     from gpurun.launcher.worker.base.journal import Journal
@@ -83,8 +83,8 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     rank = dist.get_rank()
     torch.set_num_threads(1)
     half = GLOBAL_BATCH // RANKS
-    variant = VariantOrder("ddp-2-even", (half,) * RANKS, 1)
-    order = LaunchOrder(
+    variant = VariantConfig("ddp-2-even", (half,) * RANKS, 1)
+    order = LaunchConfig(
         launch="bench",
         run_dir=str(out.parent),
         workload=workload_name,

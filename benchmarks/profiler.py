@@ -100,7 +100,7 @@ def serve(captures: int) -> None:
     """The body of such a process."""
     import torch
 
-    from gpurun.launcher.rundir.records import ProfileOrder
+    from gpurun.launcher.rundir.records import ProfileConfig
     from gpurun.launcher.worker.profiling.profiler import capture
 
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def serve(captures: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(captures):
-            capture(run_one_step, ProfileOrder(3), Path(folder) / "rank0.pt.trace.json.gz")
+            capture(run_one_step, ProfileConfig(3), Path(folder) / "rank0.pt.trace.json.gz")
     for _ in range(STEPS):
         run_one_step()
     for _ in sys.stdin:

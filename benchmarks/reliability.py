@@ -17,7 +17,7 @@ from gpurun.launcher.processes.exits import Exit
 from gpurun.launcher.processes.guard import split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "integration"
 WORLD = 4
@@ -93,9 +93,9 @@ def launch(pool: WorkerPool, folder: Path, name: str, faulty: int, fault: str) -
 
 def requests(folder: Path, name: str, faulty: int, fault: str) -> list[StartRequest]:
     run = RunDir(folder)
-    write_json(run.order(name), order(folder, name))
+    write_json(run.launch_config(name), order(folder, name))
     entry = "process_bodies:all_reduce_until_fault"
-    first = str(run.order(name))
+    first = str(run.launch_config(name))
     return [
         StartRequest(
             rank, (first, str(rank), str(faulty), fault), {}, str(run.log(name, rank)), str(folder), entry
@@ -104,8 +104,8 @@ def requests(folder: Path, name: str, faulty: int, fault: str) -> list[StartRequ
     ]
 
 
-def order(folder: Path, name: str) -> LaunchOrder:
-    return LaunchOrder(
+def order(folder: Path, name: str) -> LaunchConfig:
+    return LaunchConfig(
         launch=name, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
         devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
         baseline=None, warmup=0, rounds=1, looks=(),

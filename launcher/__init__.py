@@ -1,1 +1,26 @@
 """The command `gpurun`: plans, launches, measures and compares. Imported as `gpurun.launcher`."""
+
+FLOORS = (
+    "errors units splits stepping strategies",
+    "workloads",
+    "machine",
+    "rundir",
+    "stats balance",
+    "jobfile",
+    "trace",
+    "plan",
+    "compare published",
+    "logs inspect",
+    "processes",
+    "failures",
+    "schedulers",
+    "nodes",
+    "worker",
+    "report",
+    "run",
+    "tensorboard_plugin",
+    "start_on_nodes",
+    "start",
+    "cli",
+)
+"""The order of the packages, from the bottom: modules import from their own floor and from those below it."""

@@ -16,8 +16,8 @@ from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.facts import NodeFlags
 from gpurun.launcher.nodes.follower import Follower, find_run
 from gpurun.launcher.nodes.join import Joined, joined
-from gpurun.launcher.nodes.messages import End, Run, Said
-from gpurun.launcher.nodes.node_link import LINGER_S, Link
+from gpurun.launcher.nodes.messages import End, LogText, Run
+from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pools import WorkerPools
 from gpurun.launcher.processes.signals import forwarded
@@ -93,21 +93,21 @@ def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
                 follower.run()
         except NodesEnded as end:
             for message in end.unread:
-                if isinstance(message, Said):
+                if isinstance(message, LogText):
                     progress.say(message.text)
             if end.exit_code != 0:
-                let_node_0_go_first(here.link)
+                wait_for_node_0_exit(here.link)
                 raise
 
 
-def let_node_0_go_first(link: Link) -> None:
+def wait_for_node_0_exit(link: NodeLink) -> None:
     """Returns when node 0 has gone, or could have: srun ends all nodes once one has ended with an error."""
     with contextlib.suppress(GpurunError):
         link.take(Run, LINGER_S)  # nothing comes but the end of the store, which raises
     time.sleep(_LAST_WORDS_S)
 
 
-def await_run(link: Link) -> Run:
+def await_run(link: NodeLink) -> Run:
     """Where node 0 keeps the run."""
     message = link.take(Run, _RUN_S)
     if message is None:

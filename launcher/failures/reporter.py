@@ -18,7 +18,7 @@ LOG_TAIL_BYTES = 1 << 16
 
 
 @dataclass
-class Account:
+class Reporter:
     """What is told of one run."""
 
     run: RunDir

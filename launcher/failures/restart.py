@@ -35,7 +35,7 @@ LASTING_CODES = frozenset({2, 126, 127})
 """By which programs and shells say that they were called wrongly: usage, not executable, not found."""
 
 
-def can_pass(failure: Failure) -> bool:
+def is_transient(failure: Failure) -> bool:
     """Whether another attempt may succeed.
 
     Yes: signals (SIGKILL, SIGSEGV, …), the kernel's OOM killer, lost connections, other exit codes and
@@ -50,7 +50,7 @@ def can_pass(failure: Failure) -> bool:
     return True
 
 
-def is_everywhere(failure: Failure) -> bool:
+def fails_everywhere(failure: Failure) -> bool:
     """Whether the mistake is in the text of program or job, so that no other rank or strategy avoids it.
 
     Other exceptions of a user's code may depend on where it runs: on the number of ranks, say.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpurun.launcher.inspect.collectives import Collective, Gap, find_gap, last_ones
 from gpurun.launcher.inspect.frames import is_workload
-from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, GPU, Activity, Thread, activity, main_thread
 
 _MOST_RANKS = 8
@@ -46,7 +46,7 @@ class Hang:
         return bool(self.ranks) and not any(view.steps for view in self.ranks)
 
 
-def diagnose(sights: Sequence[Sight]) -> Hang:
+def diagnose(sights: Sequence[RankSnapshot]) -> Hang:
     """Who keeps whom waiting."""
     activities = {sight.rank: activity(sight.threads) for sight in sights}
     gap = find_gap({sight.rank: sight.history for sight in sights if sight.history})
@@ -108,7 +108,7 @@ def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -
     return f"{ranks_text(waiting)} {_verb(waiting, 'wait')}"
 
 
-def _view(sight: Sight, doing: str) -> RankView:
+def _view(sight: RankSnapshot, doing: str) -> RankView:
     threads = tuple(sorted(sight.threads, key=lambda thread: thread is not main_thread(sight.threads)))
     newest = tuple(last_ones(sight.history))
     return RankView(sight.rank, sight.pid, sight.steps, doing, newest, threads)

@@ -12,7 +12,7 @@ MOST_OFTEN_S = 1.0
 
 
 @dataclass
-class Pace:
+class HangWatchdog:
     """Counts how long no rank has ended a step, and nothing else was heard of them."""
 
     folder: Path

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.inspect.snapshot import STACKS_S, Sight, observe
+from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot, observe
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
 
@@ -18,7 +18,7 @@ ANSWER_S = 3 * STACKS_S + 4.0
 _POLL_S = 0.05
 
 
-def look_at(run: RunDir, launch: str) -> tuple[Sight, ...]:
+def look_at(run: RunDir, launch: str) -> tuple[RankSnapshot, ...]:
     """All ranks of a launch that runs, those of other nodes too.
 
     Raises:
@@ -32,7 +32,7 @@ def look_at(run: RunDir, launch: str) -> tuple[Sight, ...]:
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
         if path.exists():
-            sights = read_json(path, tuple[Sight, ...])
+            sights = read_json(path, tuple[RankSnapshot, ...])
             path.unlink(missing_ok=True)
             return sights
         time.sleep(_POLL_S)
@@ -49,7 +49,7 @@ def asked(run: RunDir, launch: str) -> str | None:
     return None
 
 
-def answer(run: RunDir, launch: str, token: str, sights: tuple[Sight, ...]) -> None:
+def answer(run: RunDir, launch: str, token: str, sights: tuple[RankSnapshot, ...]) -> None:
     """Says what was seen; whoever asked may have gone, and a full disk disturbs nothing."""
     with contextlib.suppress(MachineError):
         write_json(_answer(run, launch, token), sights)

@@ -17,7 +17,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Sight:
+class RankSnapshot:
     """One rank as it was seen."""
 
     rank: int
@@ -29,13 +29,13 @@ class Sight:
     """Empty where it did not say."""
 
 
-def observe(folder: Path) -> tuple[Sight, ...]:
+def observe(folder: Path) -> tuple[RankSnapshot, ...]:
     """All ranks that run, by the control blocks in `folder`; takes some tens of milliseconds."""
     states = {rank: state for rank, state in read_states(folder).items() if state.is_running}
     threads = ask_stacks(folder, states)
     histories = ask_histories(folder, states)
     return tuple(
-        Sight(rank, state.pid, state.steps, threads[rank], histories.get(rank, ()))
+        RankSnapshot(rank, state.pid, state.steps, threads[rank], histories.get(rank, ()))
         for rank, state in states.items()
     )
 

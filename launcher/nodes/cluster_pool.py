@@ -7,24 +7,24 @@ from pathlib import Path
 
 from gpurun.launcher.errors import NodesError
 from gpurun.launcher.inspect.remote_inspection import answer, asked
-from gpurun.launcher.inspect.snapshot import STACKS_S, Sight
+from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
 from gpurun.launcher.nodes.exit_order import Timeline, rank_exits
 from gpurun.launcher.nodes.messages import (
+    Ack,
     Chunk,
     Exits,
     Launch,
-    Look,
+    LogText,
     Message,
     Port,
-    Preloads,
-    Said,
-    Seen,
+    PreloadModules,
+    SnapshotRequest,
+    Snapshots,
     Steps,
     Stop,
     Stopped,
-    Taken,
 )
-from gpurun.launcher.nodes.node_link import Link
+from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
 from gpurun.launcher.processes.exits import Exit
 from gpurun.launcher.processes.protocol import StartRequest
@@ -46,7 +46,7 @@ class ClusterPool:
     All ends go through node 0's mailbox, those of its own ranks too: the store's counter puts them in order.
     """
 
-    def __init__(self, local: Pools, link: Link, run: RunDir, num_nodes: int) -> None:
+    def __init__(self, local: Pools, link: NodeLink, run: RunDir, num_nodes: int) -> None:
         self._pools, self._link, self._run = local, link, run
         self._inbox = Inbox(run.path)
         self._env: Mapping[str, str] = {}
@@ -58,7 +58,7 @@ class ClusterPool:
         """Nodes that have ranks in this attempt and have not said that they have ended them."""
         self._looking: set[int] = set()
         """Nodes that have not said yet what they see."""
-        self._sights: dict[int, Sight] = {}
+        self._sights: dict[int, RankSnapshot] = {}
         self._steps: dict[int, tuple[int, ...]] = {}
         """By node."""
         self._exits: list[Exit] = []
@@ -90,11 +90,11 @@ class ClusterPool:
     def preload(self, modules: Sequence[str]) -> None:
         """Has the servers of all nodes import modules for the launches to come."""
         self._local.preload(modules)
-        self._send_all(self._others, Preloads(tuple(modules)))
+        self._send_all(self._others, PreloadModules(tuple(modules)))
 
     def tell(self, text: str) -> None:
         """Has the other nodes' users told it, too."""
-        self._send_all(self._others, Said(text))
+        self._send_all(self._others, LogText(text))
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks of all nodes that ended since the last call; waits for the first one, at most `timeout_s`.
@@ -122,10 +122,10 @@ class ClusterPool:
         """Sends a signal to this node's ranks: the others' commands get one of their own."""
         self._local.forward(number)
 
-    def observe(self, folder: Path) -> tuple[Sight, ...]:
+    def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
         """All running ranks of all nodes, by rank; nodes that don't answer in time are left out."""
         self._looking, self._sights = self._working - {0}, {}
-        self._send_all(self._looking, Look(self._attempt))
+        self._send_all(self._looking, SnapshotRequest(self._attempt))
         own = self._local.observe(folder)
         deadline = time.monotonic() + _LOOK_S
         while self._looking and time.monotonic() < deadline:
@@ -174,7 +174,7 @@ class ClusterPool:
     def _take(self, message: Message) -> None:
         if isinstance(message, Chunk):
             self._inbox.write(message)
-            self._link.send(message.node, Taken())
+            self._link.send(message.node, Ack())
         elif isinstance(message, Exits | Stopped) and message.attempt == self._attempt:
             stopped = isinstance(message, Stopped)
             # What ended by itself did so before its node heard of the stop, however late we hear of it.
@@ -182,7 +182,7 @@ class ClusterPool:
             self._exits += self._timeline.place(message.exits, now_ns)
             if stopped:
                 self._working.discard(message.node)
-        elif isinstance(message, Seen) and message.attempt == self._attempt:
+        elif isinstance(message, Snapshots) and message.attempt == self._attempt:
             self._looking.discard(message.node)
             self._sights |= {sight.rank: sight for sight in message.sights}
         elif isinstance(message, Steps) and message.attempt == self._attempt:

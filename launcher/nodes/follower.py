@@ -8,25 +8,25 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.nodes.exit_order import rank_exits
 from gpurun.launcher.nodes.messages import (
+    Ack,
     Exits,
     Launch,
-    Look,
+    LogText,
     Message,
     Port,
-    Preloads,
+    PreloadModules,
     Run,
-    Said,
-    Seen,
+    SnapshotRequest,
+    Snapshots,
     Steps,
     Stop,
     Stopped,
-    Taken,
 )
-from gpurun.launcher.nodes.node_link import Link
+from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
 from gpurun.launcher.processes.protocol import StartRequest
 from gpurun.launcher.processes.ranks import Pools, Ranks
@@ -60,12 +60,12 @@ class Places:
 
     def order(self, name: str) -> Path:
         """Always this node's own: what stands in it differs from node to node."""
-        return RunDir(self.scratch).order(name)
+        return RunDir(self.scratch).launch_config(name)
 
     def translate(self, text: str, name: str) -> str:
         """A path of node 0 as this node calls it; any other text stays."""
         moved: Mapping[str, Path] = {
-            str(RunDir(Path(self.leaders_run)).order(name)): self.order(name),
+            str(RunDir(Path(self.leaders_run)).launch_config(name)): self.order(name),
             self.leaders_run: self.run,
             self.leaders_job_dir: self.job_dir,
         }
@@ -79,7 +79,7 @@ class Places:
 class Follower:
     """A node that does what node 0 says."""
 
-    link: Link
+    link: NodeLink
     pools: Pools
     places: Places
     say: Callable[[str], None]
@@ -118,16 +118,16 @@ class Follower:
 
     def handle(self, message: Message) -> None:
         """Does what node 0 wants."""
-        if isinstance(message, Said):
+        if isinstance(message, LogText):
             self.say(message.text)
-        elif isinstance(message, Preloads):
+        elif isinstance(message, PreloadModules):
             self.pool.preload(message.modules)
         elif isinstance(message, Launch):
             self.launch(message)
         elif isinstance(message, Port):
             write_bytes(RunDir(self.places.run).rendezvous(self.name), message.content)
-        elif isinstance(message, Look):
-            self.link.send(0, Seen(message.attempt, self.link.rank, self.sights()))
+        elif isinstance(message, SnapshotRequest):
+            self.link.send(0, Snapshots(message.attempt, self.link.rank, self.sights()))
         elif isinstance(message, Stop):
             self.stop(message.grace_s)
 
@@ -186,7 +186,7 @@ class Follower:
         self.shown_s = time.monotonic()
         self.relay.look()
 
-    def sights(self) -> tuple[Sight, ...]:
+    def sights(self) -> tuple[RankSnapshot, ...]:
         """What this node's ranks are doing."""
         return tuple(sight for sight in self.pool.observe(self.control) if sight.rank in self.ranks)
 
@@ -209,7 +209,7 @@ class Follower:
 
     def await_taken(self) -> None:
         """Returns when one more chunk has arrived."""
-        while self.link.take(Taken, _WAIT_S) is None:
+        while self.link.take(Ack, _WAIT_S) is None:
             continue  # Node 0 is alive, or this would have raised: it is busy, or the link is slow.
 
 

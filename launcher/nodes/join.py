@@ -18,7 +18,7 @@ from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts
 from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256, shared_address
 from gpurun.launcher.nodes.link_options import LinkOptions
 from gpurun.launcher.nodes.messages import End, Hello, Welcome
-from gpurun.launcher.nodes.node_link import Link
+from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.processes.guard import Guard
@@ -34,7 +34,7 @@ ANSWER_S = 5.0
 class Joined:
     """This node's part of a job of several nodes."""
 
-    link: Link
+    link: NodeLink
     rank: int
     hosts: tuple[str, ...]
     nodes: tuple[Node, ...]
@@ -76,7 +76,7 @@ def joined(
     place = find_place(facts.host, facts.port, flags.interface, os.environ)
     hello = introduce(spec, job_dir, facts, place, machine)
     say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
-    link = Link(guard, link_options(guard, facts, place, flags))
+    link = NodeLink(guard, link_options(guard, facts, place, flags))
     try:
         yield _join(link, hello, spec.nodes, flags.join_timeout_s)
     except NodesEnded:
@@ -131,7 +131,7 @@ class _Missing(MachineError):
     """Not all nodes came."""
 
 
-def _join(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
     if hello.rank == 0:
         nodes = gather(link, hello, num_nodes, timeout_s)
         hosts = tuple(node.host for node in nodes)
@@ -148,7 +148,7 @@ def _join(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
     return Joined(link, hello.rank, hosts, nodes)
 
 
-def await_welcome(link: Link, timeout_s: float) -> Welcome:
+def await_welcome(link: NodeLink, timeout_s: float) -> Welcome:
     """Node 0's word that all are there.
 
     Node 0 knows best when the time is up, and says so to all. Its time began before it could be reached.
@@ -168,7 +168,7 @@ def await_welcome(link: Link, timeout_s: float) -> Welcome:
     return welcome
 
 
-def gather(link: Link, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
+def gather(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
     """All nodes by rank, as soon as all have come."""
     deadline = time.monotonic() + timeout_s
     known = {0: hello}

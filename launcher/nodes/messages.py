@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.protocol import StartRequest
 
@@ -25,7 +25,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     payload: bytes
 
 
-class Meet(msgspec.Struct, frozen=True, tag=True):
+class JoinRendezvous(msgspec.Struct, frozen=True, tag=True):
     """Go through torch's rendezvous; heartbeats begin with its end."""
 
     num_nodes: int
@@ -38,7 +38,7 @@ class Quit(msgspec.Struct, frozen=True, tag=True):
     """How long node 0 keeps its store, at the most, for the others to read how the run ended."""
 
 
-LinkRequest = Send | Announce | Meet | Quit
+LinkRequest = Send | Announce | JoinRendezvous | Quit
 
 
 class Connected(msgspec.Struct, frozen=True, tag=True):
@@ -51,7 +51,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Met(msgspec.Struct, frozen=True, tag=True):
+class RendezvousDone(msgspec.Struct, frozen=True, tag=True):
     """All nodes have come through torch's rendezvous."""
 
     num_nodes: int
@@ -63,7 +63,7 @@ class Mail(msgspec.Struct, frozen=True, tag=True):
     payload: bytes
 
 
-class Beats(msgspec.Struct, frozen=True, tag=True):
+class Heartbeats(msgspec.Struct, frozen=True, tag=True):
     """How often each node's heart has beaten."""
 
     counts: tuple[int, ...]
@@ -76,13 +76,13 @@ class End(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True):
+class ConnectionLost(msgspec.Struct, frozen=True, tag=True):
     """The connection to the store is gone."""
 
     text: str
 
 
-LinkReport = Connected | Refused | Met | Mail | Beats | End | Broken
+LinkReport = Connected | Refused | RendezvousDone | Mail | Heartbeats | End | ConnectionLost
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +122,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     name: str
     order: bytes
-    """The `LaunchOrder` or `ProgramOrder` as JSON, with node 0's paths."""
+    """The `LaunchConfig` or `ProgramConfig` as JSON, with node 0's paths."""
     requests: tuple[StartRequest, ...]
     env: Mapping[str, str]
     """Of the server that is to start them."""
@@ -135,14 +135,14 @@ class Port(msgspec.Struct, frozen=True, tag=True):
     content: bytes
 
 
-class Preloads(msgspec.Struct, frozen=True, tag=True):
+class PreloadModules(msgspec.Struct, frozen=True, tag=True):
     """Import these modules for the ranks of later launches."""
 
     modules: tuple[str, ...]
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Look at all ranks from outside, and say what is to be seen."""
+class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
+    """Take a snapshot of all ranks of the node."""
 
     attempt: int
 
@@ -154,13 +154,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     grace_s: float
 
 
-class Said(msgspec.Struct, frozen=True, tag=True):
+class LogText(msgspec.Struct, frozen=True, tag=True):
     """Node 0 tells its user this; the other nodes' logs should say it too."""
 
     text: str
 
 
-class Taken(msgspec.Struct, frozen=True, tag=True):
+class Ack(msgspec.Struct, frozen=True, tag=True):
     """A chunk has been written."""
 
 
@@ -193,12 +193,12 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     content: bytes
 
 
-class Seen(msgspec.Struct, frozen=True, tag=True):
+class Snapshots(msgspec.Struct, frozen=True, tag=True):
     """What the node's ranks were doing."""
 
     attempt: int
     node: int
-    sights: tuple[Sight, ...]
+    sights: tuple[RankSnapshot, ...]
 
 
 class Steps(msgspec.Struct, frozen=True, tag=True):
@@ -218,8 +218,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Hello | Welcome | Run | Launch | Port | Preloads | Look | Stop | Said | Taken
-    | Exits | Chunk | Seen | Steps | Stopped
+    Hello | Welcome | Run | Launch | Port | PreloadModules | SnapshotRequest | Stop | LogText | Ack
+    | Exits | Chunk | Snapshots | Steps | Stopped
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,19 +14,19 @@ from gpurun.launcher.errors import MachineError, NodesEnded, NodesError
 from gpurun.launcher.nodes.link_options import LinkOptions
 from gpurun.launcher.nodes.messages import (
     Announce,
-    Beats,
-    Broken,
     Connected,
+    ConnectionLost,
     End,
     Frames,
+    Heartbeats,
+    JoinRendezvous,
     LinkReport,
     LinkRequest,
     Mail,
-    Meet,
     Message,
-    Met,
     Quit,
     Refused,
+    RendezvousDone,
     Send,
     decode,
     encode,
@@ -43,7 +43,7 @@ _QUIT_S = 2.0
 """How long the link may take to pass on what it was given."""
 
 
-class Link:
+class NodeLink:
     """Messages to and from the other nodes. Not usable any more once it has raised."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Link:
         self._request(Announce(encode(end)))
 
     def meet(self, num_nodes: int) -> None:
-        self._request(Meet(num_nodes))
+        self._request(JoinRendezvous(num_nodes))
 
     def suspect(self, suspicious: bool) -> None:
         """Whether ranks of this node have lost their peers: then silence means something sooner."""
@@ -179,18 +179,18 @@ class Link:
                 self._mails.append(decode(report.payload))
             except msgspec.MsgspecError as error:
                 raise NodesError(f"a node speaks another version of gpurun: {error}") from error
-        elif isinstance(report, Beats):
+        elif isinstance(report, Heartbeats):
             self._silence.beats(report.counts, self._clock())
         elif isinstance(report, End):
             raise NodesEnded(report.text, report.code, self._mails)
-        elif isinstance(report, Met):
+        elif isinstance(report, RendezvousDone):
             self.num_met = report.num_nodes
             self._silence.begin(report.num_nodes, self._clock())
         elif isinstance(report, Connected):
             self.connected = True
         elif isinstance(report, Refused):
             raise MachineError(report.text)
-        elif isinstance(report, Broken):
+        elif isinstance(report, ConnectionLost):
             self._lost(report.text)
 
     def _lost(self, why: str) -> NoReturn:

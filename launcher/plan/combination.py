@@ -1,4 +1,4 @@
-"""The product of what is under `compare`, and the largest batch that all of it can hold."""
+"""The product of what is under `compare`: the largest batch that all of it can hold, and its baseline."""
 
 import itertools
 import math
@@ -9,10 +9,10 @@ from typing import Any
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.builtins import default_batch
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.splits import BALANCED
+from gpurun.launcher.splits import BALANCED, comes_to
 from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy
 
 MAX_COMBINATIONS = 1000
@@ -135,3 +135,51 @@ def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int
             yield min(cap * sum(weights) // weight for cap, weight in pairs)
         else:
             yield len(held) * min(held)
+
+
+def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
+    """The id of the variant that `baseline` means, of several the one with most devices; else the first.
+
+    Raises:
+        SpecError: none matches, or several with equally many devices.
+    """
+    wanted = spec.baseline
+    if wanted is None:
+        return candidates[0].variant.id
+    matching = [
+        item.variant
+        for item in candidates
+        if any(_matches(wanted, origin, item.variant.split) for origin in item.origins)
+    ]
+    if not matching:
+        listed = _listed([item.variant for item in candidates])
+        raise SpecError(spec.problem(("baseline",), "no variant matches the baseline", f"there are {listed}"))
+    most = max(len(variant.devices) for variant in matching)
+    largest = [variant for variant in matching if len(variant.devices) == most]
+    if len(largest) > 1:
+        message = f"the baseline could be {_listed(largest)}"
+        raise SpecError(spec.problem(("baseline",), message, "name more keys, so that one is left"))
+    return largest[0].id
+
+
+def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
+    named = {key: value for key in Baseline.keys if (value := getattr(wanted, key)) is not None}
+    split = named.pop("split", None)
+    return (split is None or _has_split(wanted, origin, samples)) and all(
+        SETTINGS[key].shape.matches(getattr(origin, key), origin.stated.get(key), value)
+        for key, value in named.items()
+    )
+
+
+def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
+    """By the samples, whatever the job calls them; a strategy without a split is meant only by its name."""
+    if not origin.has("split"):
+        return bool(wanted.strategy == origin.strategy)
+    if not samples:  # balanced: its samples are not known yet
+        return bool(wanted.split == origin.split)
+    return wanted.split is not None and comes_to(wanted.split, samples)
+
+
+def _listed(variants: Sequence[Variant]) -> str:
+    names = [variant.id for variant in variants]
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

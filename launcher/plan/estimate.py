@@ -1,7 +1,7 @@
 """How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.plan.devices import is_cuda
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
 
 ABLATION_ROUNDS = 6
@@ -11,9 +11,6 @@ _STEP_S = 0.03
 """A step of a small model; warm-up, gradient check and trace are counted in steps."""
 _BLOCK_S = 0.25
 """A round's block of steps lasts at least 200 ms, plus its barriers."""
-_START_CPU_S = 2.0
-_START_CUDA_S = 8.0
-"""Processes, rendezvous, building the model; on CUDA also the context and the libraries."""
 _STEADY_STEPS = 10
 """Steps beyond `warmup` until a variant is seen to be steady."""
 
@@ -40,7 +37,7 @@ def estimate_s(plan: Plan, spec: JobSpec) -> float:
 
 
 def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
-    start = _START_CUDA_S if is_cuda(launch.processes[0].devices) else _START_CPU_S
+    start = accelerator_of(launch.processes[0].devices[0]).start_s
     num_variants = len(launch.variants)
     has_baseline = plan.baseline in launch.variants  # measured twice in every round
     blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(spec, launch) * num_variants / 2

@@ -7,13 +7,20 @@ from typing import Any
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.builtins import builtin_named
-from gpurun.launcher.jobfile.checks.device_checks import NO_TF32, find_misfits
+from gpurun.launcher.jobfile.checks.device_checks import find_misfits
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
-from gpurun.launcher.plan.baseline import choose_baseline
-from gpurun.launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from gpurun.launcher.plan.devices import MachineLike, is_cuda
+from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
+from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
+from gpurun.launcher.plan.combination import (
+    Candidate,
+    Combination,
+    ImpossibleError,
+    choose_baseline,
+    combinations,
+)
+from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.ids import make_unique, variant_id
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
@@ -132,9 +139,10 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
     if strategy.reach is Reach.NODE and node_of_device(devices[-1]) > 0:
         reason = f"{strategy.name} is one process, which can't use the devices of several nodes"
         raise ImpossibleError("strategy", reason)
-    if wanted.precision == "tf32" and not is_cuda(devices):
-        raise ImpossibleError("precision", NO_TF32)
-    if wanted.has("threads") and wanted.threads != "auto" and is_cuda(devices):
+    kind = accelerator_of(devices[0])
+    if wanted.has("precision") and (problem := precision_problem(wanted.precision, kind)):
+        raise ImpossibleError("precision", problem)
+    if wanted.has("threads") and wanted.threads != "auto" and not kind.is_host:
         raise ImpossibleError("threads", "threads are those of CPU devices")
     if wanted.compile and strategy.compile_refusal:
         raise ImpossibleError("compile", strategy.compile_refusal)
@@ -272,14 +280,19 @@ def _shown(value: Any) -> str:
 def _check_machine(spec: JobSpec, num_devices: int) -> None:
     """Where the job leaves it to the machine which devices there are, it is the machine that lacks some."""
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
-    if spec.devices in ("auto", "cuda") and counts and min(counts) > num_devices:
+    if _machine_chooses(spec) and counts and min(counts) > num_devices:
         have = plural(num_devices, "device")
         message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
         raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
     builtin = builtin_named(spec.workload)
-    if spec.devices in ("auto", "cuda") and builtin and num_devices < builtin.min_devices:
+    if _machine_chooses(spec) and builtin and num_devices < builtin.min_devices:
         message = f"{builtin.why_devices}, and `devices: {spec.devices}` finds one here"
         raise MachineError(str(spec.problem(("devices",), message)))
+
+
+def _machine_chooses(spec: JobSpec) -> bool:
+    """Whether the job leaves it to the machine which devices there are."""
+    return spec.devices == AUTO or spec.devices in GPU_KINDS
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:

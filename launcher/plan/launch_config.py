@@ -8,17 +8,18 @@ from typing import Any
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import MAX_COUNT
-from gpurun.launcher.plan.devices import MachineLike, is_cuda, job_devices
+from gpurun.launcher.machine.accelerators import CPU, accelerator_of
+from gpurun.launcher.plan.devices import MachineLike, job_devices
 from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import (
-    BalanceOrder,
-    LaunchOrder,
-    OrderedVariant,
-    ProfileOrder,
-    ProgramOrder,
+    BalanceConfig,
+    LaunchConfig,
+    ProfileConfig,
+    ProgramConfig,
     RoundTime,
-    VariantOrder,
+    VariantConfig,
+    VariantRef,
 )
 from gpurun.launcher.splits import split_near_even
 from gpurun.launcher.strategies import STRATEGIES
@@ -36,7 +37,7 @@ def order_for(
     prior: Mapping[str, tuple[RoundTime, ...]],
     found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     caps: tuple[int, ...] = (),
-) -> LaunchOrder:
+) -> LaunchConfig:
     """Everything that the workers of `launch` need.
 
     Gradients are checked, traces taken and steps timed without communication in the first launch of a group
@@ -50,7 +51,7 @@ def order_for(
     """
     variants = [plan.variant(variant_id) for variant_id in launch.variants]
     first, is_first = variants[0], launch.repetition == 0
-    return LaunchOrder(
+    return LaunchConfig(
         launch=launch.id,
         run_dir=str(run_dir),
         workload=first.workload or str(spec.workload),
@@ -90,9 +91,9 @@ def strategy_options(variant: Variant) -> dict[str, Any]:
 
 def program_order(
     spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
-) -> ProgramOrder:
+) -> ProgramConfig:
     """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
-    return ProgramOrder(
+    return ProgramConfig(
         launch=launch_id,
         run_dir=str(run_dir),
         job_dir=str(job_dir),
@@ -102,47 +103,48 @@ def program_order(
         seed=variant.seed,
         world_size=variant.world_size,
         warmup=spec.steps.warmup,
-        variants=(OrderedVariant(variant.id),),
+        variants=(VariantRef(variant.id),),
         profile=_profile(spec) if is_first else None,
     )
 
 
 def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
-) -> VariantOrder:
+) -> VariantConfig:
     """The variant with its samples; a balanced split that is not found yet begins at the even one."""
     accumulate = variant.accumulate or 1
     if variant.split or found:
-        return VariantOrder(variant.id, variant.split or found or (), accumulate)
+        return VariantConfig(variant.id, variant.split or found or (), accumulate)
     num_devices = len(variant.devices)
     start = split_near_even(variant.global_batch or 1, num_devices)
     minimum = max(spec.min_local_batch, accumulate if accumulate > 1 else 0)
-    balance = BalanceOrder(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
-    return VariantOrder(variant.id, start, accumulate, balance)
+    balance = BalanceConfig(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
+    return VariantConfig(variant.id, start, accumulate, balance)
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:
-    """torch device of each rank or replica, as its process sees them through CUDA_VISIBLE_DEVICES."""
-    if not is_cuda(variant.devices):
-        return ("cpu",) * len(variant.devices)
+    """torch device of each rank or replica, as its process sees them: only its own are visible."""
+    kind = accelerator_of(variant.devices[0])
+    if kind.is_host:
+        return (kind.name,) * len(variant.devices)
     if STRATEGIES[variant.strategy].process_per_device:
-        return ("cuda:0",) * len(variant.devices)  # every rank sees its own GPU only
+        return (kind.device(0),) * len(variant.devices)  # every rank sees its own GPU only
     visible = list(dict.fromkeys(variant.devices))
-    return tuple(f"cuda:{visible.index(device)}" for device in variant.devices)
+    return tuple(kind.device(visible.index(device)) for device in variant.devices)
 
 
 def backend_for(variant: Variant) -> str | None:
-    """`nccl` between GPUs of their own, `gloo` on CPU and where ranks share a GPU; `None` for one process."""
+    """The devices' own backend, or the CPU's where ranks share a device; `None` for one process."""
     if not STRATEGIES[variant.strategy].has_backend:
         return None
-    has_own_gpus = is_cuda(variant.devices) and len(set(variant.devices)) == len(variant.devices)
-    return "nccl" if has_own_gpus else "gloo"
+    has_own_devices = len(set(variant.devices)) == len(variant.devices)
+    return accelerator_of(variant.devices[0]).backend if has_own_devices else CPU.backend
 
 
-def _profile(spec: JobSpec) -> ProfileOrder | None:
+def _profile(spec: JobSpec) -> ProfileConfig | None:
     wanted = spec.profile
     if not wanted.steps:
         return None
-    return ProfileOrder(
+    return ProfileConfig(
         wanted.steps, wanted.shapes, wanted.memory, wanted.stacks, wanted.modules, wanted.ranks
     )

@@ -32,7 +32,7 @@ from gpurun.launcher.processes.protocol import (
 )
 
 if TYPE_CHECKING:
-    from gpurun.launcher.inspect.snapshot import Sight
+    from gpurun.launcher.inspect.snapshot import RankSnapshot
 
 __all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
 
@@ -120,7 +120,7 @@ class WorkerPool:
         """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
         self._forwarded.append(number)
 
-    def observe(self, folder: Path) -> "tuple[Sight, ...]":
+    def observe(self, folder: Path) -> "tuple[RankSnapshot, ...]":
         """All running ranks whose control blocks are in `folder`; takes some tens of milliseconds."""
         from gpurun.launcher.inspect.snapshot import (
             observe,  # an HTTP client and more, before torch begins to load

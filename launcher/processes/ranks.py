@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.processes.exits import Exit
 from gpurun.launcher.processes.protocol import StartRequest
 
@@ -24,7 +24,7 @@ class Ranks(Protocol):
     def forward(self, number: int) -> None:
         """Sends a signal to this machine's ranks, soon: may be called by a signal handler."""
 
-    def observe(self, folder: Path) -> tuple[Sight, ...]:
+    def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
         """All running ranks, seen from outside; `folder` has the control blocks of this machine's."""
 
     def steps_elsewhere(self) -> tuple[int, ...]:

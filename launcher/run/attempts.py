@@ -19,7 +19,7 @@ def attempt_id(launch: Launch, attempt: int) -> str:
 def attempts(run: RunDir, launch: Launch) -> list[str]:
     """Ids of the attempts of a launch that have an order, in their sequence."""
     found: list[str] = []
-    while run.order(attempt := attempt_id(launch, len(found) + 1)).exists():
+    while run.launch_config(attempt := attempt_id(launch, len(found) + 1)).exists():
         found.append(attempt)
     return found
 
@@ -61,7 +61,7 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
     return round_times(run.read_steps(variant_id), plan.variant(variant_id).world_size, "timed")
 
 
-def untried_alike(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
+def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
     """Variants that nothing is known of yet and that build the same model as one of `variants`."""
     models = [_model(plan.variant(variant)) for variant in variants]
     return [
@@ -100,7 +100,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
 
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
-    return {variant.id for variant in run.read_order_head(attempt).variants}
+    return {variant.id for variant in run.read_launch_head(attempt).variants}
 
 
 def status_of(facts: VariantFacts) -> VariantStatus:

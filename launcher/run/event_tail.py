@@ -9,7 +9,7 @@ from gpurun.launcher.rundir.records import Event
 
 
 @dataclass
-class EventTail:
+class EventReader:
     """Reads the new lines of an `events.jsonl` and adds up the time that each variant took."""
 
     path: Path

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, SpecError
 from gpurun.launcher.failures.outcome import outcome_error
-from gpurun.launcher.failures.reporter import Account
+from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine
@@ -23,7 +23,7 @@ from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.ranks import Pools
 from gpurun.launcher.processes.signals import forwarded
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.run.largest_batch import find_fit, wants_max, with_batch
+from gpurun.launcher.run.largest_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import (
     Invocation,
     find_run,
@@ -123,15 +123,15 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
     """
     spec, resume, fit = job.spec, job.resumed, None
     if wants_max(spec):
-        fit = find_run(resume).read_fit() if resume else None
-        fit = fit or find_fit(spec, machine, pool, job.job_dir, say_on_stderr)
+        fit = find_run(resume).read_max_batch() if resume else None
+        fit = fit or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
         spec = with_batch(spec, fit)
     plan = build_plan(spec, machine, nodes)
     job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
     run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
     if fit is not None:
-        write_json(run.fit, fit)
+        write_json(run.max_batch, fit)
     return Prepared(spec, machine, plan, run, job.job_dir)
 
 
@@ -170,7 +170,7 @@ def carry_out(
             pool=pools.get(ready.envs[0]),
             pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
-            account=Account(ready.run, say),
+            account=Reporter(ready.run, say),
             relay=output.relay(progress.say),
         )
         with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):

@@ -11,13 +11,14 @@ from typing import Any
 from gpurun.launcher.balance.largest_batch import with_margin
 from gpurun.launcher.errors import MachineError, VariantError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
 from gpurun.launcher.plan.combination import largest_batch
-from gpurun.launcher.plan.devices import is_cuda, job_devices
+from gpurun.launcher.plan.devices import job_devices
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
-from gpurun.launcher.rundir.records import Attempt, Fit, FitOrder
+from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count, plural
 
@@ -34,14 +35,14 @@ def wants_max(spec: JobSpec) -> bool:
     return spec.global_batch == "max" and not spec.compare.global_batch
 
 
-def with_batch(spec: JobSpec, fit: Fit) -> JobSpec:
+def with_batch(spec: JobSpec, fit: MaxBatch) -> JobSpec:
     """The job with the batch that was found in place of `max`."""
     return replace(spec, global_batch=fit.global_batch)
 
 
-def find_fit(
+def find_max_batch(
     spec: JobSpec, machine: Machine, pool: WorkerPool, job_dir: Path, say: Callable[[str], None]
-) -> Fit:
+) -> MaxBatch:
     """The largest batch that every device holds and every split of the job allows.
 
     Raises:
@@ -62,7 +63,7 @@ def find_fit(
     batch = largest_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
     say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
-    return Fit(batch, tuple(caps))
+    return MaxBatch(batch, tuple(caps))
 
 
 @dataclass(frozen=True, order=True)
@@ -201,14 +202,14 @@ class Search:
             entry="gpurun.launcher.worker.training.largest_batch:main",
         )
 
-    def order(self, index: int, fits: int, fails: int | None) -> FitOrder:
-        num_devices, on_gpu = len(self.devices), is_cuda(self.devices)
+    def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
+        num_devices, kind = len(self.devices), accelerator_of(self.devices[0])
         share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
-        return FitOrder(
+        return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
             params=self.params,
-            device="cuda:0" if on_gpu else "cpu",
+            device=kind.name if kind.is_host else kind.device(0),
             index=index,
             num_devices=num_devices,
             precision=self.precision,
@@ -219,7 +220,7 @@ class Search:
             ),
             seed=self.spec.seed,
             threads=max(1, self.machine.cpu_cores // num_devices),
-            limit_bytes=None if on_gpu else int(share),
+            limit_bytes=int(share) if kind.is_host else None,
             attempts=str(self.path(index)),
             fits=fits,
             fails=fails,

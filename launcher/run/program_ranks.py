@@ -26,7 +26,7 @@ def begin_launch(
     order = program_order(
         spec, variant, name, run_dir=run.path.resolve(), job_dir=job_dir, is_first=launch.repetition == 0
     )
-    write_json(run.order(name), order)
+    write_json(run.launch_config(name), order)
     append_lines(run.events(name), [Event(time.time_ns(), "start", variant.id)])
 
 
@@ -38,7 +38,7 @@ def launch_requests(
     Args:
         address: where the store listens.
     """
-    order = str(run.order(name).resolve())
+    order = str(run.launch_config(name).resolve())
     port_file = str(run.rendezvous(name).resolve())
     store_log = run.log(name, 0).with_name("store.log")
     store = StartRequest(

@@ -12,11 +12,11 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.difference import planned_looks
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import Interrupted, MachineError, ParamsError
-from gpurun.launcher.failures.reporter import Account
-from gpurun.launcher.failures.restart import can_pass, is_everywhere, pause_s
+from gpurun.launcher.failures.reporter import Reporter
+from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pause_s
 from gpurun.launcher.failures.root_cause import Failure, root_cause
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
-from gpurun.launcher.inspect.hang_watchdog import Pace
+from gpurun.launcher.inspect.hang_watchdog import HangWatchdog
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine
@@ -35,10 +35,10 @@ from gpurun.launcher.run.attempts import (
     num_restarts,
     rounds_done,
     status_of,
-    untried_alike,
+    untried_with_same_model,
     variant_rounds,
 )
-from gpurun.launcher.run.event_tail import EventTail
+from gpurun.launcher.run.event_tail import EventReader
 from gpurun.launcher.run.program_ranks import begin_launch, end_launch, launch_requests
 from gpurun.launcher.run.stage import allowed_s, is_balancing, located
 from gpurun.launcher.rundir.claim import entered
@@ -84,7 +84,7 @@ class Session:
     """Of the launch that runs now: `pools` has one for every environment."""
     pools: Pools
     on_event: OnEvent
-    account: Account
+    account: Reporter
     relay: Relay | None = None
     """Shows what the ranks write; `None`: nobody wants to see it."""
     mistake: ParamsError | None = None
@@ -118,7 +118,7 @@ class Session:
             variants = self.with_baseline(launch, missing)
             rounds = launch.rounds - rounds_done(self.run, self.plan, launch, missing)
             ended = self.attempt(position, launch, variants, max(1, rounds))
-            if self.goes_again(launch, ended):
+            if self.should_restart(launch, ended):
                 continue
             self.settle(launch, missing, ended)
 
@@ -137,7 +137,7 @@ class Session:
             begin_launch(self.spec, self.run, program, launch, name, self.job_dir)
         else:
             self.write_order(launch, name, variants, rounds)
-        tail = EventTail(self.run.events(name))
+        tail = EventReader(self.run.events(name))
         self.on_event(launch, position, None)
         entered(self.run, name)
         if self.relay is not None:
@@ -166,7 +166,7 @@ class Session:
         return Ended(failure=failure, variant=failure.variant if failure.stage else variant)
 
     def supervise(
-        self, position: int, launch: Launch, tail: EventTail, name: str
+        self, position: int, launch: Launch, tail: EventReader, name: str
     ) -> tuple[list[Exit], Ended | None, int]:
         """Watches the ranks, and ends those that are left; as `watch` returns it, and when that was.
 
@@ -213,12 +213,12 @@ class Session:
             looks=planned_looks(self.plan, self.spec.steps.early_stop),
             prior=self.prior(variants) if one_group else {},
             found=self.found(launch),
-            caps=fit.caps if (fit := self.run.read_fit()) else (),
+            caps=fit.caps if (fit := self.run.read_max_batch()) else (),
         )
         chosen = tuple(variant for variant in order.variants if variant.id in variants)
         baseline = order.baseline if order.baseline in variants else None
         attempt = replace(order, launch=name, variants=chosen, rounds=rounds, baseline=baseline)
-        write_json(self.run.order(name), attempt)
+        write_json(self.run.launch_config(name), attempt)
 
     def prior(self, variants: Sequence[str]) -> Mapping[str, tuple[RoundTime, ...]]:
         """Rounds that were measured before, for the looks to count."""
@@ -233,7 +233,7 @@ class Session:
         """What to start, with the attempt's own file names."""
         if (program := self.program_of(launch)) is not None:
             return launch_requests(self.run, program, launch, name, self.job_dir, self.plan.address)
-        order = str(self.run.order(name).resolve())
+        order = str(self.run.launch_config(name).resolve())
         return [
             StartRequest(
                 rank=process.rank,
@@ -248,11 +248,11 @@ class Session:
         ]
 
     def watch(
-        self, position: int, launch: Launch, tail: EventTail, name: str
+        self, position: int, launch: Launch, tail: EventReader, name: str
     ) -> tuple[list[Exit], Ended | None]:
         """Exits until all ranks have ended, or one has failed; or how the launch ended that was too late."""
         exits: list[Exit] = []
-        pace = Pace(self.run.control(name), self.spec.hang_timeout_s, self.pool.steps_elsewhere)
+        pace = HangWatchdog(self.run.control(name), self.spec.hang_timeout_s, self.pool.steps_elsewhere)
         started = time.monotonic()
         deadline: float | None = None
         while len(exits) < len(launch.processes):
@@ -276,7 +276,7 @@ class Session:
         return exits, None
 
     def too_late(
-        self, launch: Launch, name: str, tail: EventTail, spent_s: float, hangs: bool
+        self, launch: Launch, name: str, tail: EventReader, spent_s: float, hangs: bool
     ) -> Ended | None:
         """How a launch ends whose variant takes longer than its timeout, or that makes no step any more."""
         limit_s = allowed_s(self.spec.limit_s, tail.last)
@@ -295,11 +295,11 @@ class Session:
         self.account.hang(hang, name, f"{variant or launch.id} {late}")
         return Ended(late=late, hang=hang) if stops else None
 
-    def goes_again(self, launch: Launch, ended: Ended) -> bool:
+    def should_restart(self, launch: Launch, ended: Ended) -> bool:
         """Whether the launch starts again as it was, after a pause; says so, and counts it."""
         if ended.failure is None and ended.late is None:
             return False
-        if ended.failure is not None and not can_pass(ended.failure):
+        if ended.failure is not None and not is_transient(ended.failure):
             return False
         number = num_restarts(self.run, launch) + 1
         if number > self.spec.restarts:
@@ -342,15 +342,15 @@ class Session:
         for variant in lost:
             write_json(self.run.status(variant), self.lost_status(launch, ended))
         if ended.variant is None and ended.failure is not None:
-            self.give_up_alike(launch, lost, ended, ended.failure)
+            self.skip_same_failure(launch, lost, ended, ended.failure)
 
-    def give_up_alike(self, launch: Launch, lost: Sequence[str], ended: Ended, failure: Failure) -> None:
+    def skip_same_failure(self, launch: Launch, lost: Sequence[str], ended: Ended, failure: Failure) -> None:
         """Spares variants of other launches from failing at the same mistake in what builds their model."""
-        if failure.stage != "build" or not is_everywhere(failure):
+        if failure.stage != "build" or not fails_everywhere(failure):
             return
         if failure.error == ParamsError.__name__:
             self.mistake = ParamsError(failure.message)
-        alike = untried_alike(self.run, self.plan, lost)
+        alike = untried_with_same_model(self.run, self.plan, lost)
         for variant in alike:
             write_json(self.run.status(variant), self.lost_status(launch, ended))
         if alike:

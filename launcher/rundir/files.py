@@ -16,8 +16,8 @@ from gpurun.launcher.rundir.records import (
     Balance,
     Event,
     FailureRecord,
-    Fit,
-    OrderHead,
+    LaunchHead,
+    MaxBatch,
     PointRecord,
     Restart,
     StepRecord,
@@ -31,9 +31,9 @@ T = TypeVar("T")
 class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
-    def read_order_head(self, launch_id: str) -> OrderHead:
+    def read_launch_head(self, launch_id: str) -> LaunchHead:
         """Of any launch, of a workload or a program."""
-        return read_json(self.order(launch_id), OrderHead)
+        return read_json(self.launch_config(launch_id), LaunchHead)
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written."""
@@ -58,8 +58,8 @@ class RunDir(RunPaths):
         path = self.facts(variant_id)
         return read_json(path, VariantFacts) if path.exists() else VariantFacts()
 
-    def read_fit(self) -> Fit | None:
-        return read_json(self.fit, Fit) if self.fit.exists() else None
+    def read_max_batch(self) -> MaxBatch | None:
+        return read_json(self.max_batch, MaxBatch) if self.max_batch.exists() else None
 
     def read_balance(self, variant_id: str) -> Balance | None:
         """`None` where no devices have been measured for it, or not yet."""

@@ -31,7 +31,7 @@ class RunPaths:
         return self.path / "invocation.json"
 
     @property
-    def fit(self) -> Path:
+    def max_batch(self) -> Path:
         """What `global_batch: max` came to."""
         return self.path / "fit.json"
 
@@ -51,7 +51,7 @@ class RunPaths:
     def launch(self, launch_id: str) -> Path:
         return self.path / "launches" / launch_id
 
-    def order(self, launch_id: str) -> Path:
+    def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
 
     def events(self, launch_id: str) -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.training import step
 from gpurun.launcher.worker.training.batches import step_generator
 from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
@@ -108,17 +108,17 @@ def workload(kind: str, num_workers: int = 0) -> Workload:
 KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset")
 
 
-def order(strategy: str, world: int, variants: tuple[VariantOrder, ...]) -> LaunchOrder:
-    return LaunchOrder(
+def order(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
+    return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=("cpu",) * world, backend="gloo" if strategy == "ddp" else None, precision="fp64", seed=SEED,
         threads=1, variants=variants, baseline=variants[0].id, warmup=1, rounds=1, looks=(),
     )  # fmt: skip
 
 
-def variants_of(world: int) -> tuple[VariantOrder, ...]:
+def variants_of(world: int) -> tuple[VariantConfig, ...]:
     return tuple(
-        VariantOrder("-".join(map(str, split)) + f"-acc{accumulate}", split, accumulate)
+        VariantConfig("-".join(map(str, split)) + f"-acc{accumulate}", split, accumulate)
         for split in SPLITS[world]
         for accumulate in (1, 3)
     )
@@ -172,7 +172,7 @@ def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float
 
 def checks(rank: int) -> dict[str, Any]:
     """What the run's own check says: as it is, with plain DDP's weights, and without enough memory."""
-    variants = (VariantOrder("even", (32, 32), 1), VariantOrder("uneven", (48, 16), 1))
+    variants = (VariantConfig("even", (32, 32), 1), VariantConfig("uneven", (48, 16), 1))
     found: dict[str, Any] = {}
     trainer = Trainer(workload("mean"), order("ddp", 2, variants), rank)
     launch = order("ddp", 2, variants)
@@ -192,7 +192,7 @@ def checks(rank: int) -> dict[str, Any]:
 
 def ablation(rank: int) -> dict[str, Any]:
     """Steps without communication let the ranks drift apart; the saved state brings them back."""
-    variants = (VariantOrder("uneven", (18, 6), 1),)
+    variants = (VariantConfig("uneven", (18, 6), 1),)
     trainer = Trainer(workload("mean"), order("ddp", 2, variants), rank)
     trainer.step(trainer.prepare(variants[0], 0), NoClock())
     saved, spread = trainer.save_state(), []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpurun.launcher.rundir.files import read_json
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 
 STEPS_BEFORE_FAULT = 3
 
@@ -113,7 +113,7 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
     from gpurun.launcher.worker.base.failure import record_failure
     from gpurun.launcher.worker.base.process_group import close_group, finish, init_group
 
-    order, rank = read_json(Path(argv[0]), LaunchOrder), int(argv[1])
+    order, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
     torch.set_num_threads(1)
     when, _, name = argv[3].rpartition(" ") if argv[3] not in FAULTS else ("", "", argv[3])
 
@@ -147,7 +147,7 @@ def describe_listeners(argv: Sequence[str]) -> None:
 
     from gpurun.launcher.worker.base.process_group import close_group, init_group
 
-    order, rank = read_json(Path(argv[0]), LaunchOrder), int(argv[1])
+    order, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
     init_group(order, rank)
     dist.all_reduce(torch.ones(1))
     mark(order.run_dir, f"listeners{rank}", json.dumps(listening_addresses()))

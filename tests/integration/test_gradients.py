@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration import gradient_worker as worker
@@ -94,8 +94,8 @@ def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def check(model: nn.Module, precision: str = "fp64") -> dict[str, Any]:
     """The check's facts about an uneven split of `dp` on two CPU devices."""
-    variants = (VariantOrder("uneven", (48, 16), 2),)
-    launch = LaunchOrder(
+    variants = (VariantConfig("uneven", (48, 16), 2),)
+    launch = LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp", devices=("cpu", "cpu"),
         backend=None, precision=precision, seed=0, threads=1, variants=variants, baseline=None, warmup=1,
         rounds=1, looks=(),

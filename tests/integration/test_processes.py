@@ -18,7 +18,7 @@ from gpurun.launcher.processes.exits import Exit
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
@@ -72,12 +72,12 @@ def wait_for(pool: WorkerPool, *files: Path) -> None:
 
 
 def order_in(folder: Path, launch: str) -> Path:
-    order = LaunchOrder(
+    order = LaunchConfig(
         launch=launch, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
         devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
         baseline=None, warmup=0, rounds=1, looks=(),
     )  # fmt: skip
-    path = RunDir(folder).order(launch)
+    path = RunDir(folder).launch_config(launch)
     write_json(path, order)
     return path
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.records import ProfileOrder
+from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.worker.profiling.profiler import capture, memory_history
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
 
-def traced(path: Path, order: ProfileOrder) -> list[dict[str, Any]]:
+def traced(path: Path, order: ProfileConfig) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     model = CpuDataParallel(nn.Linear(4, 4), 2)
     capture(lambda: model(torch.ones(6, 4), (4, 2)).sum().backward(), order, path, all_threads=True)
@@ -27,7 +27,7 @@ def traced(path: Path, order: ProfileOrder) -> list[dict[str, Any]]:
 
 def test_a_trace_holds_the_steps_and_all_replicas(tmp_path: Path) -> None:
     path = tmp_path / "variants" / "v" / "rank0.pt.trace.json.gz"
-    events = traced(path, ProfileOrder(2, shapes=True))
+    events = traced(path, ProfileConfig(2, shapes=True))
     steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
     linear = [event for event in events if event.get("name") == "aten::linear"]
     assert steps == {"ProfilerStep#1", "ProfilerStep#2"}
@@ -40,7 +40,7 @@ def test_a_trace_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path:
     path = tmp_path / "taken" / "rank0.pt.trace.json.gz"
     (tmp_path / "taken").write_text("a file, not a folder")
     with pytest.raises(MachineError, match="can't write the trace"):
-        traced(path, ProfileOrder(1))
+        traced(path, ProfileConfig(1))
     assert (tmp_path / "taken").read_text() == "a file, not a folder"
 
 
@@ -48,7 +48,7 @@ def test_modules_are_named_where_they_are_asked_for(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     for modules in (False, True):
         path = tmp_path / f"{modules}.json.gz"
-        capture(lambda: model(torch.ones(2, 4)).sum().backward(), ProfileOrder(1, modules=modules), path)
+        capture(lambda: model(torch.ones(2, 4)).sum().backward(), ProfileConfig(1, modules=modules), path)
         (rank,) = analyse_paths([path]).ranks
         assert [row.name for row in rank.modules] == (["Linear_0"] if modules else [])
 
@@ -56,7 +56,7 @@ def test_modules_are_named_where_they_are_asked_for(tmp_path: Path) -> None:
 def test_ranks_are_aligned_after_the_recording_starts_and_before_the_first_step(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json.gz"
     ones = torch.ones(4)
-    capture(lambda: None, ProfileOrder(1), path, align=lambda: ones.sum())
+    capture(lambda: None, ProfileConfig(1), path, align=lambda: ones.sum())
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
     aligned = [event for event in events if event.get("name") == "aten::sum"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gpurun import Workload
-from gpurun.launcher.rundir.records import VariantOrder
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.gradient_worker import order
@@ -37,7 +37,7 @@ def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def test_weights_buffers_and_optimizer_come_back() -> None:
     model = Stubborn()
-    variant = VariantOrder("single-1", (8,), 1)
+    variant = VariantConfig("single-1", (8,), 1)
     job = Workload(model, batch, nn.functional.cross_entropy, optimizer=torch.optim.Adam)
     trainer = Trainer(job, order("single", 1, (variant,)), 0)
 

@@ -14,11 +14,12 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from PIL import Image
 
 from gpurun.launcher.errors import ParamsError, VariantError
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.user_error import UserError
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
+from tests.known import known
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model.py"
 GOOD = """\
@@ -45,11 +46,11 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchOrder:
-    return LaunchOrder(
+def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchConfig:
+    return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantOrder("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
     )  # fmt: skip
 
 
@@ -203,9 +204,9 @@ def test_the_worker_checks_params_by_the_rule_of_jobs(
     with pytest.raises(ParamsError) if said else nullcontext() as caught:
         start(GOOD + MADE, tmp_path, f"train.py:{name}", **params)
     if said:
-        assert str(caught.value).startswith(f"{tmp_path}/train.py:")
-        assert str(caught.value).endswith(said)
-        assert caught.value.exit_code == 2
+        assert str(known(caught).value).startswith(f"{tmp_path}/train.py:")
+        assert str(known(caught).value).endswith(said)
+        assert known(caught).value.exit_code == 2
 
 
 def test_model_tensors_left_on_another_device(tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: P
     for number in range(2):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     params = {"images": str(tmp_path), "max_images": 1, "num_workers": 0}
-    variants = (VariantOrder("large", (2,), 1), VariantOrder("small", (1,), 1))
+    variants = (VariantConfig("large", (2,), 1), VariantConfig("small", (1,), 1))
     trainer = Trainer(load_workload("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
     trainer.prepare(variants[1], 0)
     with pytest.raises(ParamsError, match="takes 2 images, but only 1 can"):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from gpurun import Workload
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import LaunchOrder, ProfileOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
 from gpurun.launcher.worker.base.process_group import init_group, join_store, open_store
 from gpurun.launcher.worker.profiling.profiler import capture
 from gpurun.launcher.worker.training.step import NoClock
@@ -227,7 +227,7 @@ def hook(link: Link, now: Now) -> Any:
 
 def trace(trainer: Trainer, now: Now, session: Session, number: int) -> None:
     variant_id = capture_id(now.case, number)
-    variant = VariantOrder(variant_id, now.case.split, 1)
+    variant = VariantConfig(variant_id, now.case.split, 1)
     inputs = iter([trainer.prepare(variant, step) for step in range(session.num_steps + 1)])
     lengths = []
 
@@ -237,12 +237,12 @@ def trace(trainer: Trainer, now: Now, session: Session, number: int) -> None:
         lengths.append(watch.take())
 
     path = RunDir(Path(session.run_dir)).trace(variant_id, now.rank)
-    capture(run_one_step, ProfileOrder(session.num_steps, shapes=True), path, align=dist.barrier)
+    capture(run_one_step, ProfileConfig(session.num_steps, shapes=True), path, align=dist.barrier)
     write_json(lengths_file(session.run_dir, variant_id, now.rank), lengths[1:])
 
 
-def launch_order(session: Session) -> LaunchOrder:
-    return LaunchOrder(
+def launch_order(session: Session) -> LaunchConfig:
+    return LaunchConfig(
         launch="truth",
         run_dir=session.run_dir,
         workload="truth",
@@ -255,7 +255,7 @@ def launch_order(session: Session) -> LaunchOrder:
         seed=session.seed,
         threads=1,
         variants=tuple(
-            VariantOrder(capture_id(case, number), case.split, 1) for _, case, number in session.captures
+            VariantConfig(capture_id(case, number), case.split, 1) for _, case, number in session.captures
         ),
         baseline=None,
         warmup=0,

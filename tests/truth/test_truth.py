@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpurun.launcher.rundir.records import ProfileOrder
+from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.worker.profiling.profiler import capture
 from tests.truth.plan import FAULTS, Fault
@@ -49,7 +49,7 @@ def test_a_large_copy_to_a_gpu_has_its_true_size(tmp_path: Path) -> None:
         torch.mm(factor, factor)
 
     path = tmp_path / "rank0.pt.trace.json.gz"
-    capture(run_one_step, ProfileOrder(GPU_STEPS), path)
+    capture(run_one_step, ProfileConfig(GPU_STEPS), path)
     (rank,) = analyse_paths([path]).ranks
     shown_ms = sorted(step.exposed_memcpy_us / 1000 for step in rank.steps)[GPU_STEPS // 2]
     assert abs(shown_ms / copy_ms(large) - 1) <= BOUND

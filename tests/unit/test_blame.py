@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.outcome import outcome_error
-from gpurun.launcher.failures.restart import can_pass, is_everywhere
+from gpurun.launcher.failures.restart import fails_everywhere, is_transient
 from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
 from gpurun.launcher.inspect.frames import OURS
 from gpurun.launcher.processes.exits import Exit
@@ -171,8 +171,8 @@ def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files:
     )
     failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
     assert failure.headline.startswith("rank 0 found a mistake in the job: params of gpt: width must")
-    assert is_everywhere(failure)
-    assert not can_pass(failure)
+    assert fails_everywhere(failure)
+    assert not is_transient(failure)
     hinted = replace(mistake, message="train.py:1: build has no parameter `widht`\n    did you mean `width`?")
     assert root_cause([ended(0, 1, 5.0)], [hinted], None).reason == (
         "rank 0 found a mistake in the job: train.py:1: build has no parameter `widht`; did you mean `width`?"

@@ -9,7 +9,7 @@ import pytest
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
 from gpurun.launcher.inspect.remote_inspection import answer, asked, look_at
-from gpurun.launcher.inspect.snapshot import Sight
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.nodes.facts import Facts
@@ -70,9 +70,9 @@ def test_the_largest_batch_is_found_on_one_machine(tmp_path: Path) -> None:
 
 def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
     plan = plan_of("script: train.py\ndevices: cpu:1\n", tmp_path)
-    run, sight = RunDir(tmp_path / "run"), Sight(1, 42, 7, (), ())
+    run, sight = RunDir(tmp_path / "run"), RankSnapshot(1, 42, 7, (), ())
     write_json(run.plan, plan)
-    found: list[tuple[Sight, ...]] = []
+    found: list[tuple[RankSnapshot, ...]] = []
     person = threading.Thread(target=lambda: found.append(look_at(run, "01")))
     person.start()
     while (token := asked(run, "01")) is None:

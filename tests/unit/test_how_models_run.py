@@ -19,12 +19,12 @@ from gpurun.launcher.plan.launch_config import order_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import LaunchOrder, StepRecord, VariantOrder, VariantStatus
+from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
 from gpurun.launcher.worker.training.compiled import compile_in_place
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.unit.test_plan_expand import FakeGpu, FakeMachine
+from tests.unit.machines import FakeGpu, FakeMachine
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def plan_of(text: str, machine: FakeMachine | None = None) -> Plan:
     return build_plan(spec_of(text), machine or FakeMachine(cpu_cores=4))
 
 
-def orders(text: str) -> list[LaunchOrder]:
+def orders(text: str) -> list[LaunchConfig]:
     spec, machine = spec_of(text), FakeMachine(cpu_cores=4)
     plan = build_plan(spec, machine)
     return [
@@ -135,11 +135,11 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path) -> None:
     assert "2 workloads, each measured by itself" in render_table(comparison, 100, True)
 
 
-def order(split: tuple[int, ...], **changes: object) -> LaunchOrder:
-    base = LaunchOrder(
+def order(split: tuple[int, ...], **changes: object) -> LaunchConfig:
+    base = LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp",
         devices=("cpu",) * len(split), backend=None, precision="fp64", seed=0, threads=1,
-        variants=(VariantOrder("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
     )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -170,7 +170,7 @@ def test_a_model_with_batch_norm_is_told_apart() -> None:
     trainer = Trainer(workload, order((2, 1), channels_last=True, precision="fp32"), 0)
     (warning,) = model_warnings(trainer)
     assert warning.startswith("the model has BatchNorm")
-    step = trainer.prepare(VariantOrder("v", (2, 1), 1), 0).load()
+    step = trainer.prepare(VariantConfig("v", (2, 1), 1), 0).load()
     assert step.micro_batches[0].inputs.is_contiguous(memory_format=torch.channels_last)
     convolution = next(m for m in trainer.model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 3)
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
-from gpurun.launcher.compare.figures.batch_curve import knee
+from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.jobfile.load import check_source
@@ -19,11 +19,11 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import largest_batch
 from gpurun.launcher.processes.signals import interruptible
-from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
+from gpurun.launcher.report.terminal.curves import batch_curve_lines
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
-from gpurun.launcher.rundir.records import Attempt, FitOrder
+from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import largest_batch as fit
 
 
@@ -183,7 +183,7 @@ def test_where_nothing_fails_the_searchs_own_limit_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory runs out in steps that take none."""
-    order = FitOrder(
+    order = MaxBatchConfig(
         workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
         accumulate=1, keeps_gradients=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,

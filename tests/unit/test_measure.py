@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchOrder, RoundTime, StepRecord, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, RoundTime, StepRecord, VariantConfig
 from gpurun.launcher.stats.looks import looks
 from gpurun.launcher.worker.accelerators.clock import CpuClock
 from gpurun.launcher.worker.base.journal import Journal
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 @dataclass
 class FakeInput:
-    variant: VariantOrder
+    variant: VariantConfig
     step: int
     nbytes: int = 100 << 20
 
@@ -41,7 +41,7 @@ class FakeTrainer:
     """How many steps without communication had been made at each `restore_state`."""
     warm_up_ms: list[float] = field(default_factory=list)
 
-    def prepare(self, variant: VariantOrder, step: int) -> FakeInput:
+    def prepare(self, variant: VariantConfig, step: int) -> FakeInput:
         self.now_ns += 500 * MS  # drawing a batch is slow, and must not be seen in any step
         self.drawn.append((variant.id, step))
         return FakeInput(variant, step)
@@ -82,7 +82,7 @@ def bench(
     early: bool = True,
     **changes: Any,
 ) -> tuple[Bench, FakeTrainer]:
-    variants = tuple(VariantOrder(name, (4, 4), 1) for name in step_ms)
+    variants = tuple(VariantConfig(name, (4, 4), 1) for name in step_ms)
     fields: dict[str, Any] = {
         "launch": "01-ddp-2",
         "run_dir": str(tmp_path),
@@ -101,7 +101,7 @@ def bench(
         "rounds": rounds,
         "looks": looks(rounds, len(step_ms) - 1, early),
     }
-    order = LaunchOrder(**{**fields, **changes})
+    order = LaunchConfig(**{**fields, **changes})
     trainer = FakeTrainer(step_ms)
     clock = CpuClock(now_ns=lambda: trainer.now_ns)
     journal = Journal(order, 0)

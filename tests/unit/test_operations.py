@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.failures.reporter import Account
-from gpurun.launcher.failures.restart import can_pass, is_everywhere, pause_s
+from gpurun.launcher.failures.reporter import Reporter
+from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pause_s
 from gpurun.launcher.failures.root_cause import Failure
-from gpurun.launcher.inspect.hang_watchdog import Pace
+from gpurun.launcher.inspect.hang_watchdog import HangWatchdog
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
 from gpurun.launcher.machine.limits import check_open_files, remedy, start_problem
 from gpurun.launcher.run.stage import START_S, allowed_s
@@ -38,12 +38,12 @@ FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "Run
     [("NameError", True), ("UserError", True), ("AssertionError", False), ("RuntimeError", False)],
 )
 def test_what_another_strategy_can_not_avoid(error: str, everywhere: bool) -> None:
-    assert is_everywhere(replace(FAILED, kind="user", error=error)) is everywhere
+    assert fails_everywhere(replace(FAILED, kind="user", error=error)) is everywhere
 
 
 def test_the_same_exception_is_explained_once(tmp_path: Path) -> None:
     said: list[str] = []
-    account = Account(RunDir(tmp_path), said.append)
+    account = Reporter(RunDir(tmp_path), said.append)
     traced = replace(FAILED, message="no luck", traceback='  File "train.py", line 3, in build\n')
     account.failure(traced, "01-ddp-2", "host")
     account.failure(replace(traced, rank=0), "02-dp-2", "host")
@@ -58,7 +58,7 @@ def test_no_terminal_obeys_the_words_of_an_exception(tmp_path: Path) -> None:
     log = RunDir(tmp_path).log("01-ddp-2", 1)
     log.parent.mkdir(parents=True)
     log.write_text("\x1b[1;1Hsaid before\n")
-    Account(RunDir(tmp_path), said.append).failure(replace(FAILED, message=words), "01-ddp-2", "host")
+    Reporter(RunDir(tmp_path), said.append).failure(replace(FAILED, message=words), "01-ddp-2", "host")
     assert "\x1b" not in said[0]
     assert "rank 1 raised X: red\n" in said[0]
     assert "line 2" in said[0]
@@ -88,7 +88,7 @@ def test_a_start_has_a_minute_whatever_a_variant_may_take() -> None:
     ],
 )
 def test_what_may_pass(failure: Failure, passes: bool) -> None:
-    assert can_pass(failure) is passes
+    assert is_transient(failure) is passes
 
 
 def test_pauses_double_up_to_a_limit() -> None:
@@ -152,7 +152,7 @@ def test_no_step_and_no_event_is_a_hang_told_once(tmp_path: Path) -> None:
     now = 100.0
     make_folder(tmp_path)
     block = ControlBlock(tmp_path, 0, create=True)
-    pace = Pace(tmp_path, 10.0, clock=lambda: now)
+    pace = HangWatchdog(tmp_path, 10.0, clock=lambda: now)
     now = 109.0
     assert not pace.hangs(heard=False)  # the block is new
     now = 118.0
@@ -175,13 +175,13 @@ def test_no_step_and_no_event_is_a_hang_told_once(tmp_path: Path) -> None:
 
 def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
     now = 0.0
-    pace = Pace(tmp_path, 10.0, clock=lambda: now)
+    pace = HangWatchdog(tmp_path, 10.0, clock=lambda: now)
     for now in range(0, 100, 5):  # noqa: B007  # read by the clock
         assert not pace.hangs(heard=False)
 
 
 def test_without_a_limit_nothing_hangs(tmp_path: Path) -> None:
-    assert not Pace(tmp_path, None, clock=iter([0.0, 1e9]).__next__).hangs(heard=False)
+    assert not HangWatchdog(tmp_path, None, clock=iter([0.0, 1e9]).__next__).hangs(heard=False)
 
 
 def test_a_run_belongs_to_one_command(tmp_path: Path) -> None:

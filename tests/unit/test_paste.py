@@ -41,7 +41,7 @@ def test_the_loss_is_weighted_as_the_workloads_is(files: Any, loss: str | None, 
 def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> None:
     hand_made.write_splits(files)
     write_json(files.run.launch_facts("01-ddp-2"), {hand_made.UNEVEN.id: VariantFacts(loss="sum")})
-    write_json(files.run.order("01-ddp-2"), {"variants": [{"id": hand_made.UNEVEN.id}]})
+    write_json(files.run.launch_config("01-ddp-2"), {"variants": [{"id": hand_made.UNEVEN.id}]})
     facts = merged_facts(files.run, hand_made.splits_plan(), hand_made.UNEVEN.id)
     assert facts.loss == "sum"
     write_json(files.run.facts(hand_made.UNEVEN.id), facts)
@@ -49,8 +49,10 @@ def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> No
 
 
 def test_gpus_are_given_their_batches(files: Any) -> None:
-    assert ".cuda()" not in pasted(files)
-    assert "inputs, targets = inputs.cuda(), targets.cuda()\n" in pasted(files, devices=("cuda:0", "cuda:1"))
+    assert "cuda" not in pasted(files)
+    assert 'inputs, targets = inputs.to("cuda"), targets.to("cuda")\n' in pasted(
+        files, devices=("cuda:0", "cuda:1")
+    )
 
 
 def test_devices_without_samples_have_no_rank(files: Any) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,10 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.launch_config import order_for
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.rundir.records import LaunchOrder, ProfileOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from tests.unit.machines import FakeGpu, FakeMachine
 
-
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 8
-    gpus: tuple[FakeGpu, ...] = ()
-
-
-CPU = FakeMachine()
+CPU = FakeMachine(8)
 GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
 
@@ -47,7 +33,7 @@ def spec_of(**job: Any) -> JobSpec:
     return spec
 
 
-def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchOrder]:
+def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
     plan = build_plan(spec, machine)
     return [
         order_for(
@@ -140,7 +126,7 @@ def test_ddp_ranks_see_their_own_gpu_only() -> None:
 def test_an_order_holds_all_that_workers_need() -> None:
     spec = spec_of(compare={"split": ["even", [48, 16]]}, accumulate=2, params={"width": 8}, seed=3)
     (order,) = orders(spec, CPU)
-    assert order == LaunchOrder(
+    assert order == LaunchConfig(
         launch="01-ddp-2",
         run_dir="/run",
         workload="gpt",
@@ -152,18 +138,18 @@ def test_an_order_holds_all_that_workers_need() -> None:
         precision="fp32",
         seed=3,
         threads=4,
-        variants=(VariantOrder("ddp-2-even", (32, 32), 2), VariantOrder("ddp-2-48-16", (48, 16), 2)),
+        variants=(VariantConfig("ddp-2-even", (32, 32), 2), VariantConfig("ddp-2-48-16", (48, 16), 2)),
         baseline="ddp-2-even",
         warmup=10,
         rounds=28,
         looks=((8, 0.05),),
         prior={},
         gradient_check=True,
-        profile=ProfileOrder(3),
+        profile=ProfileConfig(3),
         ablation_rounds=6,
         draw="/run",
     )
-    assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchOrder) == order
+    assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchConfig) == order
 
 
 def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
@@ -181,7 +167,7 @@ def test_the_baseline_is_named_only_where_it_runs() -> None:
 def test_what_a_trace_holds_and_of_which_ranks() -> None:
     profile = {"steps": 2, "modules": True, "ranks": [1]}
     (order,) = orders(spec_of(profile=profile), CPU)
-    assert order.profile == ProfileOrder(2, modules=True, ranks=(1,))
+    assert order.profile == ProfileConfig(2, modules=True, ranks=(1,))
     with pytest.raises(SpecError, match="no variant has a rank 2: the ranks are 0 to 1"):
         build_plan(spec_of(profile={"ranks": [0, 2]}), CPU)
 

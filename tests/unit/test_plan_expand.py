@@ -1,7 +1,6 @@
 """`compare` as variants: merging, leaving out, names, baseline."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,7 @@ from gpurun.launcher.jobfile.model import Compare, JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.expand import Expansion, expand
 from gpurun.launcher.plan.ids import make_unique
-
-
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 2
-    gpus: tuple[FakeGpu, ...] = ()
+from tests.unit.machines import FakeGpu, FakeMachine
 
 
 def spec_of(text: str) -> JobSpec:

@@ -18,7 +18,7 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.report.tensorboard.series import curve_points
 from gpurun.launcher.report.terminal.curves import curve_lines
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchOrder, PointRecord, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone
@@ -28,7 +28,7 @@ from gpurun.workloads.probes import allreduce, h2d
 from gpurun.workloads.probes import crossover as crossover_probe
 from gpurun.workloads.probes import matmul as matmul_probe
 from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
-from tests.unit.test_plan_expand import FakeMachine
+from tests.unit.machines import FakeMachine
 
 CPU = Site((torch.device("cpu"),), 1, torch.float32)
 
@@ -106,10 +106,10 @@ class FakeWork:
 
 
 def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
-    order = LaunchOrder(
+    order = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantOrder("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
     )  # fmt: skip
     work = FakeWork()
     journal = Journal(order, 0)
@@ -207,10 +207,10 @@ def test_where_no_straight_line_fits_none_is_claimed() -> None:
 
 
 def test_a_busy_machine_is_told_beside_the_curves(tmp_path: Path) -> None:
-    order = LaunchOrder(
+    order = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantOrder("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
     )  # fmt: skip
     work, journal = FakeWork(), Journal(order, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)

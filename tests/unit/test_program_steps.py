@@ -10,7 +10,7 @@ import torch
 
 import gpurun
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import OrderedVariant, ProfileOrder, ProgramOrder, StepRecord
+from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
 from gpurun.launcher.worker.accelerators.stamps import CudaStamps
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import watch_steps
@@ -38,8 +38,8 @@ class Ticks:
         pass
 
 
-def an_order(folder: Path, warmup: int = 10) -> ProgramOrder:
-    return ProgramOrder(
+def an_order(folder: Path, warmup: int = 10) -> ProgramConfig:
+    return ProgramConfig(
         launch="01-script-1",
         run_dir=str(folder),
         job_dir=str(folder),
@@ -49,7 +49,7 @@ def an_order(folder: Path, warmup: int = 10) -> ProgramOrder:
         seed=None,
         world_size=1,
         warmup=warmup,
-        variants=(OrderedVariant("script-1"),),
+        variants=(VariantRef("script-1"),),
     )
 
 
@@ -242,7 +242,7 @@ class FakeProfiler:
 
 def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Path) -> None:
     profiler = FakeProfiler()
-    tracer = StepTracer(ProfileOrder(steps=2), tmp_path / "trace.json", 30, new_profiler=lambda: profiler)
+    tracer = StepTracer(ProfileConfig(steps=2), tmp_path / "trace.json", 30, new_profiler=lambda: profiler)
     order = an_order(tmp_path)
     recorder = StepRecorder(order, 0, RunDir(tmp_path), tracer=tracer, stamps=Ticks())
     for _ in range(40):
@@ -277,7 +277,7 @@ def test_captured_steps_and_the_one_in_which_they_are_written_are_not_timed(reco
 
 
 def test_a_capture_puts_the_programs_own_trace_off(recorder: StepRecorder, tmp_path: Path) -> None:
-    tracer = StepTracer(ProfileOrder(2), tmp_path / "rank0.pt.trace.json.gz", first=4)
+    tracer = StepTracer(ProfileConfig(2), tmp_path / "rank0.pt.trace.json.gz", first=4)
     tracer.postpone(3)
     assert tracer.first == 5
     tracer.postpone(1)

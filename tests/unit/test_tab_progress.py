@@ -76,7 +76,7 @@ def test_it_says_what_runs_and_how_long_it_takes(run: RunDir) -> None:
 
 def test_a_launch_that_started_again_is_followed(run: RunDir) -> None:
     for name in ("02-ddp-2", "02-ddp-2~2"):
-        write_json(run.order(name), {})
+        write_json(run.launch_config(name), {})
     append_lines(run.events("02-ddp-2~2"), [Event(time.time_ns(), "round", IDS[0], 2, 4)])
     found = progress_answer(own(run), LiveDevices())
     assert (found["stage"]["variant"], found["stage"]["round"]) == (IDS[0], 2)

@@ -1,10 +1,21 @@
 """The files through which workers and the command speak, one dataclass each.
 
-The run directory is the only channel back from a worker. `LaunchOrder` goes in, the rest comes out. All are
+The run directory is the only channel back from a worker. `LaunchConfig` goes in, the rest comes out. All are
 JSON, encoded and checked by msgspec.
 """
 
-from gpurun.launcher.rundir.records.balance import Attempt, Balance, Curve, Fit, Prediction
+from gpurun.launcher.rundir.records.balance import Attempt, Balance, Curve, MaxBatch, Prediction
+from gpurun.launcher.rundir.records.config import (
+    BalanceConfig,
+    CaptureRequest,
+    LaunchConfig,
+    LaunchHead,
+    MaxBatchConfig,
+    ProfileConfig,
+    ProgramConfig,
+    VariantConfig,
+    VariantRef,
+)
 from gpurun.launcher.rundir.records.measured import (
     Kind,
     LossOver,
@@ -13,43 +24,32 @@ from gpurun.launcher.rundir.records.measured import (
     StepRecord,
     VariantFacts,
 )
-from gpurun.launcher.rundir.records.orders import (
-    BalanceOrder,
-    CaptureRequest,
-    FitOrder,
-    LaunchOrder,
-    OrderedVariant,
-    OrderHead,
-    ProfileOrder,
-    ProgramOrder,
-    VariantOrder,
-)
 from gpurun.launcher.rundir.records.outcome import Event, FailureRecord, Restart, RootCause, VariantStatus
 
 __all__ = [
     "Attempt",
     "Balance",
-    "BalanceOrder",
+    "BalanceConfig",
     "CaptureRequest",
     "Curve",
     "Event",
     "FailureRecord",
-    "Fit",
-    "FitOrder",
     "Kind",
-    "LaunchOrder",
+    "LaunchConfig",
+    "LaunchHead",
     "LossOver",
-    "OrderHead",
-    "OrderedVariant",
+    "MaxBatch",
+    "MaxBatchConfig",
     "PointRecord",
     "Prediction",
-    "ProfileOrder",
-    "ProgramOrder",
+    "ProfileConfig",
+    "ProgramConfig",
     "Restart",
     "RootCause",
     "RoundTime",
     "StepRecord",
+    "VariantConfig",
     "VariantFacts",
-    "VariantOrder",
+    "VariantRef",
     "VariantStatus",
 ]

@@ -62,7 +62,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MaxBatch:
     """What `global_batch: max` came to; `fit.json`."""
 
     global_batch: int

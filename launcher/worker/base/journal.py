@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Balance, Event, Kind, LaunchOrder, StepRecord, VariantFacts
+from gpurun.launcher.rundir.records import Balance, Event, Kind, LaunchConfig, StepRecord, VariantFacts
 from gpurun.launcher.worker.accelerators.clock import StepTiming
 from gpurun.launcher.worker.meters.interference import QUIET, BlockNoise
 
@@ -18,7 +18,7 @@ Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profil
 class Journal:
     """Append-only step records of every rank; events and facts of rank 0 alone."""
 
-    order: LaunchOrder
+    order: LaunchConfig
     rank: int
     stage: Stage = "start"
     variant: str | None = None

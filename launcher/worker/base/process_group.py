@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from gpurun.launcher.machine.loopback import LOOPBACK
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.rundir.files import RunDir, write_bytes
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.entry.child import finish
 
 __all__ = ["close_group", "finish", "init_group"]
@@ -23,7 +23,7 @@ _RENDEZVOUS_TIMEOUT_S = 120.0
 """Ranks start within milliseconds of each other; a minute may pass on a machine that swaps."""
 
 
-def init_group(order: LaunchOrder, rank: int) -> None:
+def init_group(order: LaunchConfig, rank: int) -> None:
     """Joins all ranks of the launch.
 
     With `nccl`, tensors on the CPU go by gloo.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gpurun.launcher.rundir.files import append_lines
-from gpurun.launcher.rundir.records import LaunchOrder, PointRecord
+from gpurun.launcher.rundir.records import LaunchConfig, PointRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.collection import no_garbage_collection
@@ -41,7 +41,7 @@ class ProbeBench:
     """What tells whether others had the cores meanwhile; without one nobody asks."""
 
     @property
-    def order(self) -> LaunchOrder:
+    def order(self) -> LaunchConfig:
         return self.journal.order
 
     def run(self) -> None:
@@ -126,7 +126,7 @@ class ProbeBench:
         )
 
 
-def site_of(order: LaunchOrder, rank: int) -> Site:
+def site_of(order: LaunchConfig, rank: int) -> Site:
     """What this rank has to measure on, and in what; sets the process's mode of float32 products."""
     precision = PRECISIONS[order.precision]
     precision.apply()

@@ -8,7 +8,7 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import read_json
-from gpurun.launcher.rundir.records import LaunchOrder, LossOver, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, LossOver, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import clock_for
 from gpurun.launcher.worker.base.failure import record_failure
@@ -33,7 +33,7 @@ from gpurun.workloads.probes.base import Probe
 def main(argv: Sequence[str]) -> None:
     """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
     rank = int(argv[1])
-    order = read_json(Path(argv[0]), LaunchOrder)
+    order = read_json(Path(argv[0]), LaunchConfig)
     journal = Journal(order, rank)
     try:
         run_launch(journal)
@@ -138,7 +138,7 @@ def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
         peers.barrier()
 
 
-def profile_variant(trainer: Trainer, journal: Journal, variant: VariantOrder, peers: Peers) -> None:
+def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, peers: Peers) -> None:
     """One trace per rank that is to be recorded."""
     order, rank, run = journal.order, journal.rank, journal.run
     wanted = order.profile

@@ -26,16 +26,16 @@ from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.nodes.link_options import PULSE_S, LinkOptions
 from gpurun.launcher.nodes.messages import (
     Announce,
-    Beats,
-    Broken,
     Connected,
+    ConnectionLost,
     Frames,
+    Heartbeats,
+    JoinRendezvous,
     LinkReport,
     LinkRequest,
     Mail,
-    Meet,
-    Met,
     Refused,
+    RendezvousDone,
     Send,
     decode_end,
 )
@@ -50,7 +50,7 @@ _LINKS, _HEARD = "links", "heard"
 """How many nodes are connected, and how many of them know how the run ended."""
 
 
-class Link:
+class NodeLink:
     """Carries out the command's requests, and reports what the other nodes do."""
 
     def __init__(self, frames: Frames, options: LinkOptions, store: TCPStore) -> None:
@@ -86,7 +86,7 @@ class Link:
             self._store.set(_mail(request.to, number), request.payload)  # type: ignore[arg-type]  # bytes do as well
         elif isinstance(request, Announce):
             self._store.compare_set(_END_KEY, _NO_END.decode(), request.payload.hex())
-        elif isinstance(request, Meet):
+        elif isinstance(request, JoinRendezvous):
             self._meet(request.num_nodes)
         else:
             self._linger(request.linger_s)
@@ -117,7 +117,7 @@ class Link:
         self._store.add(_beat(options.rank), 1)
         self._store.wait([_beat(rank) for rank in range(num_nodes)])
         self._num_nodes = num_nodes
-        self._frames.send(Met(info.world_size))
+        self._frames.send(RendezvousDone(info.world_size))
 
     def _pulse_if_due(self) -> None:
         if time.monotonic() >= self._next_pulse_s:
@@ -130,7 +130,7 @@ class Link:
         if self._num_nodes:
             self._store.add(_beat(self._options.rank), 1)
             counts = self._store.multi_get([_beat(rank) for rank in range(self._num_nodes)])
-            self._report_if_read(Beats(tuple(int(count) for count in counts)))
+            self._report_if_read(Heartbeats(tuple(int(count) for count in counts)))
         if not self._ended and (announced := self._store.get(_END_KEY)) != _NO_END:
             self._ended = True
             self._store.add(_HEARD, 1)
@@ -248,11 +248,11 @@ def serve(options: LinkOptions, frames: Frames) -> None:
         return
     frames.send(Connected())
     try:
-        Link(frames, options, store).serve()
+        NodeLink(frames, options, store).serve()
     except ConnectionError:
         raise  # the command is gone
     except Exception as error:  # the store's and torch's rendezvous' errors have no class in common
-        frames.send(Broken(str(error).partition("\n")[0]))
+        frames.send(ConnectionLost(str(error).partition("\n")[0]))
 
 
 def main() -> NoReturn:

@@ -9,7 +9,7 @@ from torch.profiler import profile
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import CaptureRequest, LaunchOrder, ProfileOrder, VariantOrder
+from gpurun.launcher.rundir.records import CaptureRequest, LaunchConfig, ProfileConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.entry.child import print_to_log
@@ -35,15 +35,15 @@ def trace_path(run: RunDir, launch: str, number: int, rank: int) -> Path:
     return run.capture(launch, number) / f"rank{rank}.pt.trace.json.gz"
 
 
-def profile_order(request: CaptureRequest) -> ProfileOrder:
-    return ProfileOrder(request.steps, ranks=request.ranks)
+def profile_order(request: CaptureRequest) -> ProfileConfig:
+    return ProfileConfig(request.steps, ranks=request.ranks)
 
 
 @dataclass
 class Live:
     """For workloads, whose ranks agree on the moment when they all take a trace: between two blocks."""
 
-    order: LaunchOrder
+    order: LaunchConfig
     rank: int
     block: ControlBlock | None
     answered: int = 0
@@ -57,7 +57,7 @@ class Live:
         """Number of the newest request that this rank knows of; the ranks take the highest of theirs."""
         return float(self.block.bell) if self.block is not None else 0.0
 
-    def answer(self, asked: float, trainer: Trainer, variant: VariantOrder, peers: Peers) -> None:
+    def answer(self, asked: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """Takes the traces of the requests that have not been answered yet, in steps of their own."""
         run = RunDir(Path(self.order.run_dir))
         while self.answered < asked:
@@ -67,7 +67,7 @@ class Live:
             except MachineError as error:  # nothing that only looks at a job may end it
                 print_to_log(str(error))
 
-    def take(self, run: RunDir, trainer: Trainer, variant: VariantOrder, peers: Peers) -> None:
+    def take(self, run: RunDir, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """One request's trace."""
         request = read_request(run, self.order.launch, self.answered)
         path = trace_path(run, self.order.launch, self.answered, self.rank)

@@ -10,7 +10,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.records import ProfileOrder
+from gpurun.launcher.rundir.records import ProfileConfig
 
 MAX_ALLOCATIONS = 1_000_000
 """Of a snapshot; older ones are forgotten."""
@@ -18,7 +18,7 @@ MAX_ALLOCATIONS = 1_000_000
 
 def capture(
     run_one_step: Callable[[], None],
-    order: ProfileOrder,
+    order: ProfileConfig,
     path: Path,
     *,
     align: Callable[[], None] = lambda: None,
@@ -65,7 +65,7 @@ def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable
         run_one_step()
 
 
-def new_profiler(order: ProfileOrder, all_threads: bool) -> profile:
+def new_profiler(order: ProfileConfig, all_threads: bool) -> profile:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)

@@ -9,7 +9,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.records import ProfileOrder
+from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.worker.entry.child import print_to_log
 from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
 
@@ -22,7 +22,7 @@ class StepTracer:
     these steps is timed.
     """
 
-    order: ProfileOrder
+    order: ProfileConfig
     path: Path
     first: int
     new_profiler: Callable[[], Any] | None = None

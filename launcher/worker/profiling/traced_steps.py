@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpurun.launcher.rundir.records import ProfileOrder, VariantOrder
+from gpurun.launcher.rundir.records import ProfileConfig, VariantConfig
 from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
 from gpurun.launcher.worker.training.step import NoClock
@@ -11,8 +11,8 @@ from gpurun.launcher.worker.training.trainer import Trainer
 
 def trace_steps(
     trainer: Trainer,
-    variant: VariantOrder,
-    wanted: ProfileOrder,
+    variant: VariantConfig,
+    wanted: ProfileConfig,
     peers: Peers,
     path: Path,
     *,

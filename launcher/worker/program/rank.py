@@ -11,7 +11,7 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import ProgramOrder, VariantFacts
+from gpurun.launcher.rundir.records import ProgramConfig, VariantFacts
 from gpurun.launcher.stats.steady import first_traced_step
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port
@@ -32,7 +32,7 @@ NO_STEPS = (
 class ProgramRank:
     """One rank of a program's launch."""
 
-    order: ProgramOrder
+    order: ProgramConfig
     rank: int
     run: RunDir
     recorder: StepRecorder
@@ -92,7 +92,7 @@ class ProgramRank:
 
 def main(argv: Sequence[str]) -> None:
     """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
-    order, rank = read_json(Path(argv[0]), ProgramOrder), int(argv[1])
+    order, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
     run = RunDir(Path(order.run_dir))
     join_launch(order, run)
     set_threads()
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     finish(code)
 
 
-def join_launch(order: ProgramOrder, run: RunDir) -> None:
+def join_launch(order: ProgramConfig, run: RunDir) -> None:
     """What `init_process_group` finds in the environment: the port of the launch's store."""
     os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(order.launch)))
     # Both libraries would otherwise take the first interface that the host's name resolves to.
@@ -142,7 +142,7 @@ def seed(value: int | None) -> None:
         sys.modules["numpy"].random.seed(value % 2**32)
 
 
-def tracer_for(order: ProgramOrder, rank: int, run: RunDir) -> StepTracer | None:
+def tracer_for(order: ProgramConfig, rank: int, run: RunDir) -> StepTracer | None:
     """What takes this rank's trace, if it is to have one."""
     wanted = order.profile
     if wanted is None or not wanted.steps or (wanted.ranks is not None and rank not in wanted.ranks):

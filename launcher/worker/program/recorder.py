@@ -7,7 +7,7 @@ from typing import Any
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, append_lines
-from gpurun.launcher.rundir.records import Event, Kind, ProgramOrder, StepRecord
+from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
 from gpurun.launcher.worker.accelerators.memory import peak_bytes
 from gpurun.launcher.worker.accelerators.stamps import Stamps, stamps_for_program
 from gpurun.launcher.worker.entry.child import print_to_log
@@ -27,7 +27,7 @@ class StepRecorder:
     Every call of a method is a few µs of the program's time; what takes longer waits for `flush`.
     """
 
-    order: ProgramOrder
+    order: ProgramConfig
     rank: int
     run: RunDir
     tracer: StepTracer | None = None

@@ -8,7 +8,7 @@ from typing import Protocol, Self, cast
 import torch
 from torch import nn
 
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.worker.base.nested import Tree
 
@@ -22,7 +22,7 @@ class Strategy(Protocol):
     """Over how many ranks gradients are averaged."""
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchOrder, rank: int, find_unused: bool) -> Self:
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> Self:
         """The model, on its device already, as a rank of the launch runs it."""
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
@@ -41,7 +41,7 @@ class Strategy(Protocol):
         """Rank 0's values, on every rank."""
 
 
-def strategy_of(model: nn.Module, config: LaunchOrder, rank: int, find_unused: bool) -> Strategy:
+def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> Strategy:
     """The model, on its device already, under the launch's strategy.
 
     Args:

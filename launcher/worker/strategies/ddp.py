@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.workloads.base import on_device
 
@@ -51,7 +51,7 @@ class Ddp:
         )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchOrder, rank: int, find_unused: bool) -> "Ddp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Ddp":
         """The model as a rank of the launch runs it."""
         skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in config.variants)
         device = torch.device(config.devices[rank])

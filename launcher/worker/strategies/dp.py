@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.strategies.apply_times import apply_times_ms
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
@@ -25,7 +25,7 @@ class Dp(OneProcess):
         )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchOrder, rank: int, find_unused: bool) -> "Dp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Dp":
         """The model on all devices of the launch."""
         return cls(model, [torch.device(device) for device in config.devices], **config.options)
 

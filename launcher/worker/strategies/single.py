@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from gpurun.launcher.rundir.records import LaunchOrder
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.workloads.base import on_device
 
@@ -37,7 +37,7 @@ class Single(OneProcess):
         self.model, self.device, self.index = model, device, index
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchOrder, rank: int, find_unused: bool) -> "Single":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Single":
         """The model on the device of the rank."""
         return cls(model, torch.device(config.devices[rank]), rank, **config.options)
 

@@ -17,7 +17,7 @@ from gpurun.launcher.balance.calibrate import (
     predict,
 )
 from gpurun.launcher.balance.refine import Split
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.base.failure import is_out_of_memory
@@ -41,8 +41,8 @@ class Devices(Protocol):
 
 
 def resolve_balanced(
-    order: LaunchOrder, trainer: Trainer, clock: Clock, peers: Peers, journal: Journal
-) -> LaunchOrder:
+    order: LaunchConfig, trainer: Trainer, clock: Clock, peers: Peers, journal: Journal
+) -> LaunchConfig:
     """The order with every `balanced` split as samples; how they were found is kept in the run directory.
 
     Weights and optimizer are as before afterwards.
@@ -59,13 +59,13 @@ def resolve_balanced(
 
 
 def resolve(
-    variant: VariantOrder,
-    order: LaunchOrder,
+    variant: VariantConfig,
+    order: LaunchConfig,
     trainer: Trainer,
     clock: Clock,
     peers: Peers,
     journal: Journal,
-) -> VariantOrder:
+) -> VariantConfig:
     """One variant with its samples."""
     if variant.balance is None:
         return variant
@@ -113,7 +113,7 @@ def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> f
 class Ranks:
     """The devices of `ddp`: each rank times its own steps, without communication."""
 
-    def __init__(self, variant: VariantOrder, trainer: Trainer, clock: Clock, peers: Peers) -> None:
+    def __init__(self, variant: VariantConfig, trainer: Trainer, clock: Clock, peers: Peers) -> None:
         self.variant, self.trainer, self.clock, self.peers = variant, trainer, clock, peers
 
     def own_ms(self, split: Split, num_steps: int) -> list[float]:
@@ -146,7 +146,7 @@ class Ranks:
 class Replicas:
     """The devices of `dp`, all of one process: each replica's forward and backward."""
 
-    def __init__(self, variant: VariantOrder, trainer: Trainer, clock: Clock) -> None:
+    def __init__(self, variant: VariantConfig, trainer: Trainer, clock: Clock) -> None:
         self.variant, self.trainer, self.clock = variant, trainer, clock
 
     def own_ms(self, split: Split, num_steps: int) -> list[float]:
@@ -162,7 +162,7 @@ class Replicas:
         return mean_ms(timed_steps(self.trainer, self.clock, inputs, sync=True))
 
 
-def step_inputs(trainer: Trainer, variant: VariantOrder, num_steps: int) -> Sequence[StepInput]:
+def step_inputs(trainer: Trainer, variant: VariantConfig, num_steps: int) -> Sequence[StepInput]:
     """Inputs of so many steps: one batch again and again, but a dataset is read on."""
     first = trainer.prepare(variant, 0)
     if first.nbytes:

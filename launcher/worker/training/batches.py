@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, default_collate
 
 from gpurun.launcher.errors import ParamsError
-from gpurun.launcher.rundir.records import VariantOrder
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
@@ -97,7 +97,7 @@ def step_generator(seed: int, step: int) -> torch.Generator:
 class Source(Protocol):
     """Where a rank's samples come from."""
 
-    def prepare(self, variant: VariantOrder, step: int) -> StepInput:
+    def prepare(self, variant: VariantConfig, step: int) -> StepInput:
         """This rank's part of a step, ready before the step begins as far as that is right."""
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
@@ -135,7 +135,7 @@ class BatchSource:
     seed: int
     layout: Layout
 
-    def prepare(self, variant: VariantOrder, step: int) -> LoadedStep:
+    def prepare(self, variant: VariantConfig, step: int) -> LoadedStep:
         """This rank's part of the global batch.
 
         Raises:
@@ -182,7 +182,7 @@ class IndexFeed(Sampler[list[int]]):
 
     def __init__(self, dataset_size: int, seed: int, devices: Sequence[int]) -> None:
         self.dataset_size, self.seed, self.devices = dataset_size, seed, devices
-        self.variant: VariantOrder | None = None
+        self.variant: VariantConfig | None = None
         self.step = 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -207,7 +207,7 @@ class PendingStep:
     """A step whose data is read when the step asks for it."""
 
     source: "DatasetSource"
-    variant: VariantOrder
+    variant: VariantConfig
     step: int
 
     @property
@@ -241,7 +241,7 @@ class DatasetSource:
         self.prepared: tuple[str, int] | None = None
         self.loaded: tuple[str, int] | None = None
 
-    def prepare(self, variant: VariantOrder, step: int) -> PendingStep:
+    def prepare(self, variant: VariantConfig, step: int) -> PendingStep:
         """A handle on the step; reading ahead starts now, unless it is under way.
 
         Raises:
@@ -253,7 +253,7 @@ class DatasetSource:
         self.prepared = (variant.id, step)
         return PendingStep(self, variant, step)
 
-    def seek(self, variant: VariantOrder, step: int) -> None:
+    def seek(self, variant: VariantConfig, step: int) -> None:
         """Makes `step` of `variant` the next that is read."""
         check_dataset_size(self.workload, sum(variant.split))
         self.feed.variant, self.feed.step = variant, step
@@ -261,7 +261,7 @@ class DatasetSource:
         self.batches = iter(self.loader) if has_samples else iter(())
         self.prepared = self.loaded = (variant.id, step - 1)
 
-    def load(self, variant: VariantOrder, step: int) -> LoadedStep:
+    def load(self, variant: VariantConfig, step: int) -> LoadedStep:
         """Reads the step's micro-batches; out of turn it may take longer, but gives the same."""
         if (variant.id, step - 1) != self.loaded:
             self.seek(variant, step)

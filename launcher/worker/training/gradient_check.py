@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.preserve import preserved, random_state
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -39,7 +39,7 @@ class Reference:
 
 def check_gradients(
     trainer: Trainer,
-    order: LaunchOrder,
+    order: LaunchConfig,
     rank: int,
     enter: Callable[[str], None] = lambda variant_id: None,
 ) -> dict[str, dict[str, Any]]:
@@ -55,7 +55,7 @@ def check_gradients(
     """
     # Where one of the variants must serve as the reference, it is the baseline.
     variants = sorted(order.variants, key=lambda variant: variant.id != order.baseline)
-    by_batch: dict[int, list[VariantOrder]] = {}
+    by_batch: dict[int, list[VariantConfig]] = {}
     for variant in variants:
         by_batch.setdefault(sum(variant.split), []).append(variant)
     found: dict[str, dict[str, Any]] = {}
@@ -68,7 +68,7 @@ def check_gradients(
 def check_batch(
     trainer: Trainer,
     global_batch: int,
-    variants: Sequence[VariantOrder],
+    variants: Sequence[VariantConfig],
     rank: int,
     enter: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:

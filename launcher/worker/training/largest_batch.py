@@ -11,7 +11,7 @@ import torch
 from gpurun.launcher.balance.largest_batch import next_attempt
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.rundir.files import append_lines, read_json
-from gpurun.launcher.rundir.records import Attempt, FitOrder, LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
 from gpurun.launcher.units import format_count
 from gpurun.launcher.worker.base.failure import words_of
 from gpurun.launcher.worker.entry.child import finish, print_to_log
@@ -29,7 +29,7 @@ MAX_STEP_S = 10.0
 
 def main(argv: Sequence[str]) -> None:
     """Searches for the order in the file `argv[0]`; what it finds is in the order's own file."""
-    order = read_json(Path(argv[0]), FitOrder)
+    order = read_json(Path(argv[0]), MaxBatchConfig)
     try:
         search(order)
     except Exception as error:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     finish(0)
 
 
-def search(order: FitOrder) -> None:
+def search(order: MaxBatchConfig) -> None:
     """Doubles, then halves the gap; every attempt is written down before it begins."""
     fits, fails = order.fits, order.fails
     limit_memory(order.limit_bytes)
@@ -73,10 +73,10 @@ def search(order: FitOrder) -> None:
     note(order, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
 
 
-def attempt(trainer: Trainer, order: FitOrder, batch: int) -> bool:
+def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
     """Whether training steps of so many samples find room."""
     split = (0,) * order.index + (batch,)
-    variant = VariantOrder("fit", split, order.accumulate)
+    variant = VariantConfig("fit", split, order.accumulate)
     try:
         for step in range(NUM_STEPS):
             if order.keeps_gradients:
@@ -98,14 +98,14 @@ def fill_gradients(model: torch.nn.Module) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-def trainer_of(order: FitOrder) -> Trainer:
+def trainer_of(order: MaxBatchConfig) -> Trainer:
     """A trainer for the device alone, at its place among the job's devices."""
     torch.set_num_threads(order.threads)
     torch.manual_seed(order.seed)
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
     if isinstance(workload, Probe):
         raise SpecError(f"{order.workload} is a micro-benchmark: it has no batch to find")
-    launch = LaunchOrder(
+    launch = LaunchConfig(
         launch="fit",
         run_dir="",
         workload=order.workload,
@@ -117,7 +117,7 @@ def trainer_of(order: FitOrder) -> Trainer:
         precision=order.precision,
         seed=order.seed,
         threads=order.threads,
-        variants=(VariantOrder("fit", (0,) * order.index + (1,), order.accumulate),),
+        variants=(VariantConfig("fit", (0,) * order.index + (1,), order.accumulate),),
         baseline=None,
         warmup=0,
         rounds=0,
@@ -137,5 +137,5 @@ def limit_memory(limit_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
-def note(order: FitOrder, outcome: str, batch: int = 0, message: str = "") -> None:
+def note(order: MaxBatchConfig, outcome: str, batch: int = 0, message: str = "") -> None:
     append_lines(Path(order.attempts), [Attempt(outcome, batch, message)])

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gpurun.launcher.rundir.records import Kind, LaunchOrder, RoundTime, VariantOrder
+from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
 from gpurun.launcher.stats.schedule import Block, round_blocks
 from gpurun.launcher.stats.steady import ablation_steps, block_steps, is_steady
@@ -14,7 +15,7 @@ from gpurun.launcher.worker.accelerators.memory import peak_bytes, reset_peak
 from gpurun.launcher.worker.base.collection import no_garbage_collection
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
-from gpurun.launcher.worker.meters.energy import NO_METER, EnergyMeter, difference
+from gpurun.launcher.worker.meters.energy import NO_METER, difference
 from gpurun.launcher.worker.meters.interference import NoiseMeter, noise_meter
 from gpurun.launcher.worker.profiling.on_request import Live
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -30,7 +31,7 @@ MAX_PREFETCH_STEPS = 64
 class Bench:
     """Measures all variants of one launch on one rank; every rank runs the same sequence of blocks."""
 
-    order: LaunchOrder
+    order: LaunchConfig
     trainer: Trainer
     clock: Clock
     peers: Peers
@@ -53,7 +54,7 @@ class Bench:
             self.warm_up(variant)
         self.run_rounds()
 
-    def warm_up(self, variant: VariantOrder) -> None:
+    def warm_up(self, variant: VariantConfig) -> None:
         """At least `warmup` steps, until two medians of 5 agree; sets how many steps a block has."""
         steps_ns: list[int] = []
         minimum = max(self.order.warmup, 2 * WARMUP_CHUNK)
@@ -97,7 +98,7 @@ class Bench:
             self.ablate(round_, active, len(blocks))
         return {b.variant: ns for b, ns in zip(blocks, slowest_ns, strict=True) if b.kind == "timed"}
 
-    def agree(self, values: list[float], variant: VariantOrder) -> list[float]:
+    def agree(self, values: list[float], variant: VariantConfig) -> list[float]:
         """Element by element, the largest value over ranks; then the traces of `variant` that were asked for.
 
         The ranks agree on the request in the same exchange: it costs none of its own.
@@ -119,7 +120,7 @@ class Bench:
             self.journal.add_steps(variant.id, "ablation", timings, round_, order)
         self.trainer.restore_state(state)
 
-    def run_block(self, variant: VariantOrder, block: Block, round_: int) -> float:
+    def run_block(self, variant: VariantConfig, block: Block, round_: int) -> float:
         """Runs and records one block; this rank's mean step in ns."""
         self.journal.enter("round", variant.id, round_)
         reset_peak(self.device)
@@ -132,7 +133,7 @@ class Bench:
         self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
         return sum(timing.step_ns for timing in timings) / len(timings)
 
-    def run_steps(self, variant: VariantOrder, num_steps: int, sync: bool = True) -> list[StepTiming]:
+    def run_steps(self, variant: VariantConfig, num_steps: int, sync: bool = True) -> list[StepTiming]:
         """Steps in portions, each from a start that all ranks share; inputs are drawn between portions.
 
         Without `sync` the ranks don't exchange gradients.
@@ -154,7 +155,7 @@ class Bench:
                 timings += self.clock.read()
         return timings
 
-    def portion_steps(self, variant: VariantOrder) -> int:
+    def portion_steps(self, variant: VariantConfig) -> int:
         """Steps whose inputs fit in memory at once; the same number on all ranks."""
         if variant.id not in self.prefetch:
             nbytes = max(1, self.trainer.prepare(variant, 0).nbytes)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurun.launcher.rundir.records import LaunchOrder, VariantOrder
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.collection import no_garbage_collection
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
@@ -49,7 +49,7 @@ class TrainerState:
 class Trainer:
     """Runs optimizer steps. Variants share the model: only split and accumulation differ between them."""
 
-    def __init__(self, workload: Workload, order: LaunchOrder, rank: int) -> None:
+    def __init__(self, workload: Workload, order: LaunchConfig, rank: int) -> None:
         """Moves the model to its device, tries it out, and wraps it; for `ddp` the process group must exist.
 
         Raises:
@@ -82,7 +82,7 @@ class Trainer:
         """Of this rank; the first of all for `dp`."""
         return self.strategy.device
 
-    def prepare(self, variant: VariantOrder, step: int) -> StepInput:
+    def prepare(self, variant: VariantConfig, step: int) -> StepInput:
         """This rank's part of step `step`, outside the timing as far as it isn't read from a dataset.
 
         Sample k of a step is the same whatever the strategy and split.
@@ -127,7 +127,7 @@ class Trainer:
             totals = [total + ms for total, ms in zip(totals, times_ms, strict=True)]
         return totals
 
-    def gradient(self, variant: VariantOrder, step: int) -> dict[str, Tensor]:
+    def gradient(self, variant: VariantConfig, step: int) -> dict[str, Tensor]:
         """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
         return self.collect(self.strategy, self.source.prepare(variant, step).load())
 
@@ -182,7 +182,7 @@ def on_cpu(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def source_of(workload: Workload, order: LaunchOrder, rank: int, precision: Precision) -> Source:
+def source_of(workload: Workload, order: LaunchConfig, rank: int, precision: Precision) -> Source:
     """Where this rank's samples come from."""
     positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
     pin = torch.device(order.devices[rank]).type == "cuda"

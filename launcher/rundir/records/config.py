@@ -10,7 +10,7 @@ from gpurun.launcher.strategies import STRATEGIES, strategy_named
 
 
 @dataclass(frozen=True)
-class BalanceOrder:
+class BalanceConfig:
     """Between what bounds `split: balanced` is to be found."""
 
     minimum: int
@@ -20,18 +20,18 @@ class BalanceOrder:
 
 
 @dataclass(frozen=True)
-class VariantOrder:
+class VariantConfig:
     """One variant as a worker needs it."""
 
     id: str
     split: tuple[int, ...]
     accumulate: int
-    balance: BalanceOrder | None = None
+    balance: BalanceConfig | None = None
     """`split` is only where to begin: the launch measures the devices, and finds the one that is best."""
 
 
 @dataclass(frozen=True)
-class ProfileOrder:
+class ProfileConfig:
     """A `torch.profiler` capture per variant and rank, after the timed rounds."""
 
     steps: int
@@ -44,7 +44,7 @@ class ProfileOrder:
 
 
 @dataclass(frozen=True)
-class LaunchOrder:
+class LaunchConfig:
     """Everything that the workers of one launch need; `launches/ID/launch.json`."""
 
     launch: str
@@ -63,7 +63,7 @@ class LaunchOrder:
     seed: int
     threads: int
     """Intra-op threads of one device; a CPU device is this share of the cores."""
-    variants: tuple[VariantOrder, ...]
+    variants: tuple[VariantConfig, ...]
     baseline: str | None
     """The baseline's id if it is measured in this launch; it is then measured twice (A/A)."""
     warmup: int
@@ -74,7 +74,7 @@ class LaunchOrder:
     prior: Mapping[str, tuple[RoundTime, ...]] = field(default_factory=dict)
     """Rounds of earlier launches, by variant, that the looks count as well."""
     gradient_check: bool = True
-    profile: ProfileOrder | None = None
+    profile: ProfileConfig | None = None
     block_ms: float = 200.0
     """A round runs a block of steps of one variant that lasts at least this long."""
     compile: bool = False
@@ -100,14 +100,14 @@ class LaunchOrder:
 
 
 @dataclass(frozen=True)
-class OrderedVariant:
+class VariantRef:
     """What both kinds of orders say of a variant."""
 
     id: str
 
 
 @dataclass(frozen=True)
-class ProgramOrder:
+class ProgramConfig:
     """Everything that the ranks of a program's launch need; `launches/ID/launch.json`."""
 
     launch: str
@@ -123,9 +123,9 @@ class ProgramOrder:
     """What Python's, numpy's and torch's random numbers begin with; `None` leaves them alone."""
     world_size: int
     warmup: int
-    variants: tuple[OrderedVariant, ...]
+    variants: tuple[VariantRef, ...]
     """The one that is run."""
-    profile: ProfileOrder | None = None
+    profile: ProfileConfig | None = None
 
     @property
     def variant(self) -> str:
@@ -133,14 +133,14 @@ class ProgramOrder:
 
 
 @dataclass(frozen=True)
-class OrderHead:
+class LaunchHead:
     """What both kinds of orders have in common."""
 
-    variants: tuple[OrderedVariant, ...]
+    variants: tuple[VariantRef, ...]
 
 
 @dataclass(frozen=True)
-class FitOrder:
+class MaxBatchConfig:
     """What one device needs to find the largest batch that it holds."""
 
     workload: str

@@ -1,0 +1,388 @@
+"""The rules of the house: imports go down only, directories stay small, words are the field's."""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from gpurun.launcher import FLOORS
+
+ROOT = Path(__file__).parents[2]
+LEVEL = {package: level for level, packages in enumerate(FLOORS) for package in packages.split()}
+FACE = "gpurun"  # what users import and start (`gpurun/*.py`): above all floors
+
+MAX_FLAT = 12
+SMALL_LINES = 60
+MAX_MODULES = 300
+
+
+# Two modules of one name do the same for another thing.
+SAME_NAME = {
+    "__main__": "what `python -m` starts, of the product and of a rank",
+    "base": "what all strategies, workloads and micro-benchmarks have in common",
+    "build": "makes what its package is named after: a Comparison, a Plan, an index",
+    "model": "the dataclasses that its package is about",
+    "uneven": "users import it from `gpurun`; the code is the worker's",
+}
+
+# Small modules with one importer that stay alone, each with the reason.
+OWN_MODULE: dict[str, str] = {}
+
+DIALECT = ("told", "tells", "stands", "beside", "nobody", "disturbed", "disturbance")
+OLD_MODULES = {"account", "blame", "look", "doing", "pace", "link", "agree", "fit"}
+OLD_CLASSES = {"LaunchOrder", "Sight", "Said", "Taken", "Several", "Wrong", "LeftOut", "Unlike"}
+OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
+
+# What isn't clean yet; it only ever gets shorter.
+PENDING_FLAT = {"launcher/report/terminal", "workloads"}
+PENDING_SMALL = {
+    "gpurun.launcher.failures.outcome",
+    "gpurun.launcher.inspect.flight_recorder",
+    "gpurun.launcher.inspect.hang_watchdog",
+    "gpurun.launcher.jobfile.yaml.scalars",
+    "gpurun.launcher.nodes.silence",
+    "gpurun.launcher.run.event_tail",
+    "gpurun.launcher.run.stage",
+    "gpurun.launcher.stats.schedule",
+    "gpurun.launcher.tensorboard_plugin.timeline.index.child",
+    "gpurun.launcher.tensorboard_plugin.timeline.index.levels",
+    "gpurun.launcher.tensorboard_plugin.timeline.index.rows",
+    "gpurun.launcher.trace.kineto.process_groups",
+    "gpurun.launcher.trace.kineto.repair",
+    "gpurun.launcher.worker.meters.other_processes",
+    "gpurun.launcher.worker.program.steady_steps",
+    "gpurun.launcher.worker.program.step_boundary",
+    "gpurun.launcher.worker.strategies.cuda_parallel",
+    "gpurun.launcher.worker.strategies.dp",
+    "gpurun.launcher.worker.training.compiled",
+}
+PENDING_NAMES = {
+    "blocks",
+    "breakdown",
+    "child",
+    "devices",
+    "diff",
+    "errors",
+    "files",
+    "gpus",
+    "interference",
+    "largest_batch",
+    "limits",
+    "load",
+    "main",
+    "measured",
+    "node_link",
+    "outcome",
+    "program",
+    "progress",
+    "rank",
+    "read",
+    "source",
+    "steps",
+    "writer",
+}
+PENDING_WORDS = {
+    "README.md",
+    "benchmarks/RESULTS.md",
+    "benchmarks/balanced.py",
+    "benchmarks/nodes.py",
+    "benchmarks/shi2016/README.md",
+    "benchmarks/statistics.py",
+    "benchmarks/trace.py",
+    "benchmarks/truth.py",
+    "docs/ARCHITECTURE.md",
+    "docs/cluster.md",
+    "docs/job-file.md",
+    "examples/cuda_semantics.py",
+    "launcher/balance/",
+    "launcher/cli/",
+    "launcher/compare/",
+    "launcher/errors.py",
+    "launcher/failures/",
+    "launcher/inspect/",
+    "launcher/jobfile/",
+    "launcher/logs/",
+    "launcher/machine/",
+    "launcher/nodes/",
+    "launcher/plan/",
+    "launcher/processes/",
+    "launcher/report/",
+    "launcher/run/",
+    "launcher/rundir/",
+    "launcher/schedulers/",
+    "launcher/stats/",
+    "launcher/stepping.py",
+    "launcher/tensorboard_plugin/",
+    "launcher/tensorboard_plugin/static/",
+    "launcher/trace/",
+    "launcher/units.py",
+    "launcher/worker/",
+    "workloads/data/files.py",
+    "workloads/resnet_cifar.py",
+}
+PENDING_MODULES = 320
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, wherever it is imported: at the top, in a function, under TYPE_CHECKING."""
+
+    module: str
+    """Dotted name of the module; for `from package import module` that of the module."""
+    line: int
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+    """Relative to the repository."""
+    name: str
+    """Dotted, as it is imported: `gpurun.launcher.trace.diff`."""
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """What has a floor: a directory or a module of `launcher`, `workloads`, or the public face."""
+        return package_of(self.name)
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def is_init(self) -> bool:
+        return self.path.name == "__init__.py"
+
+
+def package_of(module: str) -> str:
+    """'trace' of 'gpurun.launcher.trace.diff', 'gpurun' of 'gpurun.uneven'."""
+    match module.split("."):
+        case ["gpurun", "launcher", package, *_]:
+            return package
+        case ["gpurun", "workloads", *_]:
+            return "workloads"
+        case _:
+            return FACE
+
+
+@cache
+def modules() -> dict[str, Module]:
+    """All modules of the product, by name."""
+    paths = [*ROOT.glob("launcher/**/*.py"), *ROOT.glob("workloads/**/*.py"), *ROOT.glob("src/gpurun/*.py")]
+    return {module.name: module for module in map(_module, sorted(paths))}
+
+
+def _module(path: Path) -> Module:
+    relative = path.relative_to(ROOT)
+    parts = relative.with_suffix("").parts
+    name = ".".join(parts[1:] if parts[0] == "src" else ("gpurun", *parts)).removesuffix(".__init__")
+    text = path.read_text()
+    return Module(relative, name, text, ast.parse(text))
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Every import of the module; `__init__` files import only as the package that they are."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.path}:{node.lineno}: a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield Import(inner if inner in modules() else node.module or "", node.lineno)
+
+
+@cache
+def everything_imported() -> list[tuple[Module, Import]]:
+    return [(module, imported) for module in modules().values() for imported in imports(module)]
+
+
+# Floors
+
+
+def test_every_package_has_a_floor() -> None:
+    packages = {module.package for module in modules().values() if module.name != "gpurun.launcher"}
+    assert packages - {FACE} <= set(LEVEL)
+
+
+def test_imports_go_down() -> None:
+    above = [
+        f"{module.path}:{imported.line}: {module.package} imports {imported.module}, a floor above"
+        for module, imported in everything_imported()
+        if imported.module in modules() and imported.module not in {FACE, "gpurun.launcher"}
+        if level_of(module.package) < level_of(package_of(imported.module))
+    ]
+    assert not above, "\n".join(above)
+
+
+def level_of(package: str) -> int:
+    return LEVEL.get(package, len(FLOORS))
+
+
+def test_packages_of_one_floor_import_in_no_circle() -> None:
+    level = defaultdict(set)
+    for module, imported in everything_imported():
+        ours, theirs = module.package, package_of(imported.module)
+        if imported.module in modules() and ours != theirs and LEVEL.get(ours) == LEVEL.get(theirs):
+            level[ours].add(theirs)
+    assert not [name for name in level if name in reachable(level, name)]
+
+
+def reachable(edges: dict[str, set[str]], start: str) -> set[str]:
+    """What is imported from `start`, over any number of steps."""
+    found: set[str] = set()
+    waiting = list(edges[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(edges.get(name, ()))
+    return found
+
+
+def test_only_workers_and_workloads_import_torch() -> None:
+    heavy = [
+        f"{module.path}:{imported.line}: {module.package} imports {imported.module}"
+        for module, imported in everything_imported()
+        if module.package not in {"worker", "workloads"} and imported.module.split(".")[0] == "torch"
+    ]
+    assert not heavy, "\n".join(heavy)
+
+
+def test_the_command_never_imports_the_worker() -> None:
+    """It starts workers by their names: importing one would import torch."""
+    from_outside = [
+        f"{module.path}:{imported.line}: {module.name} imports {imported.module}"
+        for module, imported in everything_imported()
+        if package_of(imported.module) == "worker" and module.package != "worker"
+        if imported.module in modules() and module.name != "gpurun.uneven"
+    ]
+    assert not from_outside, "\n".join(from_outside)
+
+
+# Small rooms
+
+
+def flat_sizes() -> Counter[str]:
+    return Counter(module.path.parent.as_posix() for module in modules().values() if not module.is_init)
+
+
+def test_few_modules_lie_flat() -> None:
+    many = {name: count for name, count in flat_sizes().items() if count > MAX_FLAT}
+    assert many.keys() <= PENDING_FLAT, f"more than {MAX_FLAT} modules in one directory: {many}"
+
+
+def test_modules_in_all() -> None:
+    assert flat_sizes().total() < max(MAX_MODULES, PENDING_MODULES + 1)
+
+
+@cache
+def importers() -> dict[str, frozenset[str]]:
+    """Who imports each module, by name."""
+    found = defaultdict(set)
+    for module, imported in everything_imported():
+        if module.name != imported.module:
+            found[imported.module].add(module.name)
+    return {name: frozenset(names) for name, names in found.items()}
+
+
+@cache
+def started_by_name() -> set[str]:
+    """Modules that are started or loaded by their dotted name, as entry points of processes are."""
+    text = "".join(module.text for module in modules().values()) + (ROOT / "pyproject.toml").read_text()
+    return set(re.findall(r"[\"'](gpurun\.[.\w]+)", text))
+
+
+def judged() -> list[Module]:
+    """The modules that a rule about importers holds for.
+
+    Left out: `__init__`, `__main__` and other entry points (they are started by name), and the files of two
+    tables: a workload is loaded by its name in `workloads/registry.py`, each command has a file.
+    """
+    named = started_by_name()
+    return [
+        module
+        for module in modules().values()
+        if not module.is_init and module.path.name != "__main__.py" and module.name not in named
+        if module.package not in {FACE, "workloads"} and "cli/commands" not in module.path.as_posix()
+    ]
+
+
+def test_a_small_module_has_several_importers() -> None:
+    lonely = {
+        module.name: f"{module.path} ({module.lines} lines) belongs into {importer}"
+        for module in judged()
+        for importer in importers().get(module.name, ())
+        if len(importers()[module.name]) == 1 and module.lines < SMALL_LINES
+    }
+    assert lonely.keys() >= OWN_MODULE.keys(), "an exception that is needed no more"
+    left = [text for name, text in lonely.items() if name not in OWN_MODULE.keys() | PENDING_SMALL]
+    assert not left, "\n".join(left)
+
+
+def test_every_module_is_imported() -> None:
+    unused = [str(module.path) for module in judged() if module.name not in importers()]
+    assert unused in ([], ["launcher/jobfile/docs/reference.py"])  # `make docs` calls it
+
+
+def test_names_of_modules_are_unique() -> None:
+    ordered = sorted((module for module in modules().values() if not module.is_init), key=stem_of)
+    doubled = {
+        stem: [str(module.path) for module in several]
+        for stem, several in ((stem, list(found)) for stem, found in groupby(ordered, stem_of))
+        if len(several) > 1
+    }
+    assert doubled.keys() >= SAME_NAME.keys(), "an exception that is needed no more"
+    assert doubled.keys() <= SAME_NAME.keys() | PENDING_NAMES, doubled
+
+
+def stem_of(module: Module) -> str:
+    return module.path.stem
+
+
+# Words
+
+
+def read_by_strangers() -> list[Path]:
+    """Everything with sentences: sources, the pages' scripts, benchmarks, examples and documentation."""
+    patterns = (
+        "launcher/**/*",
+        "workloads/**/*",
+        "src/gpurun/*",
+        "benchmarks/**/*",
+        "examples/*",
+        "docs/**/*",
+    )
+    kinds = {".py", ".js", ".md", ".yaml", ".css", ".sh", ".toml"}
+    found = (path for pattern in patterns for path in ROOT.glob(pattern) if path.suffix in kinds)
+    return sorted(path for path in [*found, ROOT / "README.md", ROOT / "CONTRIBUTING.md"] if path.is_file())
+
+
+def test_no_word_of_a_dialect() -> None:
+    word = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(DIALECT)})(?![a-z])", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in read_by_strangers()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in word.finditer(line)
+    ]
+    left = [place for place in found if not place.startswith(tuple(PENDING_WORDS))]
+    assert not left, "\n".join(left)
+
+
+def test_no_name_of_old() -> None:
+    old = OLD_CLASSES | OLD_FUNCTIONS
+    defined = [
+        f"{module.path}:{node.lineno}: {node.name}"
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in old
+    ]
+    files = [str(module.path) for module in modules().values() if module.path.stem in OLD_MODULES]
+    left = [place for place in defined + files if not place.startswith(tuple(PENDING_WORDS))]
+    assert not left, "\n".join(left)
