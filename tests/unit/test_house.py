@@ -67,6 +67,7 @@ PENDING_NAMES = {
     "devices",
     "diff",
     "errors",
+    "explain",
     "files",
     "gpus",
     "interference",
