@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.rundir.records import LossOver
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
@@ -235,6 +236,11 @@ class VariantResult:
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
 
+    @property
+    def kind(self) -> JobKind:
+        """The kind of job that it belongs to."""
+        return variant_kind(self.strategy, self.workload)
+
 
 @dataclass(frozen=True)
 class BatchPoint:
@@ -270,9 +276,10 @@ class Comparison:
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
-    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is says
-    `summary`."""
+    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is, says
+    `headline`."""
     summary: str
+    """`headline`, and the sentences that go with it."""
     notes: tuple[str, ...]
     complete: bool
     """Whether all that was planned has been run."""
@@ -282,3 +289,15 @@ class Comparison:
     """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""
     restarts: int = 0
     """How often launches were started again after a failure."""
+    headline: str = ""
+    """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
+
+    @property
+    def answer(self) -> str:
+        """The headline; of an older run the whole summary."""
+        return self.headline or self.summary
+
+    @property
+    def details(self) -> str:
+        """What the summary goes on to say after the headline."""
+        return self.summary.removeprefix(self.answer).strip()

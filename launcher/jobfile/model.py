@@ -72,6 +72,7 @@ class Compare(Section, derived=_compared()):
 
     if TYPE_CHECKING:
 
+        def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, key: str) -> tuple[Any, ...]: ...
 
     def lists(self) -> dict[str, tuple[Any, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.loopback import LOOPBACK
+from gpurun.launcher.machine.network import LOOPBACK
 from gpurun.launcher.plan.launch_config import program_order
 from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.processes.exits import Exit
@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event
 
 ENTRY = "gpurun.launcher.worker.program.rank:main"
-STORE = "gpurun.launcher.worker.entry.store:main"
+STORE = "gpurun.launcher.worker.base.process_group:serve_store"
 
 
 def begin_launch(

@@ -38,7 +38,9 @@ OLD_CLASSES = {"LaunchOrder", "Sight", "Said", "Taken", "Several", "Wrong", "Lef
 OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
 
 # What isn't clean yet; it only ever gets shorter.
-PENDING_FLAT = {"launcher/report/terminal", "workloads"}
+PENDING_FLAT = {
+    "workloads",
+}
 PENDING_SMALL = {
     "gpurun.launcher.failures.outcome",
     "gpurun.launcher.inspect.flight_recorder",
@@ -53,12 +55,6 @@ PENDING_SMALL = {
     "gpurun.launcher.tensorboard_plugin.timeline.index.rows",
     "gpurun.launcher.trace.kineto.process_groups",
     "gpurun.launcher.trace.kineto.repair",
-    "gpurun.launcher.worker.meters.other_processes",
-    "gpurun.launcher.worker.program.steady_steps",
-    "gpurun.launcher.worker.program.step_boundary",
-    "gpurun.launcher.worker.strategies.cuda_parallel",
-    "gpurun.launcher.worker.strategies.dp",
-    "gpurun.launcher.worker.training.compiled",
 }
 PENDING_NAMES = {
     "blocks",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Balance, Event, Kind, LaunchConfig, StepRecord, VariantFacts
 from gpurun.launcher.worker.accelerators.clock import StepTiming
-from gpurun.launcher.worker.meters.interference import QUIET, BlockNoise
+from gpurun.launcher.worker.meters.noise import QUIET, BlockNoise
 
 Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "done"]
 
