@@ -5,6 +5,7 @@ from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected
 from gpurun.launcher.jobfile.yaml.describe import describe, shorten
+from gpurun.launcher.machine.accelerators import gpu_kinds
 
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
@@ -12,7 +13,8 @@ MAX_ARGS = 1000
 OWN_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *(kind.visible_variable for kind in gpu_kinds() if kind.visible_variable is not None),
     }
 )
 """Variables that a launcher gives its ranks, and that a job therefore can't."""

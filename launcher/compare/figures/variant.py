@@ -30,7 +30,7 @@ from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.looks import look_at
 from gpurun.launcher.stats.median import launches_interval, median_interval
-from gpurun.launcher.stats.pairs import round_differences
+from gpurun.launcher.stats.paired import round_differences
 from gpurun.launcher.strategies import STRATEGIES, Reach
 
 CI_ALPHA = 0.05

@@ -8,7 +8,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
-from gpurun.launcher.stats.steady import first_traced_step, warmup_minimum
+from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural
 
 

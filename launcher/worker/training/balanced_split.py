@@ -11,10 +11,10 @@ from gpurun.launcher.balance.calibrate import (
     MAX_BLOCK_STEPS,
     Calibration,
     MeasureSplit,
+    Split,
     balance_of,
     predict,
 )
-from gpurun.launcher.balance.refine import Split
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming

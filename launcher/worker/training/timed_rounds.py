@@ -8,8 +8,7 @@ import torch
 from gpurun.launcher.machine.gpus import EnergyMeter
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
-from gpurun.launcher.stats.schedule import Block, round_blocks
-from gpurun.launcher.stats.steady import ablation_steps, block_steps, is_steady
+from gpurun.launcher.stats.schedule import Block, ablation_steps, block_steps, is_steady, round_blocks
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
