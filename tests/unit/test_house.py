@@ -39,20 +39,14 @@ OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first
 
 # What isn't clean yet; it only ever gets shorter.
 PENDING_FLAT = {
-    "launcher/jobfile",
-    "launcher/plan",
     "workloads",
 }
 PENDING_SMALL = {
     "gpurun.launcher.failures.outcome",
     "gpurun.launcher.inspect.flight_recorder",
     "gpurun.launcher.inspect.hang_watchdog",
-    "gpurun.launcher.jobfile.command",
-    "gpurun.launcher.jobfile.explain",
     "gpurun.launcher.jobfile.yaml.scalars",
     "gpurun.launcher.nodes.silence",
-    "gpurun.launcher.plan.binding",
-    "gpurun.launcher.plan.largest",
     "gpurun.launcher.report.markdown",
     "gpurun.launcher.run.event_tail",
     "gpurun.launcher.run.stage",
