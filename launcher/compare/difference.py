@@ -41,8 +41,7 @@ class Differences:
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
-        is_same_work = one.variant.workload == baseline.variant.workload
-        if not (one.counts and baseline.counts and is_same_work):
+        if not (one.counts and baseline.counts and one.variant.same_task(baseline.variant)):
             return None
         return self.sound(against_baseline(one, baseline, self.looks))
 

@@ -198,7 +198,7 @@ class Session:
     def program_of(self, launch: Launch) -> Variant | None:
         """The variant of a launch that runs a program; `None` for a workload's."""
         first = self.plan.variant(launch.variants[0])
-        return first if first.is_program else None
+        return first if first.kind.runs_program else None
 
     def write_order(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
         """The one file that the workers of an attempt read."""
@@ -267,7 +267,7 @@ class Session:
             if self.relay is not None and not failed:
                 self.relay.look()
             # A program's last rank may save a model for long after the others have ended.
-            is_over = failed or (bool(exits) and self.spec.program is None)
+            is_over = failed or (bool(exits) and not self.spec.kind.runs_program)
             if deadline is None and is_over:
                 deadline = time.monotonic() + (LAST_WORDS_S if failed else LEFT_BEHIND_S)
             if deadline is not None and time.monotonic() > deadline:

@@ -218,7 +218,7 @@ def test_the_worker_checks_params_by_the_rule_of_jobs(
 
 def test_model_tensors_left_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A constant that is no buffer stays where it was when the model moves; `meta` replaces a GPU."""
-    monkeypatch.setitem(ACCELERATORS, "meta", replace(CPU, name="meta", is_host=False))
+    monkeypatch.setitem(ACCELERATORS, "meta", replace(CPU, name="meta"))
     source = GOOD.replace("return super().forward(x)", "return super().forward(x) + torch.ones(2)")
     with pytest.raises(UserError) as caught:
         start(source, tmp_path, device="meta")

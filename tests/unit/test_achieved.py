@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpurun.launcher.compare.figures.measured import Measured
-from gpurun.launcher.compare.figures.throughput import Throughput, throughput
+from gpurun.launcher.compare.figures.throughput import Rates, throughput
 from gpurun.launcher.machine import nvml
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
 from gpurun.launcher.machine.gpu import EnergyMeter
@@ -147,7 +147,18 @@ def test_energy_needs_two_readings_that_grow() -> None:
 
 def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> Measured:
     split = (8,) * len(devices)
-    variant = Variant("v", "ddp", devices, split, "even", sum(split), "bf16", 1, {}, 0, {}, "gpt")
+    variant = Variant(
+        id="v",
+        devices=devices,
+        split=split,
+        split_name="even",
+        global_batch=sum(split),
+        precision="bf16",
+        accumulate=1,
+        seed=0,
+        varied={},
+        workload="gpt",
+    )
     steps = {
         rank: [StepRecord("l", 1, 0, i, "timed", 1, {}, None, energy_mj=energy_mj) for i in range(3)]
         for rank in range(len(devices))
@@ -179,4 +190,4 @@ def test_what_is_not_known_is_left_out() -> None:
     assert found.samples_per_s == 800
     assert (found.flop_per_s, found.mfu, found.joules_per_sample) == (None, None, None)
     assert throughput(measured(("cpu:0",), None, 1e9), 10.0, {}).mfu is None
-    assert throughput(measured(("cpu:0",), None, 1e9), None, {}) == Throughput()
+    assert throughput(measured(("cpu:0",), None, 1e9), None, {}) == Rates()

@@ -39,20 +39,14 @@ OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first
 
 # What isn't clean yet; it only ever gets shorter.
 PENDING_FLAT = {
-    "launcher/jobfile",
-    "launcher/plan",
     "workloads",
 }
 PENDING_SMALL = {
     "gpurun.launcher.failures.outcome",
     "gpurun.launcher.inspect.flight_recorder",
     "gpurun.launcher.inspect.hang_watchdog",
-    "gpurun.launcher.jobfile.command",
-    "gpurun.launcher.jobfile.explain",
     "gpurun.launcher.jobfile.yaml.scalars",
     "gpurun.launcher.nodes.silence",
-    "gpurun.launcher.plan.binding",
-    "gpurun.launcher.plan.largest",
     "gpurun.launcher.report.markdown",
     "gpurun.launcher.run.event_tail",
     "gpurun.launcher.run.stage",
@@ -83,7 +77,6 @@ PENDING_WORDS = {
     "docs/commands.md",
     "docs/job-file.md",
     "examples/cuda_semantics.py",
-    "launcher/balance/",
     "launcher/cli/",
     "launcher/compare/",
     "launcher/errors.py",
@@ -98,7 +91,6 @@ PENDING_WORDS = {
     "launcher/run/",
     "launcher/rundir/",
     "launcher/schedulers/",
-    "launcher/stats/",
     "launcher/stepping.py",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
@@ -107,7 +99,7 @@ PENDING_WORDS = {
     "workloads/data/files.py",
     "workloads/resnet_cifar.py",
 }
-PENDING_MODULES = 299
+PENDING_MODULES = 295
 
 
 @dataclass(frozen=True)
