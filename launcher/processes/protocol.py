@@ -8,6 +8,9 @@ import msgspec
 SERVICE_RANK = -1
 """A process that serves the ranks and is none: it is ended with them, and its own end is no news."""
 
+WORKER_ENTRY = "gpurun.launcher.worker.entry.main:main"
+"""What a workload's rank runs."""
+
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
     """Import these modules before the next rank is started."""
@@ -25,7 +28,7 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     log: str
     """Absolute path of the file that takes its stdout and stderr; appended to."""
     cwd: str
-    entry: str = "gpurun.launcher.worker.entry.main:main"
+    entry: str = WORKER_ENTRY
     """`module:function`, called with `args`."""
     control: str = ""
     """Absolute path of the folder with the control blocks; empty: the rank has none."""

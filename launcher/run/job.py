@@ -22,6 +22,7 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.ranks import Pools
 from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.report.tensorboard.writer import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.largest_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import (
@@ -32,6 +33,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.run.progress import Progress, Status
 from gpurun.launcher.run.session import Session
+from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
@@ -162,15 +164,10 @@ def carry_out(
                 tell(text)
 
         session = Session(
-            plan=plan,
-            spec=ready.spec,
-            run=ready.run,
-            job_dir=ready.job_dir,
-            machine=ready.machine,
-            pool=pools.get(ready.envs[0]),
+            starter=Starter(plan, ready.spec, ready.run, ready.job_dir, ready.machine),
             pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
-            account=Reporter(ready.run, say),
+            reporter=Reporter(ready.run, say),
             relay=output.relay(progress.say),
         )
         with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
@@ -188,7 +185,7 @@ def finish(session: Session) -> Finished:
         error = Interrupted(ended.cause, kept=True)
     except NodesError as ended:
         comparison, error = session.compare(), ended
-    session.render(comparison)
+    write_tensorboard(comparison, session.run)
     return Finished(session.run, comparison, error)
 
 

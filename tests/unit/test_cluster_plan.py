@@ -17,7 +17,7 @@ from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
 from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
-from gpurun.launcher.run.program_ranks import launch_requests
+from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.files import RunDir, write_json
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
@@ -52,7 +52,9 @@ def test_programs_get_the_environment_of_torchrun_on_every_node(tmp_path: Path) 
 def test_the_store_of_a_program_listens_where_all_nodes_reach_it(tmp_path: Path) -> None:
     plan = plan_of("script: train.py\ndevices: cuda\n", tmp_path)
     launch = plan.launches[0]
-    requests = launch_requests(RunDir(tmp_path), plan.variants[0], launch, launch.id, tmp_path, plan.address)
+    spec = load_text("nodes: 2\nscript: train.py\n", "job.yaml", (), tmp_path)
+    starter = Starter(plan, spec, RunDir(tmp_path), tmp_path, NODES[0])
+    requests = starter.prepare(launch, launch.id, launch.variants, 1)
     assert requests[0].args[1:] == ("3", "10.0.0.1")
 
 

@@ -20,7 +20,6 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.largest import largest_batch
 from gpurun.launcher.processes.signals import interruptible
 from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
-from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
@@ -166,17 +165,9 @@ def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path
     assert "raise `timeout`, or name a batch in place of `max`" in said
 
 
-def test_only_a_run_that_began_claims_to_keep_what_was_measured() -> None:
+def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None:
     with pytest.raises(Interrupted, match=r"^interrupted by Ctrl-C$"), interruptible(lambda: None):
         signal.raise_signal(signal.SIGINT)
-
-    def execute() -> None:
-        raise Interrupted("Ctrl-C")
-
-    session: Any = SimpleNamespace(
-        execute=execute, compare=lambda: None, render=print, run=None, mistake=None
-    )
-    assert str(finish(session).error) == "interrupted by Ctrl-C; what was measured before is kept"
 
 
 def test_where_nothing_fails_the_searchs_own_limit_is_told(
