@@ -20,6 +20,7 @@ from benchmarks.shi2016.published import (
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.interference import disturbances_of
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.machine.accelerators import accelerator_of, recorded_names
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.units import Interval, plural
@@ -229,7 +230,7 @@ def _label(variant: Any, host: Any) -> str:
     """What ran it: `4 threads of AMD EPYC …`, `GPU NVIDIA H200`, with the split where there are several."""
     split = f", {variant.strategy} {'/'.join(map(str, variant.split))}" if len(variant.devices) > 1 else ""
     if _on_gpu(variant):
-        names = {f"cuda:{gpu.get('index')}": gpu.get("name") for gpu in host.get("gpus") or ()}
+        names = recorded_names(host)
         return f"GPU {names.get(variant.devices[0], variant.devices[0])}, {variant.precision}{split}"
     threads = plural(variant.threads, "thread") if variant.threads else "all threads"
     each = f"{len(variant.devices)} x {threads}" if split else threads
@@ -237,7 +238,7 @@ def _label(variant: Any, host: Any) -> str:
 
 
 def _on_gpu(variant: Any) -> bool:
-    return bool(variant.devices[0].startswith("cuda"))
+    return not accelerator_of(variant.devices[0]).is_host
 
 
 def _format(seconds: float) -> str:

@@ -178,7 +178,7 @@ def report(run: Path, formats: str) -> None:
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
         elif name == "html":
-            from gpurun.launcher.tensorboard_plugin.export.html import write_html
+            from gpurun.launcher.tensorboard_plugin.html import write_html
 
             click.echo(f"wrote {write_html(comparison, found)}; open it in a browser", err=True)
         else:

@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any
 
 from gpurun.launcher.compare.difference import Differences, planned_looks
-from gpurun.launcher.compare.figures.balanced import balanced
-from gpurun.launcher.compare.figures.batch_curve import batch_curves
 from gpurun.launcher.compare.figures.measured import Measured, read_measured
 from gpurun.launcher.compare.figures.probes import probe_result, probe_summary
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.compare.figures.variant import (
+    balanced,
+    batch_curves,
     exposed_comm,
     launch_medians_ms,
     noise,
@@ -21,11 +21,10 @@ from gpurun.launcher.compare.figures.variant import (
     scaling_efficiency,
     step_time,
 )
-from gpurun.launcher.compare.findings import findings
 from gpurun.launcher.compare.interference import disturbances, unranked
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.compare.notes import notes
+from gpurun.launcher.compare.notes import findings, notes
 from gpurun.launcher.compare.ranking import Standings, standings
 from gpurun.launcher.compare.summary import summary, summary_without_steps
 from gpurun.launcher.jobfile.builtins import is_probe

@@ -31,6 +31,17 @@ def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
     return (*word, split_text(variant.split)) if variant.split else word
 
 
+def split_label(variant: "Variant | VariantResult") -> str:
+    """The samples per device, with the job's word where they don't say it; empty for `single`, programs."""
+    if variant.strategy in ("single", PROGRAM):
+        return ""
+    if not variant.split:
+        return variant.split_name  # balanced, before its devices are measured
+    samples = split_text(variant.split)
+    literal = "/".join(str(part) for part in variant.split)
+    return samples if variant.split_name in ("even", "-", literal) else f"{samples} ({variant.split_name})"
+
+
 def split_text(split: Sequence[int]) -> str:
     """`48/16`; for many devices `8×9/6`: eight with 9 samples, one with 6."""
     text = "/".join(str(samples) for samples in split)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpurun.launcher.compare.model import Difference, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 
 
 class Pairwise(Protocol):
@@ -92,3 +92,15 @@ def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pa
     return any(
         pairwise.between(other.id, one.id).verdict == "faster" for other in ranked if other.id != one.id
     )
+
+
+def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:
+    """Variants with figures that count, the leader first, then the others fastest first; and the rest.
+
+    Where splits can't be ranked, they keep the job's order, which claims nothing.
+    """
+    if comparison.disturbed:
+        ranked = [one for one in comparison.variants if is_ranked(one)]
+    else:
+        ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.fastest)
+    return ranked, [one for one in comparison.variants if not is_ranked(one)]

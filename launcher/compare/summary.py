@@ -5,8 +5,7 @@ A second one where even the fastest loses much of its step to something that can
 
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.advice import remaining_loss
-from gpurun.launcher.compare.explain import why_slower
+from gpurun.launcher.compare.explain import remaining_loss, why_slower
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample

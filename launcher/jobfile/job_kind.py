@@ -13,6 +13,7 @@ from gpurun.launcher.jobfile.model import (
     JobSpec,
 )
 from gpurun.launcher.jobfile.yaml.tree import Path
+from gpurun.launcher.machine.accelerators import accelerator_of
 
 KINDS = ("workload", "script", "module")
 """Of these keys a job has exactly one."""
@@ -93,7 +94,7 @@ def _stated(
 def _shared_gpu(draft: Draft) -> Iterator[Problem]:
     """Rank r of a program takes the GPU `cuda:r` of those that it sees: there must be one of its own."""
     devices = draft.spec.devices
-    if not isinstance(devices, tuple) or not draft.knows(("devices",)) or devices[0].startswith("cpu"):
+    if not isinstance(devices, tuple) or not draft.knows(("devices",)) or accelerator_of(devices[0]).is_host:
         return
     if twice := [name for name in dict.fromkeys(devices) if devices.count(name) > 1]:
         message = f"{twice[0]} stands twice: every rank of a program takes a GPU of its own"

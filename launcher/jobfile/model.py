@@ -28,7 +28,7 @@ Devices = Annotated[
         values.parse_devices,
         {
             "anyOf": [
-                {"enum": ["auto", "cuda"]},
+                {"enum": [values.AUTO, *values.GPU_KINDS]},
                 {"type": "string", "pattern": "^cpu:[0-9]+$"},
                 {
                     "type": "array",

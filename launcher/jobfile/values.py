@@ -8,10 +8,14 @@ from typing import Any
 
 from gpurun.launcher.jobfile.field_types import Wrong, expected, whole
 from gpurun.launcher.jobfile.yaml.describe import shorten
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.splits import BALANCED
 
 Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
+
+AUTO = "auto"
+"""Lets the machine choose the devices."""
 
 MAX_DEVICES = 256
 MAX_NODES = 1024
@@ -28,7 +32,11 @@ MAX_TIMEOUT_S = 30 * 24 * 3600.0
 RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
 """A ratio for the schema; a device whose part is zero is none."""
 
-DEVICE_PATTERN = "^(cpu|(cpu|cuda):[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)$"
+GPU_KINDS = tuple(kind.name for kind in gpu_kinds())
+"""Words that mean all GPUs of a kind."""
+
+_UUID_PREFIXES = "|".join(prefix for kind in gpu_kinds() for prefix in kind.uuid_prefixes)
+DEVICE_PATTERN = f"^({CPU.name}|({'|'.join(ACCELERATORS)}):[0-9]+|({_UUID_PREFIXES})[0-9A-Za-z/-]+)$"
 """A device of a list, for the schema."""
 
 COUNT = whole(1, MAX_COUNT)
@@ -36,7 +44,7 @@ COUNT = whole(1, MAX_COUNT)
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
+_UUID = re.compile(rf"({_UUID_PREFIXES})[0-9A-Za-z][0-9A-Za-z/-]{{0,99}}")
 """As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
@@ -71,42 +79,41 @@ def parse_devices(value: Any) -> Devices:
     """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind."""
     if isinstance(value, list):
         return _device_list(value)
-    if value in ("auto", "cuda"):
+    if value == AUTO or value in GPU_KINDS:
         return str(value)
-    if isinstance(value, str) and (count := _device_number("cpu", value)) is not None:
+    if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
             raise Wrong(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
-        return f"cpu:{count}"
+        return CPU.device(count)
     raise expected("devices", value, _devices_hint(value))
 
 
 def _devices_hint(value: Any) -> str:
-    if value == "cpu":
+    if value == CPU.name:
         return "`cpu:2` makes two devices of this machine's cores"
-    if isinstance(value, str) and _device_number("cuda", value) is not None:
-        return f"`[{value}]` is that GPU, `cuda` are all of them"
+    for kind in GPU_KINDS:
+        if isinstance(value, str) and _device_number(kind, value) is not None:
+            return f"`[{value}]` is that GPU, `{kind}` are all of them"
     if isinstance(value, dict) and len(value) == 1:
         return "write it without the space: `cpu:2`"
-    return "auto, cpu:2, cuda, or a list such as [cuda:0, cuda:1]"
+    return f"auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
 
 
 def _device_list(items: list[Any]) -> tuple[str, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
         raise Wrong(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
-        if not isinstance(item, str) or not (item == "cpu" or _is_device(item)):
+        if not isinstance(item, str) or not (item == CPU.name or _is_device(item)):
             hint = "cpu:0 or cuda:0, for example"
             raise expected("the name of a device", item, hint, position)
-    kinds = {"cuda" if _UUID.fullmatch(item) else item.partition(":")[0] for item in items}
+    kinds = {accelerator_of(item).title for item in items}
     if len(kinds) > 1:
-        raise Wrong("CPU and CUDA devices can't share a batch", "name devices of one kind")
+        raise Wrong(f"{' and '.join(sorted(kinds))} devices can't share a batch", "name devices of one kind")
     return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
 
 
 def _is_device(text: str) -> bool:
-    return bool(_UUID.fullmatch(text)) or any(
-        _device_number(kind, text) is not None for kind in ("cpu", "cuda")
-    )
+    return bool(_UUID.fullmatch(text)) or any(_device_number(kind, text) is not None for kind in ACCELERATORS)
 
 
 def _device_number(kind: str, text: str) -> int | None:

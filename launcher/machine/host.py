@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.machine.gpus import GIB, Gpu, GpuProcess, inspect_gpus, load_nvml
+from gpurun.launcher.machine.accelerators import inspect_gpus
+from gpurun.launcher.machine.gpus import GIB, Gpu, GpuProcess
 from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
@@ -42,12 +43,11 @@ def inspect_machine(
     """What is here now.
 
     Args:
-        nvml: something with pynvml's functions; by default pynvml itself.
-        environ: where CUDA_VISIBLE_DEVICES is looked up.
-        root: under which `proc` and `sys` are looked up.
+        nvml: an object with pynvml's functions; by default pynvml itself.
+        environ: with the variables that limit which GPUs are visible.
+        root: where `dev`, `proc` and `sys` are.
     """
-    binding = nvml or (load_nvml() if _has_driver(root) else None)
-    found = inspect_gpus(binding, environ.get("CUDA_VISIBLE_DEVICES"))
+    found = inspect_gpus(environ, root, nvml)
     total, available = _memory_bytes(root)
     return Machine(
         hostname=platform.node(),
@@ -74,11 +74,6 @@ def host_record(machine: Machine) -> dict[str, Any]:
         "cpu_mhz": _cpu_mhz(Path("/")),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
-
-
-def _has_driver(root: Path) -> bool:
-    """Whether an NVIDIA driver is there at all (`dxg` under WSL); else NVML's binding needn't be loaded."""
-    return any((root / name).exists() for name in ("dev/nvidiactl", "proc/driver/nvidia", "dev/dxg"))
 
 
 def usable_cores(root: Path = Path("/")) -> int:

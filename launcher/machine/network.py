@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.machine.accelerators import CPU
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ def find_place(host: str, port: int, interface: str | None, environ: Mapping[str
     """This node's address and interface: those that reach the rendezvous host, unless one is chosen.
 
     Args:
-        interface: the chosen one; else GLOO_SOCKET_IFNAME of `environ` is.
+        interface: the chosen one; else that of GLOO_SOCKET_IFNAME in `environ`.
 
     Raises:
         MachineError: the host name doesn't resolve, or no interface leads there.
         SpecError: there is no interface of the chosen name.
     """
     rendezvous = resolve(host, port)
-    chosen = interface or environ.get("GLOO_SOCKET_IFNAME")
+    chosen = interface or environ.get(CPU.interface_variable)
     known = interfaces()
     if chosen:
         if chosen not in known:

@@ -7,15 +7,13 @@ Dense rates in TFLOP/s (10¹² per second), without sparsity, with float32 accum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-TERA = 1e12
-
 
 @dataclass(frozen=True)
 class Peak:
     """One kind of GPU."""
 
     names: tuple[str, ...]
-    """Words that must all stand in the name that the driver gives; besides them only `USUAL` ones."""
+    """Words that the driver's name for the GPU must all contain; apart from them only `USUAL` ones."""
     tflop_per_s: Mapping[str, float]
     """By precision."""
 
@@ -23,7 +21,7 @@ class Peak:
 USUAL = frozenset({"NVIDIA", "Tesla", "GeForce", "SXM4", "PCIE", "PCIe", "16GB", "32GB", "40GB", "80GB"})
 """Words of a name that leave the rates as they are; others may not: `D`, `Ti`, `Laptop`, `MIG`, `24Q`."""
 
-PEAKS = (
+NVIDIA_PEAKS = (
     # Source: NVIDIA H100 product page, H100 NVL, half of the figures "with sparsity".
     # https://www.nvidia.com/en-us/data-center/h100/
     Peak(("H100", "NVL"), {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0, "fp64": 60.0}),
@@ -51,7 +49,7 @@ PEAKS = (
     # Source: NVIDIA T4 Tensor Core GPU datasheet.
     # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
     Peak(("T4",), {"fp16": 65.0, "fp32": 8.1}),
-    # Source: NVIDIA L40S datasheet, as it stands there, though half of its 733 "with sparsity" is 366.5.
+    # Source: NVIDIA L40S datasheet, as printed there, though half of its 733 "with sparsity" is 366.5.
     # https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413
     Peak(("L40S",), {"bf16": 362.05, "fp16": 362.05, "tf32": 183.0, "fp32": 91.6}),
     # Source: NVIDIA L4 Tensor Core GPU datasheet, half of the figures "with sparsity".
@@ -69,18 +67,10 @@ PEAKS = (
 )
 
 
-def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:
-    """The peak of a GPU by the driver's name for it; `None` where it isn't known."""
+def peak_tflop_per_s(peaks: Sequence[Peak], gpu_name: str, precision: str) -> float | None:
+    """The peak of the GPU that the driver calls `gpu_name`; `None` where none of `peaks` is for it."""
     words = set(gpu_name.replace("-", " ").split())
-    for peak in PEAKS:
+    for peak in peaks:
         if words.issuperset(peak.names) and words <= USUAL.union(peak.names):
-            rate = peak.tflop_per_s.get(precision)
-            return None if rate is None else rate * TERA
+            return peak.tflop_per_s.get(precision)
     return None
-
-
-def total_peak_flop_per_s(gpu_names: Sequence[str | None], precision: str) -> float | None:
-    """The peak of several GPUs together; `None` where one of them isn't known, or there is none."""
-    peaks = [peak_flop_per_s(name, precision) if name else None for name in gpu_names]
-    known = [peak for peak in peaks if peak is not None]
-    return sum(known) if known and len(known) == len(peaks) else None

@@ -9,8 +9,9 @@ from pathlib import Path
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.builtins import is_probe
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.binding import bind_ranks
-from gpurun.launcher.plan.devices import MachineLike, gpu_index, is_cuda, visible_gpus
+from gpurun.launcher.plan.devices import MachineLike, gpu_of, visible_gpus
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.ids import group_id, make_unique
@@ -188,7 +189,7 @@ def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch
 
 
 def _numa_node(device: str, machine: MachineLike) -> int | None:
-    return machine.gpus[gpu_index(device)].numa_node if is_cuda([device]) else None
+    return None if accelerator_of(device).is_host else gpu_of(device, machine).numa_node
 
 
 def _rank_env(place: Place) -> Mapping[str, str]:

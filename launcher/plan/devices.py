@@ -6,18 +6,21 @@ from typing import Protocol
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import AUTO
+from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.units import plural
 
 Devices = str | tuple[str, ...]
 
 _AUTO_CPU_DEVICES = 2
-UUID_PREFIXES = ("GPU-", "MIG-")
 
 
 class GpuLike(Protocol):
     """A GPU of this machine."""
 
+    @property
+    def kind(self) -> str: ...
     @property
     def uuid(self) -> str: ...
     @property
@@ -29,7 +32,7 @@ class GpuLike(Protocol):
 
 
 class MachineLike(Protocol):
-    """What planning has to know of a machine. `cuda:i` is `gpus[i]`."""
+    """What planning has to know of a machine. `cuda:i` is the i-th of its GPUs of that kind."""
 
     @property
     def cpu_cores(self) -> int: ...
@@ -48,21 +51,22 @@ def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
         SpecError: CPU and CUDA devices are mixed.
         MachineError: a GPU is asked for that is not there.
     """
-    if devices == "auto":
-        return (
-            _free_gpus(machine) or _gpus(machine) or _cpus(max(1, min(_AUTO_CPU_DEVICES, machine.cpu_cores)))
-        )
-    if devices == "cuda":
-        return _gpus(machine) or _refuse("`devices: cuda`", machine)
+    if devices == AUTO:
+        return _free_gpus(machine) or _any_gpus(machine) or _cpus(min(_AUTO_CPU_DEVICES, machine.cpu_cores))
+    kind = accelerator_of(devices if isinstance(devices, str) else devices[0])
     if isinstance(devices, str):
-        return _cpus(int(devices.removeprefix("cpu:")))
+        if kind.is_host:
+            return _cpus(int(devices.partition(":")[2]))
+        return _gpus(kind, machine) or _refuse(f"`devices: {devices}`", kind, machine)
     devices = tuple(_by_position(name, machine) for name in devices)
-    if len({name.partition(":")[0] for name in devices}) > 1:
-        raise SpecError("CPU and CUDA devices can't share a batch: name devices of one kind")
-    if not is_cuda(devices):
+    titles = sorted({accelerator_of(name).title for name in devices})
+    if len(titles) > 1:
+        raise SpecError(f"{' and '.join(titles)} devices can't share a batch: name devices of one kind")
+    if kind.is_host:
         return _cpus(len(devices))
-    missing = [name for name in devices if gpu_index(name) >= len(machine.gpus)]
-    return devices if not missing else _refuse(f"the job asks for {', '.join(missing)}", machine)
+    num_gpus = len(gpus_of(kind, machine))
+    missing = [name for name in devices if gpu_index(name) >= num_gpus]
+    return devices if not missing else _refuse(f"the job asks for {', '.join(missing)}", kind, machine)
 
 
 def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:
@@ -79,13 +83,12 @@ def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:
 
 
 def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
-    """Which GPUs `auto` has left out, and which of those that are used somebody else uses too."""
+    """Which GPUs `auto` has left out, and which of those that are used other processes use too."""
     notes = []
-    for index, gpu in enumerate(machine.gpus):
-        name = f"cuda:{index}"
+    for name, gpu in _named_gpus(machine):
         if gpu.busy_with and name in devices:
-            notes.append(f"{name} is in use by others, which disturbs the times: {gpu.busy_with}")
-        elif gpu.busy_with and wish == "auto":
+            notes.append(f"{name} is in use by others, which affects the times: {gpu.busy_with}")
+        elif gpu.busy_with and wish == AUTO:
             notes.append(f"{name} is left out, since others use it: {gpu.busy_with}")
     return tuple(notes)
 
@@ -94,61 +97,88 @@ def device_notes(devices: tuple[str, ...], machine: MachineLike) -> tuple[str, .
     """What a person should know about these devices before they are measured."""
     shared = [name for name, count in Counter(devices).items() if count > 1]
     if shared:
-        return (f"{', '.join(shared)} is shared by several ranks: NCCL refuses that, so DDP uses gloo",)
-    if not is_cuda(devices) and len(devices) > machine.cpu_cores:
+        backend = accelerator_of(devices[0]).backend.upper()
+        return (f"{', '.join(shared)} is shared by several ranks: {backend} refuses that, so DDP uses gloo",)
+    if accelerator_of(devices[0]).is_host and len(devices) > machine.cpu_cores:
         cores = plural(machine.cpu_cores, "core")
         return (f"{len(devices)} CPU devices share {cores}: they slow each other down",)
     return ()
 
 
-def is_cuda(devices: Sequence[str]) -> bool:
-    """Whether these are GPUs; a job never mixes kinds."""
-    return devices[0].startswith("cuda")
-
-
 def gpu_index(name: str) -> int:
-    """Position of `cuda:i` (`cuda:i@node`) among its machine's GPUs."""
+    """Position of `cuda:i` (`cuda:i@node`) among its machine's GPUs of that kind."""
     return int(name.partition("@")[0].partition(":")[2])
+
+
+def gpus_of(kind: Accelerator, machine: MachineLike) -> list[GpuLike]:
+    """The machine's GPUs of one kind, in the order in which a job file counts them."""
+    return [gpu for gpu in machine.gpus if gpu.kind == kind.name]
+
+
+def gpu_of(device: str, machine: MachineLike) -> GpuLike:
+    """The GPU that `cuda:i` (`cuda:i@node`) names."""
+    return gpus_of(accelerator_of(device), machine)[gpu_index(device)]
+
+
+def _named_gpus(machine: MachineLike) -> list[tuple[str, GpuLike]]:
+    """All GPUs, each with its name in a job file."""
+    return [
+        (kind.device(index), gpu) for kind in gpu_kinds() for index, gpu in enumerate(gpus_of(kind, machine))
+    ]
 
 
 def _by_position(name: str, machine: MachineLike) -> str:
     """`cuda:i` for the UUID of a GPU or MIG instance, which may be cut short; other names as they are."""
-    if not name.startswith(UUID_PREFIXES):
+    if not name.startswith(accelerator_of(name).uuid_prefixes):
         return name
-    found = [index for index, gpu in enumerate(machine.gpus) if gpu.uuid.startswith(name)]
+    found = [device for device, gpu in _named_gpus(machine) if gpu.uuid.startswith(name)]
     if len(found) == 1:
-        return f"cuda:{found[0]}"
-    uuids = "".join(f"\n    cuda:{index} is {gpu.uuid}" for index, gpu in enumerate(machine.gpus))
+        return found[0]
+    uuids = "".join(f"\n    {device} is {gpu.uuid}" for device, gpu in _named_gpus(machine))
     what = "several GPUs begin with" if found else "no GPU that may be used here is"
     raise MachineError(f"`devices`: {what} {name}{uuids}")
 
 
 def _free_gpus(machine: MachineLike) -> tuple[str, ...]:
-    return tuple(f"cuda:{index}" for index, gpu in enumerate(machine.gpus) if not gpu.busy_with)
+    """The GPUs that nothing else uses, of the first kind that has some."""
+    free = [name for name, gpu in _named_gpus(machine) if not gpu.busy_with]
+    return tuple(name for name in free if accelerator_of(name) is accelerator_of(free[0]))
+
+
+def _any_gpus(machine: MachineLike) -> tuple[str, ...]:
+    """All GPUs of the first kind that has some."""
+    return next((found for kind in gpu_kinds() if (found := _gpus(kind, machine))), ())
 
 
 def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
-    """UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in."""
-    if not is_cuda(devices):
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    distinct = dict.fromkeys(devices)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[gpu_index(name)].uuid for name in distinct)}
+    """By environment variable, the UUIDs of the GPUs that a process may see; it sees none of other kinds.
+
+    UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in.
+    """
+    return {
+        kind.visible_variable: ",".join(
+            gpu_of(name, machine).uuid for name in dict.fromkeys(devices) if accelerator_of(name) is kind
+        )
+        for kind in gpu_kinds()
+        if kind.visible_variable is not None
+    }
 
 
-def _gpus(machine: MachineLike) -> tuple[str, ...]:
-    return tuple(f"cuda:{index}" for index in range(len(machine.gpus)))
+def _gpus(kind: Accelerator, machine: MachineLike) -> tuple[str, ...]:
+    return tuple(kind.device(index) for index in range(len(gpus_of(kind, machine))))
 
 
 def _cpus(count: int) -> tuple[str, ...]:
-    return tuple(f"cpu:{index}" for index in range(count))
+    return tuple(CPU.device(index) for index in range(max(1, count)))
 
 
-def _refuse(wish: str, machine: MachineLike) -> tuple[str, ...]:
-    raise MachineError(f"{wish}, but {_inventory(machine)}\n    `gpurun devices` shows what is here")
+def _refuse(wish: str, kind: Accelerator, machine: MachineLike) -> tuple[str, ...]:
+    raise MachineError(f"{wish}, but {_inventory(kind, machine)}\n    `gpurun devices` shows what is here")
 
 
-def _inventory(machine: MachineLike) -> str:
-    if not machine.gpus:
-        return "this machine has no NVIDIA GPU that can be used; `devices: cpu:2` runs on its cores"
-    names = [f"cuda:{index} ({gpu.name})" for index, gpu in enumerate(machine.gpus)]
+def _inventory(kind: Accelerator, machine: MachineLike) -> str:
+    found = gpus_of(kind, machine)
+    if not found:
+        return f"this machine has no {kind.noun} that can be used; `devices: cpu:2` runs on its cores"
+    names = [f"{kind.device(index)} ({gpu.name})" for index, gpu in enumerate(found)]
     return f"this machine has {', '.join(names)}"

@@ -1,17 +1,14 @@
 """A rough duration of a run, before anything is known of the workload's speed."""
 
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.ablation import ablation_rounds
-from gpurun.launcher.plan.devices import is_cuda
 from gpurun.launcher.plan.model import Launch, Plan
 
 _STEP_S = 0.03
 """A step of a small model; warm-up, gradient check and trace are counted in steps."""
 _BLOCK_S = 0.25
 """A round's block of steps lasts at least 200 ms, plus its barriers."""
-_START_CPU_S = 2.0
-_START_CUDA_S = 8.0
-"""Processes, rendezvous, building the model; on CUDA also the context and the libraries."""
 _STEADY_STEPS = 10
 """Steps beyond `warmup` until a variant is seen to be steady."""
 
@@ -27,7 +24,7 @@ def estimate_s(plan: Plan, spec: JobSpec) -> float:
 
 
 def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
-    start = _START_CUDA_S if is_cuda(launch.processes[0].devices) else _START_CPU_S
+    start = accelerator_of(launch.processes[0].devices[0]).start_s
     num_variants = len(launch.variants)
     has_baseline = plan.baseline in launch.variants  # measured twice in every round
     blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(spec, launch) * num_variants / 2

@@ -10,9 +10,11 @@ from gpurun.launcher.jobfile.builtins import is_probe
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits
 from gpurun.launcher.jobfile.draft import Draft
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
+from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
 from gpurun.launcher.plan.baseline import choose_baseline
 from gpurun.launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
-from gpurun.launcher.plan.devices import MachineLike, is_cuda
+from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.ids import make_unique, program_id, variant_id
 from gpurun.launcher.plan.model import LeftOut, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
@@ -135,9 +137,10 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         ImpossibleError: something of it is wanted.
     """
     _check_reach(wanted, devices)
-    if wanted.precision == "tf32" and not is_cuda(devices):
-        raise ImpossibleError("precision", "tf32 is a mode of NVIDIA GPUs")
-    if wanted.threads != "auto" and is_cuda(devices):
+    kind = accelerator_of(devices[0])
+    if wanted.precision is not None and (problem := precision_problem(wanted.precision, kind)):
+        raise ImpossibleError("precision", problem)
+    if wanted.threads != "auto" and not kind.is_host:
         raise ImpossibleError("threads", "threads are those of CPU devices")
     if wanted.compile and wanted.strategy == "dp":
         raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
@@ -272,13 +275,18 @@ def _unused_splits(built: list[tuple[Combination, Variant]]) -> list[str]:
 def _check_machine(spec: JobSpec, num_devices: int) -> None:
     """Where the job leaves it to the machine which devices there are, it is the machine that lacks some."""
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
-    if spec.devices in ("auto", "cuda") and counts and min(counts) > num_devices:
+    if _machine_chooses(spec) and counts and min(counts) > num_devices:
         have = plural(num_devices, "device")
         message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
         raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
-    if spec.devices in ("auto", "cuda") and spec.workload == "allreduce" and num_devices < 2:
+    if _machine_chooses(spec) and spec.workload == "allreduce" and num_devices < 2:
         message = f"an all-reduce needs two devices or more, and `devices: {spec.devices}` finds one here"
         raise MachineError(str(spec.problem(("devices",), message)))
+
+
+def _machine_chooses(spec: JobSpec) -> bool:
+    """Whether the job leaves it to the machine which devices there are."""
+    return spec.devices == AUTO or spec.devices in GPU_KINDS
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:

@@ -6,8 +6,9 @@ from types import MappingProxyType
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import MAX_COUNT
+from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.plan.ablation import ablation_rounds
-from gpurun.launcher.plan.devices import MachineLike, is_cuda, job_devices
+from gpurun.launcher.plan.devices import MachineLike, job_devices
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
@@ -109,21 +110,22 @@ def variant_order(
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:
-    """torch device of each rank or replica, as its process sees them through CUDA_VISIBLE_DEVICES."""
-    if not is_cuda(variant.devices):
-        return ("cpu",) * len(variant.devices)
+    """torch device of each rank or replica, as its process sees them: only its own are visible."""
+    kind = accelerator_of(variant.devices[0])
+    if kind.is_host:
+        return (kind.name,) * len(variant.devices)
     if variant.strategy == "ddp":
-        return ("cuda:0",) * len(variant.devices)  # every rank sees its own GPU only
+        return (kind.device(0),) * len(variant.devices)  # every rank sees its own GPU only
     visible = list(dict.fromkeys(variant.devices))
-    return tuple(f"cuda:{visible.index(device)}" for device in variant.devices)
+    return tuple(kind.device(visible.index(device)) for device in variant.devices)
 
 
 def backend_for(variant: Variant) -> str | None:
-    """`nccl` between GPUs of their own, `gloo` on CPU and where ranks share a GPU; `None` for one process."""
+    """The devices' own backend, or the CPU's where ranks share a device; `None` for one process."""
     if variant.strategy != "ddp":
         return None
-    has_own_gpus = is_cuda(variant.devices) and len(set(variant.devices)) == len(variant.devices)
-    return "nccl" if has_own_gpus else "gloo"
+    has_own_devices = len(set(variant.devices)) == len(variant.devices)
+    return accelerator_of(variant.devices[0]).backend if has_own_devices else CPU.backend
 
 
 def _profile(spec: JobSpec) -> ProfileConfig | None:

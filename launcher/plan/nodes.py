@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.topology import Topology
 
 
@@ -14,6 +15,7 @@ class NodeGpu:
     name: str
     busy_with: str | None = None
     numa_node: int | None = None
+    kind: str = CUDA.name
 
 
 @dataclass(frozen=True)

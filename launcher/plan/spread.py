@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.plan.devices import (
     Devices,
     MachineLike,
@@ -17,7 +18,7 @@ from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_de
 
 def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:
     """The machine as a node."""
-    gpus = tuple(NodeGpu(gpu.uuid, gpu.name, gpu.busy_with, gpu.numa_node) for gpu in machine.gpus)
+    gpus = tuple(NodeGpu(gpu.uuid, gpu.name, gpu.busy_with, gpu.numa_node, gpu.kind) for gpu in machine.gpus)
     return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology)
 
 
@@ -36,11 +37,11 @@ def all_devices(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node]) -> t
     if not nodes:
         return job_devices(spec, machine)
     found = [_devices_of(spec, node, rank) for rank, node in enumerate(nodes)]
-    kinds = {names[0].partition(":")[0] for names in found}
+    kinds = {accelerator_of(names[0]).name for names in found}
     if len(kinds) > 1:
         listed = ", ".join(f"{names[0]} ({node.host})" for names, node in zip(found, nodes, strict=True))
         message = f"`devices: {spec.devices}` means GPUs on some nodes and CPUs on others: {listed}"
-        hint = "`devices: cuda` or `devices: cpu:2` means the same everywhere"
+        hint = f"`devices: {gpu_kinds()[0].name}` or `devices: cpu:2` means the same everywhere"
         raise MachineError(str(spec.problem(("devices",), message, hint)))
     return tuple(f"{name}@{rank}" for rank, names in enumerate(found) for name in names)
 
@@ -78,5 +79,5 @@ def notes_on(
 def interface_env(machine: MachineLike) -> Mapping[str, str]:
     """What gloo and NCCL speak through: else the first interface that the host's name resolves to."""
     if not isinstance(machine, Node):
-        return {"GLOO_SOCKET_IFNAME": "lo"}
-    return {"GLOO_SOCKET_IFNAME": machine.interface, "NCCL_SOCKET_IFNAME": machine.interface}
+        return {CPU.interface_variable: "lo"}
+    return {kind.interface_variable: machine.interface for kind in ACCELERATORS.values()}

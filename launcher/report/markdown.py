@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.order import by_rank
-from gpurun.launcher.report.terminal.balanced import balanced_lines
-from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.terminal.cells import number_text, uncertainty_text, verdict_text
+from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
 from gpurun.launcher.report.terminal.footer import gradient_lines, noise_lines, warning_lines
 from gpurun.launcher.units import format_ms, format_rate
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.order import by_rank
+from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.machine.accelerators import accelerator_of
 
 _MAP_STYLE = """\
 import torch
@@ -24,7 +25,7 @@ for epoch in range(epochs):
         ...  # the same
 """
 _TO_GPU = """\
-inputs, targets = inputs.cuda(), targets.cuda()
+inputs, targets = inputs.to("{kind}"), targets.to("{kind}")
 """
 _LOSS = """\
 loss = weight * loss_function(model(inputs), targets)  # {loss}
@@ -71,7 +72,7 @@ def lines_to_paste(comparison: Comparison) -> str | None:
 
 def map_style(variant: VariantResult) -> str:
     """The whole loop, of a dataset with a length."""
-    body = (_TO_GPU if _on_gpu(variant) else "") + _loss_lines(variant) + _UPDATE
+    body = _to_device(variant) + _loss_lines(variant) + _UPDATE
     return _MAP_STYLE.format(**_values(variant)) + _indented(body, 8)
 
 
@@ -92,8 +93,9 @@ def _loss_lines(variant: VariantResult) -> str:
     return _COUNTED_LOSS if variant.loss == "counted" else _LOSS.format(loss=_WORDS[variant.loss])
 
 
-def _on_gpu(variant: VariantResult) -> bool:
-    return any(device.startswith("cuda") for device in variant.devices)
+def _to_device(variant: VariantResult) -> str:
+    kind = accelerator_of(variant.devices[0])
+    return "" if kind.is_host else _TO_GPU.format(kind=kind.name)
 
 
 def _head(uneven: VariantResult, devices: Sequence[str], comparison: Comparison) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 from gpurun.launcher.balance.largest_batch import with_margin
 from gpurun.launcher.errors import MachineError, VariantError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
-from gpurun.launcher.plan.devices import is_cuda, job_devices
+from gpurun.launcher.plan.devices import job_devices
 from gpurun.launcher.plan.largest import largest_batch
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
@@ -200,13 +201,13 @@ class Search:
         )
 
     def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
-        num_devices, on_gpu = len(self.devices), is_cuda(self.devices)
+        num_devices, kind = len(self.devices), accelerator_of(self.devices[0])
         share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
         return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
             params=self.params,
-            device="cuda:0" if on_gpu else "cpu",
+            device=kind.name if kind.is_host else kind.device(0),
             index=index,
             num_devices=num_devices,
             precision=self.precision,
@@ -214,7 +215,7 @@ class Search:
             keeps_gradients="ddp" in (self.spec.compare.strategy or (self.spec.strategy,)),
             seed=self.spec.seed,
             threads=max(1, self.machine.cpu_cores // num_devices),
-            limit_bytes=None if on_gpu else int(share),
+            limit_bytes=int(share) if kind.is_host else None,
             attempts=str(self.path(index)),
             fits=fits,
             fails=fails,

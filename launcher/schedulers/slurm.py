@@ -11,6 +11,7 @@ from pathlib import Path
 from gpurun import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.schedulers.slurm_environment import FIRST_SLURM_PORT, NUM_SLURM_PORTS
 
 _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
@@ -133,9 +134,10 @@ def _directives(spec: JobSpec, nodes: int, options: SlurmOptions) -> list[str]:
 
 def _named_gpus(spec: JobSpec) -> int | None:
     """How many GPUs a node needs at least, where the job names them."""
-    if not isinstance(spec.devices, tuple) or not spec.devices[0].startswith("cuda:"):
+    if not isinstance(spec.devices, tuple) or accelerator_of(spec.devices[0]).is_host:
         return None
-    return 1 + max(int(name.partition(":")[2]) for name in spec.devices)
+    indices = [int(name.partition(":")[2]) for name in spec.devices if ":" in name]  # others are UUIDs
+    return 1 + max(indices) if len(indices) == len(spec.devices) else None
 
 
 def _checked(key: str, value: str) -> str:

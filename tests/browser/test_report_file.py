@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, expect
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.tensorboard_plugin.export.html import render_html
+from gpurun.launcher.tensorboard_plugin.html import render_html
 from tests.browser.pages import watched_page
 from tests.browser.sample_runs import write_balanced, write_batches, write_gpt_splits, write_hostile
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -19,18 +20,18 @@ IMPORTED_AS = __name__
 class Squares(torch.utils.data.Dataset):
     """Pickled by name, so that a spawned worker must find this file again."""
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 64
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((4,), float(index))
 
 
-def network():
+def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 
 
-def train(model, batches):
+def train(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     for batch in batches:
         optimizer.zero_grad()
@@ -38,17 +39,17 @@ def train(model, batches):
         optimizer.step()
 
 
-def ddp(args):
+def ddp(args: argparse.Namespace) -> None:
     train(DistributedDataParallel(network()), [torch.randn(args.batch, 4) for _ in range(40)])
     dist.destroy_process_group()
 
 
-def no_destroy(args):
+def no_destroy(args: argparse.Namespace) -> None:
     train(DistributedDataParallel(network()), [torch.randn(8, 4) for _ in range(15)])
     dist.barrier()
 
 
-def fsdp(args):
+def fsdp(args: argparse.Namespace) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -57,7 +58,7 @@ def fsdp(args):
     train(model, [torch.randn(8, 4) for _ in range(15)])
 
 
-def loader(args):
+def loader(args: argparse.Namespace) -> None:
     for context in ("fork", "spawn"):
         data = torch.utils.data.DataLoader(
             Squares(), batch_size=8, num_workers=1, multiprocessing_context=context
@@ -65,12 +66,12 @@ def loader(args):
         train(network(), data)
 
 
-def child_of(number):
+def child_of(number: int) -> None:
     assert IMPORTED_AS == "__mp_main__", IMPORTED_AS
     sys.exit(number)
 
 
-def children(args):
+def children(args: argparse.Namespace) -> None:
     said = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
     assert said.stdout == "42\n"
     process = multiprocessing.get_context("spawn").Process(target=child_of, args=(7,))
@@ -79,7 +80,7 @@ def children(args):
     assert process.exitcode == 7
 
 
-def ending(args):
+def ending(args: argparse.Namespace) -> None:
     folder, rank = Path(os.environ["FOLDER"]), dist.get_rank()
     assert sys.stdin.read() == ""
     assert sys.argv[0] == "programs.py"
@@ -94,27 +95,27 @@ def ending(args):
     sys.exit()
 
 
-def seeds(args):
+def seeds(args: argparse.Namespace) -> None:
     print("first number", torch.rand(1).item())
 
 
-def threads(args):
+def threads(args: argparse.Namespace) -> None:
     print("threads", torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["GIVEN"])
 
 
-def wrong_exit(args):
+def wrong_exit(args: argparse.Namespace) -> None:
     if dist.get_rank() == 1:
         sys.exit(3)
     dist.barrier()
 
 
-def early(args):
+def early(args: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         os._exit(0)
     dist.barrier()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--batch", type=int, default=8)

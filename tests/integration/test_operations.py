@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def running(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
                 process.send_signal(signal.SIGINT)
 
 
-def wait_for(happened, process: subprocess.Popen[str]) -> None:
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
     while not happened():
         assert process.poll() is None, process.communicate()

@@ -9,10 +9,12 @@ from torch import nn
 
 from gpurun.launcher.compare.figures.measured import Measured
 from gpurun.launcher.compare.figures.throughput import Throughput, throughput
-from gpurun.launcher.machine.peaks import PEAKS, peak_flop_per_s, total_peak_flop_per_s
+from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
+from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.machine.peaks import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantFacts, VariantStatus
-from gpurun.launcher.worker.meters.energy import EnergyMeter, difference, meter_for
+from gpurun.launcher.worker.meters.energy import difference, meter_for
 from gpurun.launcher.worker.meters.flops import Counting
 
 
@@ -76,7 +78,7 @@ def test_peaks_add_up_and_one_unknown_makes_all_unknown() -> None:
     assert total_peak_flop_per_s(["NVIDIA H200"] * 2, "bf16") == 2 * 989.4e12
     assert total_peak_flop_per_s(["NVIDIA H200", None], "bf16") is None
     assert total_peak_flop_per_s([], "bf16") is None
-    assert all(rate > 0 for peak in PEAKS for rate in peak.tflop_per_s.values())
+    assert all(rate > 0 for peak in NVIDIA_PEAKS for rate in peak.tflop_per_s.values())
 
 
 class NVMLError(Exception):

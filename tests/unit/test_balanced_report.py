@@ -4,8 +4,8 @@ from typing import Any
 
 from gpurun.launcher.balance.calibrate import balance_of
 from gpurun.launcher.balance.curve import fit_curve
-from gpurun.launcher.report.names import split_label
-from gpurun.launcher.report.terminal.balanced import balanced_lines
+from gpurun.launcher.compare.label import split_label
+from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import write_json
 from tests.unit import test_compare as hand_made

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
+from tests.unit.machines import FakeGpu, FakeMachine
 
 JOBS = (
     b"""\
@@ -122,20 +122,6 @@ def change_number(job: bytes, rng: random.Random) -> bytes:
 MUTATIONS: tuple[Mutation, ...] = (
     flip_byte, cut, truncate, insert_oddity, replace_value, swap_keys, repeat_line, change_number,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int
-    gpus: tuple[FakeGpu, ...]
 
 
 MACHINES = (FakeMachine(2, ()), FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b"))))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gpurun.launcher.compare.explain import main_cause, why_slower
-from gpurun.launcher.compare.findings import disagreement
 from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.notes import disagreement
 from tests.unit.test_compare_summary import result, sentence
 
 

@@ -1,7 +1,9 @@
 """The one sentence, word for word, for every way in which a run can end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,16 @@ from gpurun.launcher.compare.summary import summary
 NOTHING = Difference(None, None, "inconclusive")
 
 
-def result(variant_id, split, ms, strategy="ddp", status="ok", vs=None, launches=1, **more):
+def result(
+    variant_id: str,
+    split: tuple[int, ...] | None,
+    ms: float | None,
+    strategy: str = "ddp",
+    status: str = "ok",
+    vs: Difference | None = None,
+    launches: int = 1,
+    **more: Any,
+) -> VariantResult:
     return VariantResult(
         id=variant_id,
         strategy=strategy,
@@ -49,16 +60,18 @@ class Table:
 
     known: dict
 
-    def between(self, variant, other):
+    def between(self, variant: str, other: str) -> Difference:
         if (other, variant) in self.known:
             return opposite(self.known[other, variant])
         return self.known.get((variant, other), NOTHING)
 
-    def share_launches(self, variant, other):
+    def share_launches(self, variant: str, other: str) -> bool:
         return variant.partition("-")[0] == other.partition("-")[0]
 
 
-def sentence(results, known, baseline="ddp-even"):
+def sentence(
+    results: Sequence[VariantResult], known: dict[tuple[str, str], Difference], baseline: str = "ddp-even"
+) -> str:
     return summary(standings(results, Table(known)), baseline)
 
 
@@ -66,13 +79,13 @@ SLOWER = Difference(13.78, (12.9, 14.6), "slower")
 EVEN = result("ddp-even", (32, 32), 42.1, vs=Difference(None, None, "baseline"))
 
 
-def test_the_baseline_leads():
+def test_the_baseline_leads() -> None:
     results = [result("ddp-40-24", (40, 24), 47.9, vs=SLOWER), EVEN]
     known = {("ddp-40-24", "ddp-even"): SLOWER}
     assert sentence(results, known) == "Fastest: ddp 32/32; ddp 40/24 is 13.8 % slower (12.9 to 14.6)."
 
 
-def test_another_than_the_baseline_leads():
+def test_another_than_the_baseline_leads() -> None:
     faster = Difference(-12.04, (-13.2, -11.1), "faster")
     results = [EVEN, result("dp-48-16", (48, 16), 37.0, "dp", vs=faster)]
     known = {("dp-48-16", "ddp-even"): faster}
@@ -81,7 +94,7 @@ def test_another_than_the_baseline_leads():
     )
 
 
-def test_a_leader_over_two_names_the_next_as_well():
+def test_a_leader_over_two_names_the_next_as_well() -> None:
     faster = Difference(-12.04, (-12.4, -11.7), "faster")
     behind = Difference(3.04, (2.1, 3.9), "slower")
     results = [EVEN, result("ddp-36-28", (36, 28), 37.0, vs=faster), result("ddp-40-24", (40, 24), 38.1)]
@@ -95,7 +108,7 @@ def test_a_leader_over_two_names_the_next_as_well():
     )
 
 
-def test_a_close_race_has_no_winner():
+def test_a_close_race_has_no_winner() -> None:
     close = Difference(0.3, (-0.4, 0.9), "same")
     results = [EVEN, result("ddp-36-28", (36, 28), 42.3, vs=close)]
     known = {("ddp-36-28", "ddp-even"): close}
@@ -104,7 +117,7 @@ def test_a_close_race_has_no_winner():
     )
 
 
-def test_one_undecided_rival_is_enough_even_if_it_is_not_the_next():
+def test_one_undecided_rival_is_enough_even_if_it_is_not_the_next() -> None:
     unclear = Difference(20.0, (-3.0, 48.0), "inconclusive")
     results = [EVEN, result("ddp-36-28", (36, 28), 47.9), result("dp-even", (32, 32), 50.0, "dp", launches=6)]
     known = {("ddp-36-28", "ddp-even"): SLOWER, ("dp-even", "ddp-even"): unclear}
@@ -113,7 +126,7 @@ def test_one_undecided_rival_is_enough_even_if_it_is_not_the_next():
     )
 
 
-def test_further_undecided_rivals_are_counted():
+def test_further_undecided_rivals_are_counted() -> None:
     close = Difference(0.3, (-0.4, 0.9), "same")
     others = [result(f"ddp-{n}", (n, 64 - n), 42.0 + n / 100) for n in (33, 34, 35)]
     known = {(other.id, "ddp-even"): close for other in others}
@@ -122,7 +135,7 @@ def test_further_undecided_rivals_are_counted():
     )
 
 
-def test_too_few_launches_leave_the_lead_unproven():
+def test_too_few_launches_leave_the_lead_unproven() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 47.9), result("dp-even", (32, 32), 61.3, "dp")]
     known = {("ddp-40-24", "ddp-even"): SLOWER}
     assert sentence(results, known) == (
@@ -131,7 +144,7 @@ def test_too_few_launches_leave_the_lead_unproven():
     )
 
 
-def test_too_few_rounds_leave_the_lead_unproven():
+def test_too_few_rounds_leave_the_lead_unproven() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 47.9, rounds=5)]
     assert sentence(results, {}) == (
         "Fastest by median: ddp 32/32; ddp 40/24 can't be ranked"
@@ -139,13 +152,13 @@ def test_too_few_rounds_leave_the_lead_unproven():
     )
 
 
-def test_an_established_lead_counts_more_than_medians_of_other_rounds():
+def test_an_established_lead_counts_more_than_medians_of_other_rounds() -> None:
     drifted = result("ddp-40-24", (40, 24), 40.0)
     known = {("ddp-40-24", "ddp-even"): SLOWER}
     assert sentence([drifted, EVEN], known).startswith("Fastest: ddp 32/32;")
 
 
-def test_what_failed_is_not_fast():
+def test_what_failed_is_not_fast() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 10.0, status="failed")]
     assert sentence(results, {}) == "Fastest: ddp 32/32, 42.1 ms per step; no other variant was measured."
     assert sentence([result("ddp-40-24", (40, 24), None, status="oom")], {}) == (
@@ -169,17 +182,17 @@ def test_what_failed_is_not_fast():
         ),
     ],
 )
-def test_labels(strategy, split, varied, label):
+def test_labels(strategy: str, split: tuple[int, ...] | None, varied: dict[str, Any], label: str) -> None:
     assert variant_label(result("x", split, 1.0, strategy, varied=varied)) == label
 
 
-def test_the_opposite_finding():
+def test_the_opposite_finding() -> None:
     difference = opposite(Difference(25.0, (0.0, 100.0), "slower"))
     assert (difference.percent, difference.ci, difference.verdict) == (-20.0, (-50.0, 0.0), "faster")
     assert opposite(NOTHING) == NOTHING
 
 
-def test_programs_without_steps_have_run_all_the_same():
+def test_programs_without_steps_have_run_all_the_same() -> None:
     plan = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
     failed = result("script-1", None, None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)

@@ -24,7 +24,7 @@ from gpurun.launcher.worker.training.compiled import compile_in_place
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.unit.test_plan_expand import FakeGpu, FakeMachine
+from tests.unit.machines import FakeGpu, FakeMachine
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
-from gpurun.launcher.compare.figures.batch_curve import knee
+from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.jobfile.load import check_source
@@ -19,7 +19,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.largest import largest_batch
 from gpurun.launcher.processes.signals import interruptible
-from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
+from gpurun.launcher.report.terminal.curves import batch_curve_lines
 from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig

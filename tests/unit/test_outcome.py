@@ -8,6 +8,7 @@ import pytest
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.rundir.records import VariantStatus
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -26,7 +27,9 @@ COMPARISON = msgspec.json.decode(
         (("ok", "ok"), None),
     ],
 )
-def test_running_out_of_memory_is_a_result_only_beside_another_one(statuses, words) -> None:
+def test_running_out_of_memory_is_a_result_only_beside_another_one(
+    statuses: list[VariantStatus], words: str
+) -> None:
     variants = tuple(
         replace(COMPARISON.variants[0], id=f"v{number}", status=status)
         for number, status in enumerate(statuses)

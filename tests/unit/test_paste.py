@@ -49,8 +49,10 @@ def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> No
 
 
 def test_gpus_are_given_their_batches(files: Any) -> None:
-    assert ".cuda()" not in pasted(files)
-    assert "inputs, targets = inputs.cuda(), targets.cuda()\n" in pasted(files, devices=("cuda:0", "cuda:1"))
+    assert "cuda" not in pasted(files)
+    assert 'inputs, targets = inputs.to("cuda"), targets.to("cuda")\n' in pasted(
+        files, devices=("cuda:0", "cuda:1")
+    )
 
 
 def test_devices_without_samples_have_no_rank(files: Any) -> None:

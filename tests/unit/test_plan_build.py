@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,9 @@ from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.launch_config import order_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from tests.unit.machines import FakeGpu, FakeMachine
 
-
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 8
-    gpus: tuple[FakeGpu, ...] = ()
-
-
-CPU = FakeMachine()
+CPU = FakeMachine(8)
 GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
 

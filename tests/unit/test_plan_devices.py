@@ -1,6 +1,5 @@
 """Which devices a job means on machines with and without GPUs."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,7 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.devices import busy_notes, device_notes, job_devices, resolve_devices
-
-
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 2
-    gpus: tuple[FakeGpu, ...] = ()
-
+from tests.unit.machines import FakeGpu, FakeMachine
 
 TWO_GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
@@ -95,7 +80,7 @@ def test_auto_leaves_busy_gpus_out_and_says_so() -> None:
 
 def test_where_all_are_busy_all_are_used() -> None:
     assert resolve_devices("auto", ALL_BUSY) == ("cuda:0",)
-    assert "disturbs the times" in busy_notes("auto", ("cuda:0",), ALL_BUSY)[0]
+    assert "affects the times" in busy_notes("auto", ("cuda:0",), ALL_BUSY)[0]
 
 
 def test_gpus_may_be_named_by_uuid() -> None:

@@ -1,7 +1,6 @@
 """`compare` as variants: merging, leaving out, names, baseline."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,7 @@ from gpurun.launcher.jobfile.model import Compare, JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.expand import Expansion, expand
 from gpurun.launcher.plan.ids import make_unique
-
-
-@dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 2
-    gpus: tuple[FakeGpu, ...] = ()
+from tests.unit.machines import FakeGpu, FakeMachine
 
 
 def spec_of(text: str) -> JobSpec:
@@ -204,7 +190,7 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
             "job.yaml:3:46: no combination can be: a device with 2 samples can't make 3 micro-batches; ",
         ),
-        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 is a mode of NVIDIA GPUs"),
+        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",
             "job.yaml:4:15: the job asks for 3 devices and names 2",
@@ -241,7 +227,7 @@ def test_more_devices_than_the_machine_has() -> None:
 def test_tf32_among_others_is_left_out_on_cpu() -> None:
     found = expanded("global_batch: 64\ncompare: {precision: [tf32, fp32]}\n")
     assert ids(found) == ["ddp-2-even-precision-fp32"]
-    assert found.left_out[0].reason == "tf32 is a mode of NVIDIA GPUs"
+    assert found.left_out[0].reason == "tf32 needs an NVIDIA GPU"
 
 
 @pytest.mark.parametrize(

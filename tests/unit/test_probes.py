@@ -28,7 +28,7 @@ from gpurun.workloads.probes import allreduce, h2d
 from gpurun.workloads.probes import crossover as crossover_probe
 from gpurun.workloads.probes import matmul as matmul_probe
 from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
-from tests.unit.test_plan_expand import FakeMachine
+from tests.unit.machines import FakeMachine
 
 CPU = Site((torch.device("cpu"),), 1, torch.float32)
 

@@ -25,6 +25,7 @@ class Gpu:
     name: str = "H200"
     busy_with: str | None = None
     numa_node: int | None = None
+    kind: str = "cuda"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from gpurun.launcher.jobfile.params import Signature
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.run.open import Invocation, load_invocation
 from gpurun.workloads.registry import BUILTINS
+from tests.known import known
 
 PLAIN = """\
 def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...
@@ -326,7 +327,7 @@ def test_built_in_workloads_refuse_values_that_make_no_sense(tmp_path: Path, tex
     source = parse_source(f"{text}{batch}\n".encode(), "job.yaml")
     with pytest.raises(SpecError) if found else nullcontext() as refused:
         check_source(source, tmp_path)
-    assert not found or str(refused.value) == f"job.yaml:{found}"
+    assert not found or str(known(refused).value) == f"job.yaml:{found}"
 
 
 @pytest.mark.parametrize(
@@ -396,7 +397,7 @@ def test_sizes_of_gpt_that_do_not_go_together(tmp_path: Path, text: str, found: 
     source = parse_source(f"workload: gpt\n{text}\nglobal_batch: 8\n".encode(), "job.yaml")
     with pytest.raises(SpecError) if found else nullcontext() as refused:
         check_source(source, tmp_path)
-    assert not found or str(refused.value) == f"job.yaml:{found}"
+    assert not found or str(known(refused).value) == f"job.yaml:{found}"
 
 
 @pytest.mark.parametrize(
@@ -421,7 +422,9 @@ def test_sleep_has_a_time_for_each_device(tmp_path: Path, text: str, found: str)
     source = parse_source(f"workload: sleep\n{text}\nglobal_batch: 8\n".encode(), "job.yaml")
     with pytest.raises(SpecError) if found else nullcontext() as refused:
         check_source(source, tmp_path)
-    assert not found or str(refused.value).startswith(f"job.yaml:{found}\n    one value for each device")
+    assert not found or str(known(refused).value).startswith(
+        f"job.yaml:{found}\n    one value for each device"
+    )
 
 
 def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -> None:
@@ -457,7 +460,7 @@ def test_files_that_params_name_are_looked_for(
     spec = check_source(parse_source(f"workload: resnet50\n{text}\n".encode(), "job.yaml"), tmp_path)
     with pytest.raises(SpecError) if found else nullcontext() as refused:
         check_files(spec, tmp_path)
-    assert not found or str(refused.value) == f"job.yaml:{found}".replace("HOME", str(tmp_path))
+    assert not found or str(known(refused).value) == f"job.yaml:{found}".replace("HOME", str(tmp_path))
 
 
 def test_the_users_own_params_are_no_files_of_ours(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ times_ms = st.lists(st.floats(1, 1000), min_size=2, max_size=20)
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 2.5, 3, 5, 7.77, 11, 30, 100, 1000])
-def test_t_quantiles_are_those_of_scipy(degrees):
+def test_t_quantiles_are_those_of_scipy(degrees: float) -> None:
     for probability in PROBABILITIES:
         expected = stats.t.ppf(probability, degrees)
         assert t_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -26,69 +26,69 @@ def test_t_quantiles_are_those_of_scipy(degrees):
 
 
 @given(st.floats(1e-6, 1 - 1e-6), st.floats(1, 300))
-def test_t_quantile_is_the_inverse_of_scipys_distribution(probability, degrees):
+def test_t_quantile_is_the_inverse_of_scipys_distribution(probability: float, degrees: float) -> None:
     assert stats.t.cdf(t_quantile(probability, degrees), degrees) == pytest.approx(probability, rel=1e-9)
 
 
 @pytest.mark.parametrize(("probability", "degrees"), [(0, 5), (1, 5), (0.5, 0), (-0.1, 3)])
-def test_t_quantile_rejects_what_has_none(probability, degrees):
+def test_t_quantile_rejects_what_has_none(probability: float, degrees: float) -> None:
     with pytest.raises(ValueError, match="no t quantile"):
         t_quantile(probability, degrees)
 
 
 @given(times_ms, st.sampled_from((0.05, 0.01)))
-def test_t_interval_is_that_of_scipy(values, alpha):
+def test_t_interval_is_that_of_scipy(values: list[float], alpha: float) -> None:
     error = np.std(values, ddof=1) / len(values) ** 0.5
     assume(error > 1e-6)
     expected = stats.t.interval(1 - alpha, len(values) - 1, np.mean(values), error)
     assert t_interval(values, alpha) == pytest.approx(expected, rel=1e-6)
 
 
-def test_pairs_of_launches_need_six():
+def test_pairs_of_launches_need_six() -> None:
     pairs = [0.01, 0.02, -0.01, 0.03, 0.00, 0.02]
     assert launch_pair_interval(pairs[:5], 0.05) is None
     assert launch_pair_interval(pairs, 0.05) == t_interval(pairs, 0.05)
 
 
-def test_one_value_has_no_interval():
+def test_one_value_has_no_interval() -> None:
     assert t_interval([3.0], 0.05) is None
     assert welch_interval([3.0], [1.0, 2.0], 0.05) is None
     assert welch_interval([3.0, 4.0], [1.0], 0.05) is None
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_welch_is_that_of_scipy(seed):
+def test_welch_is_that_of_scipy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values, baseline = rng.normal(1, 3, rng.integers(2, 9)), rng.normal(0, 1, rng.integers(2, 9))
     result = stats.ttest_ind(values, baseline, equal_var=False).confidence_interval(0.97)
     assert welch_interval(values.tolist(), baseline.tolist(), 0.03) == pytest.approx(tuple(result), rel=1e-9)
 
 
-def test_welch_of_constant_launches_has_no_width():
+def test_welch_of_constant_launches_has_no_width() -> None:
     assert welch_interval([2.0, 2.0], [1.0, 1.0, 1.0], 0.05) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("num_values", range(1, 60))
 @pytest.mark.parametrize("alpha", [0.05, 0.01])
-def test_order_statistics_of_a_median_are_binomial(num_values, alpha):
+def test_order_statistics_of_a_median_are_binomial(num_values: int, alpha: float) -> None:
     rank = order_rank(num_values, alpha)
     assert rank == 0 or 2 * stats.binom.cdf(rank - 1, num_values, 0.5) <= alpha
     assert 2 * stats.binom.cdf(rank, num_values, 0.5) > alpha
 
 
-def test_interval_of_a_median_by_the_printed_table():
+def test_interval_of_a_median_by_the_printed_table() -> None:
     assert median_interval([5, 1, 4, 2, 3]) is None
     assert median_interval([6, 5, 1, 4, 2, 3]) == (1, 6)
     assert median_interval(range(1, 29)) == (9, 20)
 
 
 @given(times_ms)
-def test_interval_over_launches_contains_the_median_beside_it(medians_ms):
+def test_interval_over_launches_contains_the_median_beside_it(medians_ms: list[float]) -> None:
     low, high = launches_interval(medians_ms)
     assert low <= median(medians_ms) <= high
 
 
-def test_interval_over_launches_is_the_t_interval_of_logarithms():
+def test_interval_over_launches_is_the_t_interval_of_logarithms() -> None:
     medians_ms = [40.0, 42.0, 41.0, 45.0]
     expected = [math.exp(end) for end in t_interval([math.log(ms) for ms in medians_ms], 0.05)]
     assert launches_interval(medians_ms) == pytest.approx(expected)

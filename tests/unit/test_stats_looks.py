@@ -1,6 +1,7 @@
 """When to look, what is decided then, and that the comparison will agree later."""
 
 import random
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gpurun.launcher.stats.looks import decide, decided_variants, look_at, looks
 from gpurun.launcher.stats.pairs import round_differences, round_step_ns
 from gpurun.launcher.stats.schedule import round_blocks
 from gpurun.launcher.stats.steady import block_steps, is_steady
-from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 
 
 @pytest.mark.parametrize(
@@ -31,41 +32,41 @@ from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, ve
         (None, None, "inconclusive"),
     ],
 )
-def test_verdict(percent, ci, verdict):
+def test_verdict(percent: float, ci: tuple[float, float] | None, verdict: Verdict) -> None:
     assert verdict_of(percent, ci) == verdict
 
 
 @given(st.floats(-5, 5))
-def test_percent_is_the_ratio_less_one(log_ratio):
+def test_percent_is_the_ratio_less_one(log_ratio: float) -> None:
     assert percent_from_log(log_ratio) == pytest.approx(100 * (np.exp(log_ratio) - 1), rel=1e-9, abs=1e-12)
 
 
-def test_percent_of_known_ratios():
+def test_percent_of_known_ratios() -> None:
     assert percent_from_log(np.log(1.138)) == pytest.approx(13.8)
     assert percent_interval((np.log(0.5), np.log(2))) == pytest.approx((-50, 100))
     assert percent_interval(None) is None
 
 
-def test_looks_of_the_default():
+def test_looks_of_the_default() -> None:
     assert looks(28, 1, True) == ((8, 0.016), (12, 0.016), (16, 0.016), (20, 0.016), (28, 0.016))
     assert looks(28, 4, True)[0] == (8, 0.004)
     assert looks(28, 4, False) == ((28, 0.0125),)
 
 
-def test_looks_of_few_rounds_are_not_repeated():
+def test_looks_of_few_rounds_are_not_repeated() -> None:
     assert [rounds for rounds, _ in looks(3, 1, True)] == [1, 2, 3]
     assert [rounds for rounds, _ in looks(1, 1, True)] == [1]
 
 
 @given(st.integers(1, 500), st.integers(0, 50), st.booleans())
-def test_looks_rise_and_end_with_the_last_round(rounds, comparisons, early_stop):
+def test_looks_rise_and_end_with_the_last_round(rounds: int, comparisons: int, early_stop: bool) -> None:
     stops = [stop for stop, _ in looks(rounds, comparisons, early_stop)]
     assert stops == sorted(set(stops))
     assert stops[-1] == rounds
     assert stops[0] >= 1
 
 
-def test_a_decision_rests_on_the_rounds_up_to_its_look():
+def test_a_decision_rests_on_the_rounds_up_to_its_look() -> None:
     plan = looks(28, 1, True)
     differences = [0.05 + 0.001 * i for i in range(8)] + [-0.5] * 20
     outcome = settle(differences, plan)
@@ -73,26 +74,28 @@ def test_a_decision_rests_on_the_rounds_up_to_its_look():
     assert outcome.ci == look_at(differences[:8], 0.016).ci
 
 
-def test_a_look_too_early_for_an_interval_is_skipped():
+def test_a_look_too_early_for_an_interval_is_skipped() -> None:
     plan = looks(28, 3, True)
     differences = [0.05 + 0.001 * i for i in range(28)]
     assert look_at(differences[:8], plan[0][1]).ci is None
     assert settle(differences, plan).rounds == 12
 
 
-def test_a_run_that_ended_between_looks_is_looked_at_once_more():
+def test_a_run_that_ended_between_looks_is_looked_at_once_more() -> None:
     outcome = settle([0.05 + 0.001 * i for i in range(7)], looks(28, 1, True))
     assert (outcome.rounds, outcome.alpha, outcome.verdict) == (7, 0.016, "slower")
     assert settle([0.05] * 3, looks(28, 1, True)).verdict == "inconclusive"
     assert settle([], looks(28, 1, True)).percent is None
 
 
-def test_identical_rounds_are_the_same():
+def test_identical_rounds_are_the_same() -> None:
     assert settle([0.0] * 28, looks(28, 3, True)).verdict == "same"
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-0.03, 0.03), st.integers(1, 3))
-def test_what_the_worker_decided_the_comparison_finds_again(seed, effect, comparisons):
+def test_what_the_worker_decided_the_comparison_finds_again(
+    seed: int, effect: float, comparisons: int
+) -> None:
     rng = random.Random(seed)
     plan = looks(28, comparisons, True)
     differences: list[float] = []
@@ -106,7 +109,7 @@ def test_what_the_worker_decided_the_comparison_finds_again(seed, effect, compar
         assert outcome.rounds == len(differences)
 
 
-def test_nothing_is_decided_between_looks_or_without_a_baseline():
+def test_nothing_is_decided_between_looks_or_without_a_baseline() -> None:
     differences = {"b": [0.05 + 0.001 * i for i in range(7)]}
     plan = looks(28, 1, True)
     assert decide(differences, 7, plan) == frozenset()
@@ -115,7 +118,7 @@ def test_nothing_is_decided_between_looks_or_without_a_baseline():
     assert decided_variants({"b": []}, "a", plan) == frozenset()
 
 
-def test_a_variant_is_decided_by_its_own_rounds_and_stays_so():
+def test_a_variant_is_decided_by_its_own_rounds_and_stays_so() -> None:
     plan = looks(28, 2, True)
     times = {
         "a": rounds_of(range(1, 21), lambda i: 100.0 + i % 3),
@@ -125,7 +128,7 @@ def test_a_variant_is_decided_by_its_own_rounds_and_stays_so():
     assert decided_variants(times, "a", plan) == {"b"}
 
 
-def test_different_batches_are_decided_by_time_per_sample():
+def test_different_batches_are_decided_by_time_per_sample() -> None:
     times = {"a": rounds_of(range(1, 13), lambda i: 100.0), "b": rounds_of(range(1, 13), lambda i: 200.0)}
     differences = round_differences(times["b"], times["a"], samples_ratio=2.0)
     assert differences == pytest.approx([0.0] * 12)
@@ -133,21 +136,21 @@ def test_different_batches_are_decided_by_time_per_sample():
     assert look_at(differences, 0.05).verdict == "same"
 
 
-def test_rounds_are_paired_by_launch_and_number():
+def test_rounds_are_paired_by_launch_and_number() -> None:
     times = [RoundTime("1", 1, 110.0), RoundTime("1", 3, 120.0), RoundTime("2", 1, 100.0)]
     baseline = [RoundTime("1", 1, 100.0), RoundTime("2", 1, 100.0), RoundTime("3", 3, 1.0)]
     assert round_differences(times, baseline) == pytest.approx((np.log(1.1), 0.0))
 
 
-def test_a_block_takes_as_long_as_its_slowest_rank():
+def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
     assert round_step_ns([[10, 20], [30, 10], [5, 5]]) == 20
 
 
-def rounds_of(numbers, step_ns):
+def rounds_of(numbers: Iterable[int], step_ns: Callable[[int], float]) -> list[RoundTime]:
     return [RoundTime("1", number, step_ns(number)) for number in numbers]
 
 
-def test_every_round_holds_each_variant_once_and_the_baseline_twice():
+def test_every_round_holds_each_variant_once_and_the_baseline_twice() -> None:
     blocks = round_blocks(["a", "b", "c"], "b", "run/launch/1")
     assert sorted((block.variant, block.kind) for block in blocks) == [
         ("a", "timed"),
@@ -160,7 +163,7 @@ def test_every_round_holds_each_variant_once_and_the_baseline_twice():
     assert all(block.kind == "timed" for block in round_blocks(["a", "c"], "b", "x"))
 
 
-def test_rounds_have_orders_of_their_own_and_every_variant_comes_first_as_often():
+def test_rounds_have_orders_of_their_own_and_every_variant_comes_first_as_often() -> None:
     orders = [round_blocks(["a", "b", "c"], "a", f"run/launch/{i}") for i in range(2000)]
     firsts = [(blocks[0].variant, blocks[0].kind) for blocks in orders]
     for block in (("a", "timed"), ("a", "aa"), ("b", "timed"), ("c", "timed")):
@@ -183,17 +186,17 @@ def test_rounds_have_orders_of_their_own_and_every_variant_comes_first_as_often(
         ([100, 100, 100, 100, 5000, 110, 110, 110, 110, 110], 10, False),
     ],
 )
-def test_steady(steps, minimum, steady):
+def test_steady(steps: list[int], minimum: int, steady: bool) -> None:
     assert is_steady(steps, minimum) is steady
 
 
-def test_noise_alone_is_steady_most_of_the_time():
+def test_noise_alone_is_steady_most_of_the_time() -> None:
     rng = np.random.default_rng(5)
     warmups = rng.normal(1e6, 1e5, (1000, 10)).astype(int)
     assert np.mean([is_steady(steps.tolist(), 10) for steps in warmups]) > 0.85
 
 
-def test_a_block_lasts_at_least_as_long_as_wanted():
+def test_a_block_lasts_at_least_as_long_as_wanted() -> None:
     assert block_steps([900_000_000, *[30_000_000] * 5], 200) == 7
     assert block_steps([50_000_000], 200) == 4
     assert block_steps([500_000_000], 200) == 1

@@ -33,22 +33,22 @@ differences = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_
         (28, 0.05, 116),
     ],
 )
-def test_ranks_are_those_of_the_printed_tables(num_values, alpha, critical):
+def test_ranks_are_those_of_the_printed_tables(num_values: int, alpha: float, critical: int) -> None:
     # Tables give the largest T that is still significant; the interval's end is the next Walsh average.
     assert walsh_rank(num_values, alpha) == critical + 1
 
 
 @pytest.mark.parametrize(("num_values", "alpha"), [(5, 0.05), (6, 0.016), (7, 0.0156), (8, 0.016 / 3)])
-def test_too_few_values_give_no_interval(num_values, alpha):
+def test_too_few_values_give_no_interval(num_values: int, alpha: float) -> None:
     assert wilcoxon_interval([0.1 * value for value in range(num_values)], alpha) is None
 
 
-def test_seven_values_just_allow_an_interval_at_two_in_two_to_the_seventh():
+def test_seven_values_just_allow_an_interval_at_two_in_two_to_the_seventh() -> None:
     assert wilcoxon_interval([1, 2, 3, 4, 5, 6, 7], 2 / 2**7) == (1, 7)
 
 
 @pytest.mark.parametrize("num_values", range(7, 31))
-def test_interval_holds_exactly_the_centres_that_scipy_would_not_reject(num_values):
+def test_interval_holds_exactly_the_centres_that_scipy_would_not_reject(num_values: int) -> None:
     rng = np.random.default_rng(num_values)
     values = rng.normal(0.02, 0.05, num_values)
     for alpha in ALPHAS:
@@ -62,7 +62,7 @@ def test_interval_holds_exactly_the_centres_that_scipy_would_not_reject(num_valu
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 2, 2, 0, 3, 3, 3), (1,) * 9, (0, 0, 0, 1, 2, 3, 4, 5, 6)])
-def test_ties_and_zeros_never_raise_the_error_rate(sizes):
+def test_ties_and_zeros_never_raise_the_error_rate(sizes: tuple[int, ...]) -> None:
     alpha = 0.05
     patterns = list(product((1, -1), repeat=len(sizes)))
     intervals = (
@@ -72,24 +72,24 @@ def test_ties_and_zeros_never_raise_the_error_rate(sizes):
     assert wrong / len(patterns) <= alpha
 
 
-def test_values_that_are_all_the_same_have_an_interval_without_width():
+def test_values_that_are_all_the_same_have_an_interval_without_width() -> None:
     assert wilcoxon_interval([0.25] * 10, 0.05) == (0.25, 0.25)
 
 
-def test_probabilities_are_those_of_all_sign_patterns():
+def test_probabilities_are_those_of_all_sign_patterns() -> None:
     totals = [sum(rank for rank, sign in enumerate(signs, 1) if sign) for signs in product((0, 1), repeat=9)]
     expected = np.bincount(totals) / 2**9
     assert signed_rank_probabilities(9) == pytest.approx(expected, abs=1e-15)
 
 
 @given(differences)
-def test_estimate_is_the_median_of_all_pairwise_averages(values):
+def test_estimate_is_the_median_of_all_pairwise_averages(values: list[float]) -> None:
     averages = [(a + b) / 2 for i, a in enumerate(values) for b in values[i:]]
     assert hodges_lehmann(values) == pytest.approx(median(averages), abs=1e-12)
 
 
 @given(differences, st.sampled_from(ALPHAS))
-def test_interval_contains_the_estimate_and_turns_with_the_sign(values, alpha):
+def test_interval_contains_the_estimate_and_turns_with_the_sign(values: list[float], alpha: float) -> None:
     interval = wilcoxon_interval(values, alpha)
     if interval is not None:
         assert interval[0] <= hodges_lehmann(values) <= interval[1]
@@ -98,7 +98,7 @@ def test_interval_contains_the_estimate_and_turns_with_the_sign(values, alpha):
 
 
 @given(differences)
-def test_a_stricter_level_never_narrows_the_interval(values):
+def test_a_stricter_level_never_narrows_the_interval(values: list[float]) -> None:
     intervals = [wilcoxon_interval(values, alpha) for alpha in ALPHAS]
     for loose, strict in pairwise(intervals):
         if strict is not None:
@@ -106,14 +106,14 @@ def test_a_stricter_level_never_narrows_the_interval(values):
             assert strict[0] <= loose[0] <= loose[1] <= strict[1]
 
 
-def test_nothing_measured_has_no_estimate():
+def test_nothing_measured_has_no_estimate() -> None:
     assert hodges_lehmann([]) is None
     assert wilcoxon_interval([], 0.05) is None
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
-def test_many_values_are_counted_instead_of_listed(seed):
+def test_many_values_are_counted_instead_of_listed(seed: int) -> None:
     values = np.random.default_rng(seed).normal(0, 1, paired.EXACT_UP_TO + 1).round(2)
     rows, columns = np.triu_indices(len(values))
     averages = np.sort((values[rows] + values[columns]) / 2)
@@ -123,7 +123,7 @@ def test_many_values_are_counted_instead_of_listed(seed):
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_normal_ranks_join_the_exact_ones(alpha):
+def test_normal_ranks_join_the_exact_ones(alpha: float) -> None:
     exact = walsh_rank(paired.EXACT_UP_TO, alpha)
     normal = walsh_rank(paired.EXACT_UP_TO + 1, alpha)
     assert 0.998 * exact < normal < 1.02 * exact

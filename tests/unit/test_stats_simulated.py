@@ -3,17 +3,20 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.known import known
 
-def load_simulation():
+
+def load_simulation() -> Any:
     """`simulate.py`, which stands beside this file and in no package; benchmarks load it the same way."""
     path = Path(__file__).with_name("simulate.py")
     spec = importlib.util.spec_from_file_location("gpurun_simulate", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    sys.modules[known(spec).name] = module
+    known(known(spec).loader).exec_module(module)
     return module
 
 
@@ -21,15 +24,15 @@ simulate = load_simulation()
 
 
 @pytest.mark.parametrize("comparisons", [1, 3])
-def test_false_alarms_inside_a_launch_with_early_looks(comparisons):
+def test_false_alarms_inside_a_launch_with_early_looks(comparisons: int) -> None:
     assert simulate.rates_in_a_launch(2000, comparisons, seed=comparisons).false_alarms <= 0.06
 
 
-def test_false_alarms_of_all_looks_together():
+def test_false_alarms_of_all_looks_together() -> None:
     assert simulate.false_alarms_of_looks(2000, seed=2) <= 0.06
 
 
-def test_false_alarms_inside_a_launch_with_one_look():
+def test_false_alarms_inside_a_launch_with_one_look() -> None:
     assert simulate.rates_in_a_launch(2000, 1, seed=3, early_stop=False).false_alarms <= 0.06
 
 
@@ -42,20 +45,20 @@ def test_false_alarms_inside_a_launch_with_one_look():
     ],
     ids=["autocorrelated", "spiky", "drifting"],
 )
-def test_false_alarms_with_worse_noise(noise):
+def test_false_alarms_with_worse_noise(noise: Any) -> None:
     assert simulate.rates_in_a_launch(1000, 1, seed=4, noise=noise).false_alarms <= 0.06
 
 
-def test_quiet_steps_are_found_to_be_the_same_early():
+def test_quiet_steps_are_found_to_be_the_same_early() -> None:
     rates = simulate.rates_in_a_launch(200, 1, seed=5, noise=simulate.StepNoise(sigma=0.004, spike_share=0))
     assert rates.same > 0.95
     assert rates.mean_rounds < 14
 
 
 @pytest.mark.parametrize("comparisons", [1, 3])
-def test_false_alarms_across_launches(comparisons):
+def test_false_alarms_across_launches(comparisons: int) -> None:
     assert simulate.false_alarms_across_launches(2000, comparisons, seed=comparisons) <= 0.06
 
 
-def test_power_by_the_last_look():
+def test_power_by_the_last_look() -> None:
     assert simulate.power_in_a_launch(2000, seed=6) >= 0.95

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.compare.model import Balanced, Comparison, DeviceCost, Difference, SplitCost
-from gpurun.launcher.tensorboard_plugin.answers.costs import cost_sentences
-from gpurun.launcher.tensorboard_plugin.answers.sentences import headline
+from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences, headline
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison

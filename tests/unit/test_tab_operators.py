@@ -1,12 +1,13 @@
 """The tab's operators: rows, rest and overlap add up to the step, and the rest is never less than nothing."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from tests.unit.trace_files import kernel, launch, rank_info, span, step, write
+from tests.unit.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 SIDE_BY_SIDE = {
     "streams": [launch(0, 1, 1), launch(2, 1, 2), kernel("a", 5, 80, 1), kernel("b", 5, 90, 2, stream=8)],
@@ -17,7 +18,7 @@ SIDE_BY_SIDE = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("events", SIDE_BY_SIDE.values(), ids=SIDE_BY_SIDE)
-def test_the_rest_is_never_negative(tmp_path, events, kind) -> None:
+def test_the_rest_is_never_negative(tmp_path: Path, events: list[Event], kind: str) -> None:
     report = analyse_paths([write(tmp_path / "rank0.json", [step(1, 0, 100), *events])])
     answer = operators_answer(SimpleNamespace(ranks=report.ranks), None, kind)
     rows_ms = sum(row["self_ms"] for row in answer["rows"])
@@ -37,7 +38,7 @@ BY_HAND = [
 ]
 
 
-def test_what_no_operator_launched_has_rows_of_its_class(tmp_path) -> None:
+def test_what_no_operator_launched_has_rows_of_its_class(tmp_path: Path) -> None:
     report = analyse_paths([write(tmp_path / "rank0.json", [step(1, 0, 100), *BY_HAND])])
     shown = {kind: operators_answer(SimpleNamespace(ranks=report.ranks), None, kind) for kind in KINDS}
     rows = {kind: {row["name"]: row for row in answer["rows"]} for kind, answer in shown.items()}
@@ -54,7 +55,7 @@ def test_what_no_operator_launched_has_rows_of_its_class(tmp_path) -> None:
     assert all(answer["overlap_ms"] == pytest.approx(0) for answer in shown.values())
 
 
-def test_on_the_cpu_what_ran_outside_of_modules_is_no_idle_time(tmp_path) -> None:
+def test_on_the_cpu_what_ran_outside_of_modules_is_no_idle_time(tmp_path: Path) -> None:
     events = [span("cpu_op", "aten::a", 5, 80), span("cpu_op", "gloo:all_reduce", 85, 10, tid=2)]
     report = analyse_paths([write(tmp_path / "rank0.json", [step(1, 0, 100), *events])])
     answer = operators_answer(SimpleNamespace(ranks=report.ranks), None, "modules")
@@ -65,7 +66,7 @@ def test_on_the_cpu_what_ran_outside_of_modules_is_no_idle_time(tmp_path) -> Non
     assert answer["rest_ms"] == pytest.approx(0.01)
 
 
-def test_a_collectives_row_says_how_much_of_it_is_waiting(tmp_path) -> None:
+def test_a_collectives_row_says_how_much_of_it_is_waiting(tmp_path: Path) -> None:
     for rank, start in enumerate((10, 40)):
         events = [step(1, 0, 60), span("cpu_op", "nccl:all_reduce", 1, 5), launch(2, 1, 1)]
         events.append(kernel(RING, start, 50 - start, 1, stream=20))

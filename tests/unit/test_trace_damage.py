@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ def message(path: Path) -> str:
 @pytest.mark.parametrize("block_bytes", [100, blocks.BLOCK_BYTES])
 @pytest.mark.parametrize("header_last", [False, True])
 def test_damage_is_told_where_it_is_and_not_where_the_file_ends(
-    tmp_path, monkeypatch, block_bytes: int, header_last: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, header_last: bool
 ) -> None:
     """Every bracket, quote, colon and comma of the third of ten events in turn is lost, or doubled."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
@@ -41,7 +43,7 @@ def test_damage_is_told_where_it_is_and_not_where_the_file_ends(
                 assert begin - 2 <= int(found[1]) <= begin + len(events[2]) + len(wrong) + 4
 
 
-def test_damage_around_the_events_is_told_where_it_is(tmp_path) -> None:
+def test_damage_around_the_events_is_told_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for text, place in (
         ('{"a" 1, "traceEvents": []}', 5),
@@ -53,7 +55,7 @@ def test_damage_around_the_events_is_told_where_it_is(tmp_path) -> None:
         assert f"damaged at byte {place}" in message(path)
 
 
-def test_half_a_surrogate_pair_costs_only_its_letter(tmp_path) -> None:
+def test_half_a_surrogate_pair_costs_only_its_letter(tmp_path: Path) -> None:
     events = json.dumps([kernel(name, 10 * i, 1) for i, name in enumerate(("a1b", "a2b", "a3b", "a4b", "c"))])
     for mark, escape in (("a1", r"\ud800"), ("a2", r"\uDC00"), ("a3", r"\ud83d\ude00"), ("a4", r"\\ud800")):
         events = events.replace(mark, escape)
@@ -64,8 +66,8 @@ def test_half_a_surrogate_pair_costs_only_its_letter(tmp_path) -> None:
     assert trace.skipped is None
 
 
-def test_numbers_in_quotes_are_numbers(tmp_path) -> None:
-    def analysed(name: str, spell) -> object:
+def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
+    def analysed(name: str, spell: Callable[[int], Any]) -> object:
         sizes = {"dtype": "Float", **{key: spell(4) for key in ("In msg nelems", "Group size", "Seq")}}
         ring = kernel("ncclDevKernel_AllReduce_RING", 30, 9, spell(3), **sizes)
         events = [step(1, 0, 9), launch(1, 1, spell(2)), kernel("k", 20, 5, spell(2)), ring]

@@ -1,6 +1,7 @@
 """The sentence under a trace's tables: its numbers are theirs, and its advice fits the device."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ def late_kernel(number: int, begin: float) -> list[dict]:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
-def test_the_sentence_is_about_the_steps_that_the_table_shows(tmp_path, steps) -> None:
+def test_the_sentence_is_about_the_steps_that_the_table_shows(tmp_path: Path, steps: int) -> None:
     events = [event for i in range(steps) for event in late_kernel(i + 1, 1000 * i)]
     text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 120)
     (mean,) = (line.split() for line in text.splitlines() if line.startswith("mean "))
@@ -25,14 +26,14 @@ def test_the_sentence_is_about_the_steps_that_the_table_shows(tmp_path, steps) -
     assert "75% of the steps' time goes into waiting for the CPU to launch work" in text
 
 
-def test_without_steps_the_sentence_is_about_the_total(tmp_path) -> None:
+def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path) -> None:
     events = [kernel("a", 0, 25), launch(70, 1, 2), kernel("b", 75, 25, 2)]
     text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 120)
     assert "mean" not in text
     assert "50% of the time goes into waiting for the CPU to launch work" in text
 
 
-def test_nobody_is_told_of_gpus_who_has_none(tmp_path) -> None:
+def test_nobody_is_told_of_gpus_who_has_none(tmp_path: Path) -> None:
     on_cpu = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
     text = explain(analyse_paths([write(tmp_path / "cpu.json", on_cpu)]))
     assert text.startswith("60% of ")

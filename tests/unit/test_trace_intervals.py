@@ -63,7 +63,13 @@ WORK = st.lists(
 
 
 @given(WORK, RANGES, RANGES, st.integers(-5, 30), st.integers(0, 60))
-def test_the_parts_of_a_window_add_up(work, data, comm, start: int, length: int) -> None:
+def test_the_parts_of_a_window_add_up(
+    work: list[tuple[int, int, GpuKind]],
+    data: list[tuple[int, int]],
+    comm: list[tuple[int, int]],
+    start: int,
+    length: int,
+) -> None:
     starts = np.array([each[0] for each in work], dtype=np.int64)
     ends = starts + np.array([each[1] for each in work], dtype=np.int64)
     kinds = np.array([each[2] for each in work], dtype=np.int8)

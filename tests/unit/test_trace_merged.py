@@ -5,6 +5,7 @@ Source: "Trace Event Format" (Google, 2016): complete events, flow events, metad
 
 import json
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ def arrow(phase: str, identity: int, ts: float, tid: int = 1, pid: int = 10) -> 
 
 
 @pytest.fixture
-def capture(tmp_path):
+def capture(tmp_path: Path) -> Path:
     """Three steps of 100 µs on two ranks; the GPU does a step's work while the CPU is at the next."""
     folder = tmp_path / "capture"
     folder.mkdir()
@@ -65,19 +66,19 @@ def check(events: list[Event]) -> None:
     assert arrows
 
 
-def test_a_merged_trace_keeps_the_rules(capture, tmp_path) -> None:
+def test_a_merged_trace_keeps_the_rules(capture: Path, tmp_path: Path) -> None:
     merge_traces([capture], tmp_path / "all.json.gz")
     check(load(tmp_path / "all.json.gz")["traceEvents"])
 
 
 @pytest.mark.parametrize("name", ["dlrm_8xV100", "ddp_2of128"])
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
-def test_real_captures_keep_the_rules(tmp_path, name: str) -> None:
+def test_real_captures_keep_the_rules(tmp_path: Path, name: str) -> None:
     merge_traces([REAL / name], tmp_path / "all.json")
     check(json.loads((tmp_path / "all.json").read_bytes())["traceEvents"])
 
 
-def test_only_the_steps_that_were_asked_for(capture, tmp_path) -> None:
+def test_only_the_steps_that_were_asked_for(capture: Path, tmp_path: Path) -> None:
     merge_traces([capture], tmp_path / "all.json.gz", slice(1, 2))
     events = load(tmp_path / "all.json.gz")["traceEvents"]
     check(events)

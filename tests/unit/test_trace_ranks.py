@@ -2,6 +2,8 @@
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SENDS = "ncclDevKernel_SendRecv"
 
 
-def collective(name: str, start_us: float, length_us: float, correlation: int, **args) -> list[Event]:
+def collective(name: str, start_us: float, length_us: float, correlation: int, **args: Any) -> list[Event]:
     return [
         launch(start_us - 1, 0.5, correlation),
         kernel(name, start_us, length_us, correlation, stream=20, **args),
@@ -27,11 +29,11 @@ def sized(count: int) -> dict[str, object]:
     return {"Collective name": "allreduce", "In msg nelems": count, "Out msg nelems": count, "dtype": "Float"}
 
 
-def write_rank(folder, rank: int, events: list[Event], world_size: int = 2) -> None:
+def write_rank(folder: Path, rank: int, events: list[Event], world_size: int = 2) -> None:
     write(folder / f"trace{rank}.json.gz", events, **rank_info(rank, world_size))
 
 
-def test_transfer_is_the_shortest_stay_and_the_rest_is_waiting(tmp_path) -> None:
+def test_transfer_is_the_shortest_stay_and_the_rest_is_waiting(tmp_path: Path) -> None:
     # Rank 1 comes 6 µs late; both leave after 4 µs of transfer. Rank 0 computes during 3 µs of its wait.
     write_rank(tmp_path, 0, [kernel("gemm", 0, 13), *collective(RING, 10, 10, 1, **sized(1000))])
     write_rank(tmp_path, 1, [kernel("gemm", 0, 16), *collective(RING, 16, 4, 1, **sized(1000))])
@@ -50,7 +52,7 @@ def test_transfer_is_the_shortest_stay_and_the_rest_is_waiting(tmp_path) -> None
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_captures_with_known_waits(tmp_path, seed: int) -> None:
+def test_random_captures_with_known_waits(tmp_path: Path, seed: int) -> None:
     """Clocks differ by up to seconds, one rank is late by a known time, some ranks begin a step later."""
     chance = random.Random(seed)
     ranks, late = chance.choice((2, 3, 8)), chance.randrange(2)
@@ -90,7 +92,7 @@ def test_random_captures_with_known_waits(tmp_path, seed: int) -> None:
     assert any("different steps" in warning for warning in report.warnings)
 
 
-def test_sequence_numbers_decide_where_the_trace_has_them(tmp_path) -> None:
+def test_sequence_numbers_decide_where_the_trace_has_them(tmp_path: Path) -> None:
     def numbered(first: int) -> list[Event]:
         pairs = [collective(RING, 100 * n, 10, n, Seq=n, **sized(8)) for n in range(first, 5)]
         return [event for pair in pairs for event in pair]
@@ -101,7 +103,7 @@ def test_sequence_numbers_decide_where_the_trace_has_them(tmp_path) -> None:
     assert [(each.seq, len(each.ranks)) for each in report.collectives] == [(1, 1), (2, 2), (3, 2), (4, 2)]
 
 
-def test_collectives_that_do_not_end_together_are_not_matched(tmp_path) -> None:
+def test_collectives_that_do_not_end_together_are_not_matched(tmp_path: Path) -> None:
     for rank, first_us in ((0, 0), (1, 50_000)):
         events = collective(SENDS, first_us + 10, 20_000 + rank, 1)
         events += collective(RING, 200_000, 10, 2, **sized(5)) + collective(RING, 300_000, 10, 3, **sized(6))
@@ -118,7 +120,7 @@ def gloo(report: TraceReport) -> list[tuple[float, ...]]:
     ]
 
 
-def test_gloo_on_cpu(tmp_path) -> None:
+def test_gloo_on_cpu(tmp_path: Path) -> None:
     shape = {"Input Dims": [[100]], "Input type": ["float"]}
     for rank, (start, length) in enumerate(((40, 40), (60, 20))):
         events = [
@@ -139,7 +141,7 @@ def test_gloo_on_cpu(tmp_path) -> None:
     assert (report.collectives[0].bytes, report.collectives[0].last_rank) == (400, 1)
 
 
-def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path) -> None:
+def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path: Path) -> None:
     events = [
         step(1, 0, 100),
         step(2, 100, 100),
@@ -166,13 +168,13 @@ def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path) -> None:
     assert (chosen.total.span_us, [each.step for each in chosen.steps]) == (90, [2])
 
 
-def test_a_trace_without_steps_counts_as_one(tmp_path) -> None:
+def test_a_trace_without_steps_counts_as_one(tmp_path: Path) -> None:
     (rank,) = analyse_paths([write(tmp_path / "t.json", [kernel("k", 5, 10)])]).ranks
     (only,) = rank.steps
     assert (only.step, only.span_us, only.compute_us) == (0, 10, 10)
 
 
-def test_ranks_by_name_then_by_place(tmp_path) -> None:
+def test_ranks_by_name_then_by_place(tmp_path: Path) -> None:
     for name in ("b.json", "rank_1.pt.trace.json", "a.json", "num_workers_7.json"):
         write(tmp_path / name, [kernel("k", 0, 1)])
     report = analyse_paths([tmp_path])
@@ -182,7 +184,7 @@ def test_ranks_by_name_then_by_place(tmp_path) -> None:
     assert sum("by its place" in warning for warning in report.warnings) == 3
 
 
-def test_ranks_may_be_strings_of_digits(tmp_path) -> None:
+def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
     for rank in ("3", "5"):
         info = {"rank": rank, "world_size": "2"}
         write(tmp_path / f"{rank}.json", [kernel("k", 0, 1)], distributedInfo=info)
@@ -191,14 +193,14 @@ def test_ranks_may_be_strings_of_digits(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
-def test_a_single_file_without_a_rank_is_told(tmp_path, rank: str | None) -> None:
+def test_a_single_file_without_a_rank_is_told(tmp_path: Path, rank: str | None) -> None:
     path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
     report = analyse_paths([path])
     assert [rank.rank for rank in report.ranks] == [0]
     assert report.warnings == (f"{path}: doesn't say its rank; taken for rank 0",)
 
 
-def test_a_trace_without_events_is_no_rank(tmp_path) -> None:
+def test_a_trace_without_events_is_no_rank(tmp_path: Path) -> None:
     empty = write(tmp_path / "a.json", [], **rank_info(0, 1))
     with pytest.raises(TraceError, match="nothing to analyse, left out"):
         analyse_paths([empty])
@@ -208,7 +210,7 @@ def test_a_trace_without_events_is_no_rank(tmp_path) -> None:
     assert [warning for warning in report.warnings if "left out" in warning and "a.json" in warning]
 
 
-def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path) -> None:
+def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "old.json", [kernel("k", 100, 1)], **rank_info(0, 1))
     write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
     report = analyse_paths([tmp_path])
@@ -216,7 +218,7 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path) -> None:
     assert any("old.json: rank 0 as in" in warning for warning in report.warnings)
 
 
-def test_overlapping_and_repeated_steps_are_told(tmp_path) -> None:
+def test_overlapping_and_repeated_steps_are_told(tmp_path: Path) -> None:
     events = [step(1, 0, 100), step(1, 50, 100), launch(10, 1, 1), kernel("k", 20, 10, 1)]
     (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
     assert [each.span_us for each in rank.steps] == [100, 50]
@@ -224,7 +226,7 @@ def test_overlapping_and_repeated_steps_are_told(tmp_path) -> None:
     assert any("same number" in warning for warning in report.warnings)
 
 
-def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(tmp_path) -> None:
+def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(tmp_path: Path) -> None:
     events = [step(1, 0, 100), step(2, 60, 90), step(3, 70, 20), step(4, 150, 50)]
     for number, start_us in enumerate((10, 65, 80, 110, 160), start=1):
         events += [launch(start_us, 1, number), kernel("k", start_us + 2, 10, number)]
@@ -236,7 +238,7 @@ def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(tmp_path) 
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
-def test_a_real_step_moved_into_the_one_before(tmp_path) -> None:
+def test_a_real_step_moved_into_the_one_before(tmp_path: Path) -> None:
     content = load(REAL / "nccl_args_A100" / "rank0of2.json.gz")
     path = tmp_path / "t.json"
     path.write_text(json.dumps(content))
@@ -252,7 +254,9 @@ def test_a_real_step_moved_into_the_one_before(tmp_path) -> None:
     assert sum(computes[1]) == pytest.approx(sum(computes[0]))
 
 
-def test_many_files_are_read_by_processes_of_their_own(tmp_path, monkeypatch) -> None:
+def test_many_files_are_read_by_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpurun.launcher.trace import parallel
 
     for rank in range(5):
@@ -265,7 +269,7 @@ def test_many_files_are_read_by_processes_of_their_own(tmp_path, monkeypatch) ->
     assert here.stragglers[0].rank == 4
 
 
-def test_the_explanation_names_rank_and_size(tmp_path) -> None:
+def test_the_explanation_names_rank_and_size(tmp_path: Path) -> None:
     for rank, start in ((0, 1_000), (1, 5_000)):
         events = [kernel("gemm", 0, start), *collective(RING, start, 6_000 - start, 1, **sized(9))]
         write_rank(tmp_path, rank, events)
@@ -281,7 +285,7 @@ def called(kernel_name: str, start_us: float, calls: dict[str, dict[str, object]
     return [*outside, *collective(kernel_name, start_us, 4, 1)]
 
 
-def two_ranks(folder, events: list[Event], world_size: int, **info) -> TraceReport:
+def two_ranks(folder: Path, events: list[Event], world_size: int, **info: Any) -> TraceReport:
     for rank in range(2):
         known = rank_info(rank, world_size)["distributedInfo"] | info
         write(folder / f"trace{rank}.json", events, distributedInfo=known)
@@ -307,7 +311,7 @@ GROUP = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 
     ],
 )
 def test_bus_bandwidth_never_takes_the_files_for_the_group(
-    tmp_path, world_size: int, arguments: dict, info: dict, bus_share: float | None
+    tmp_path: Path, world_size: int, arguments: dict, info: dict, bus_share: float | None
 ) -> None:
     report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000), **arguments), world_size, **info)
     (found,) = report.collectives
@@ -328,7 +332,7 @@ def test_bus_bandwidth_never_takes_the_files_for_the_group(
     ],
 )
 def test_sizes_from_the_calls_that_issued_a_kernel(
-    tmp_path, name: str, outer: list, inner: list, info: dict, expected: tuple
+    tmp_path: Path, name: str, outer: list, inner: list, info: dict, expected: tuple
 ) -> None:
     types = {"Input type": ["signed char", "signed char", ""]}
     calls = {
@@ -341,7 +345,7 @@ def test_sizes_from_the_calls_that_issued_a_kernel(
     assert found.bus_gb_per_s == (None if share is None else pytest.approx(num_bytes / 4000 * share))
 
 
-def test_ranks_that_come_at_once_are_none_of_them_last(tmp_path) -> None:
+def test_ranks_that_come_at_once_are_none_of_them_last(tmp_path: Path) -> None:
     report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000)), 2)
     assert [each.last_rank for each in report.collectives] == [None]
     assert [(row.last_arrivals, row.wait_caused_us) for row in report.stragglers] == [(0, 0), (0, 0)]

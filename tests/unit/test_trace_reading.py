@@ -5,6 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ NESTED = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(AWKWARD), NESTED, max_size=3), max_size=6), st.booleans())
-def test_scan_finds_every_event_whatever_strings_hold(events, spaced: bool) -> None:
+def test_scan_finds_every_event_whatever_strings_hold(events: list[str], spaced: bool) -> None:
     text = json.dumps(events, indent=1 if spaced else None)[1:].encode() + b', "x": [{}]}'
     scan = scan_events(text)
     cut = [text[start:end] for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True)]
@@ -42,7 +43,7 @@ def test_scan_finds_every_event_whatever_strings_hold(events, spaced: bool) -> N
 
 
 @given(st.dictionaries(st.sampled_from([*AWKWARD, "traceEvent"]), NESTED, max_size=3))
-def test_the_head_ends_at_the_top_level_key(header) -> None:
+def test_the_head_ends_at_the_top_level_key(header: dict[str, Any]) -> None:
     inner = {"inner": {"traceEvents": [1]}, "traceEvents ": "traceEvents"}
     head = json.dumps({**header, **inner})[:-1] + ', "traceEvents" : ['
     assert find_events(head.encode() + b"{}]}") == len(head.encode())
@@ -50,7 +51,7 @@ def test_the_head_ends_at_the_top_level_key(header) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 100, 333, 1000])
-def test_blocks_may_end_anywhere(tmp_path, monkeypatch, size: int) -> None:
+def test_blocks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     events = [
         span("cpu_op", AWKWARD[i % len(AWKWARD)] * 3, i, 1, Shapes=[{"a": [{}, {}]}, {"b": "}, {"}])
         for i in range(40)
@@ -63,7 +64,7 @@ def test_blocks_may_end_anywhere(tmp_path, monkeypatch, size: int) -> None:
     assert trace.ops.start.tolist() == [1000 * i for i in range(40)]
 
 
-def test_plain_gzip_and_bare_arrays_say_the_same(tmp_path) -> None:
+def test_plain_gzip_and_bare_arrays_say_the_same(tmp_path: Path) -> None:
     events = [kernel("k", 5, 2)]
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps(events))
@@ -73,7 +74,7 @@ def test_plain_gzip_and_bare_arrays_say_the_same(tmp_path) -> None:
     assert {analyse_paths([file]).ranks[0].total.compute_us for file in files} == {2.0}
 
 
-def test_keys_after_the_events_count(tmp_path) -> None:
+def test_keys_after_the_events_count(tmp_path: Path) -> None:
     text = '{"traceEvents": [%s], "baseTimeNanoseconds": 1700000000000000000, "distributedInfo": {"rank": 5}}'
     (tmp_path / "late.json").write_text(text % json.dumps(kernel("k", 1.5, 2.25)))
     report = analyse_paths([tmp_path])
@@ -97,7 +98,7 @@ def test_large_times_are_read_from_their_text(time_ns: int) -> None:
 
 
 @pytest.mark.parametrize("base_us", [0, 1_694_128_201_435_418, (1 << 53) + 1, (1 << 62) + 3])
-def test_absolute_times_keep_their_nanoseconds(tmp_path, base_us: int) -> None:
+def test_absolute_times_keep_their_nanoseconds(tmp_path: Path, base_us: int) -> None:
     event = json.dumps(kernel("k", 0, 0)).replace('"ts": 0, "dur": 0', '"ts": %s, "dur": %s')
     events = [
         event % (f"{base_us}.001", "1.5"),
@@ -112,13 +113,13 @@ def test_absolute_times_keep_their_nanoseconds(tmp_path, base_us: int) -> None:
     assert msgspec.json.encode(analyse_paths([path]))
 
 
-def test_whole_microseconds_beyond_doubles(tmp_path) -> None:
+def test_whole_microseconds_beyond_doubles(tmp_path: Path) -> None:
     base_us = (1 << 53) + 1
     path = write(tmp_path / "t.json", [kernel("k", base_us, 1), kernel("k", base_us + 3, 1)])
     assert analyse_paths([path]).ranks[0].total.span_us == 4.0
 
 
-def test_spellings_of_old_and_foreign_profilers(tmp_path) -> None:
+def test_spellings_of_old_and_foreign_profilers(tmp_path: Path) -> None:
     events = [
         span("Kernel", "gemm", 0, 10, "stream 7", stream="7", device="0"),
         span("Memcpy", "Memcpy HtoD", 10, 5, "stream 7"),
@@ -137,7 +138,7 @@ def test_spellings_of_old_and_foreign_profilers(tmp_path) -> None:
 # What is wrong with files.
 
 
-def test_annotations_of_any_name_are_kept_and_are_no_operators(tmp_path) -> None:
+def test_annotations_of_any_name_are_kept_and_are_no_operators(tmp_path: Path) -> None:
     write(
         tmp_path / "a.json",
         [
@@ -158,7 +159,7 @@ def message(path: Path) -> str:
     return str(caught.value)
 
 
-def test_cut_off_at_any_byte(tmp_path) -> None:
+def test_cut_off_at_any_byte(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.json", [kernel("k", 1, 1), step(1, 0, 9)]).read_bytes()
     path = tmp_path / "cut.json"
     for size in range(1, len(whole)):
@@ -168,7 +169,7 @@ def test_cut_off_at_any_byte(tmp_path) -> None:
         assert "cut.json" in text
 
 
-def test_a_damaged_gzip_tells_the_byte(tmp_path) -> None:
+def test_a_damaged_gzip_tells_the_byte(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json.gz", [kernel("k", i, 1) for i in range(2000)])
     content = bytearray(path.read_bytes())
     path.write_bytes(content[: len(content) // 2])
@@ -189,7 +190,7 @@ def test_a_damaged_gzip_tells_the_byte(tmp_path) -> None:
         ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e999, "dur": 1}', "1 malformed event"),
     ],
 )
-def test_times_that_no_clock_shows_are_left_out(tmp_path, first: str, left_out: str) -> None:
+def test_times_that_no_clock_shows_are_left_out(tmp_path: Path, first: str, left_out: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(f'{{"traceEvents": [{first}, {json.dumps(kernel("k", 5, 2))}]}}')
     report = analyse_paths([path])
@@ -197,12 +198,12 @@ def test_times_that_no_clock_shows_are_left_out(tmp_path, first: str, left_out: 
     assert left_out in report.warnings[-1]
 
 
-def test_times_that_are_all_large_still_differ_exactly(tmp_path) -> None:
+def test_times_that_are_all_large_still_differ_exactly(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", [kernel("k", 1 << 60, 5), kernel("k", (1 << 60) + 10, 5)])
     assert analyse_paths([path]).ranks[0].total.span_us == 15.0
 
 
-def test_garbage_between_events_tells_the_byte(tmp_path) -> None:
+def test_garbage_between_events_tells_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     good = '{"traceEvents": [{"ph": "X", "name": "a"}'
     path.write_text(good + ' x, {"ph": "X"}]}')
@@ -219,13 +220,13 @@ def test_garbage_between_events_tells_the_byte(tmp_path) -> None:
         (b'{"traceEvents": {}}', "no traceEvents"),
     ],
 )
-def test_foreign_files(tmp_path, content: bytes, expected: str) -> None:
+def test_foreign_files(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "f.json"
     path.write_bytes(content)
     assert expected in message(path)
 
 
-def test_one_bad_file_costs_the_others_nothing(tmp_path) -> None:
+def test_one_bad_file_costs_the_others_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text('{"traceEvents": [')
     write(tmp_path / "rank1.json", [kernel("k", 1, 1)])
     report = analyse_paths([tmp_path])
@@ -233,14 +234,14 @@ def test_one_bad_file_costs_the_others_nothing(tmp_path) -> None:
     assert any("rank0.json: cut off at byte 17" in warning for warning in report.warnings)
 
 
-def test_a_gzip_bomb_is_refused(tmp_path, monkeypatch) -> None:
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "UNPACKED_FREE_BYTES", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}"))
     assert "gzip bomb" in message(path)
 
 
-def test_links_out_of_the_folder_are_not_followed(tmp_path) -> None:
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     secret = write(tmp_path / "secret.json", [kernel("k", 1, 1)])
     folder = tmp_path / "traces"
     folder.mkdir()
@@ -254,12 +255,12 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path) -> None:
     assert any("rank1.json: a symbolic link out of the folder" in warning for warning in report.warnings)
 
 
-def test_a_folder_without_traces(tmp_path) -> None:
+def test_a_folder_without_traces(tmp_path: Path) -> None:
     assert "no traces here" in message(tmp_path)
     assert "no such file or folder" in message(tmp_path / "missing")
 
 
-def test_events_that_are_none_are_left_out_and_counted(tmp_path) -> None:
+def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
     odd = [
         kernel("k", 0, 10),
         kernel("k", 20, 10) | {"ts": "soon"},
@@ -275,7 +276,7 @@ def test_events_that_are_none_are_left_out_and_counted(tmp_path) -> None:
     assert "1 event of negative length" in warning
 
 
-def test_numbers_that_json_does_not_have(tmp_path) -> None:
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": [kernel("a, nan, b", 1, 2, rate="NAN"), kernel("k", 4, 1)]})
     path = tmp_path / "t.json"
     path.write_text(text.replace('"NAN"', "-nan"))
@@ -283,7 +284,7 @@ def test_numbers_that_json_does_not_have(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-inf", "null"])
-def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path, number: str) -> None:
+def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path, number: str) -> None:
     odd = [kernel("k", 1, 2) | {"ts": "HERE"}, kernel("k", 4, 1) | {"dur": "HERE"}, kernel("k", 6, 1)]
     path = write(tmp_path / "t.json", odd)
     path.write_text(path.read_text().replace('"HERE"', number))
@@ -292,7 +293,7 @@ def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path, number: st
     assert "2 events whose time is no number left out" in report.warnings[-1]
 
 
-def test_absurd_numbers_and_depths(tmp_path) -> None:
+def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
     sized = {"In msg nelems": 1 << 62, "dtype": "Double"}
     events = [kernel("ncclDevKernel_AllReduce", 1, 2, **sized), step(10**14, 0, 5)]
     events.append({**step(1, 0, 5), "name": "ProfilerStep#" + "9" * 5000})
@@ -305,7 +306,7 @@ def test_absurd_numbers_and_depths(tmp_path) -> None:
         assert "damaged at byte" in message(tmp_path / "deep.json")
 
 
-def test_broken_text_in_names(tmp_path) -> None:
+def test_broken_text_in_names(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", [kernel("NAME", 1, 2)])
     path.write_bytes(path.read_bytes().replace(b"NAME", b"\xff\x07\x1b[31m"))
     (row,) = analyse_paths([path]).ranks[0].kernels
@@ -332,7 +333,9 @@ def nested(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 @given(RANGES, st.integers(-1, 45), st.integers(0, 2))
-def test_the_innermost_range_and_times_without_inner_ranges(ranges, time: int, thread: int) -> None:
+def test_the_innermost_range_and_times_without_inner_ranges(
+    ranges: list[tuple[int, int, int]], time: int, thread: int
+) -> None:
     kept = nested(ranges)
     columns = [np.array(column) for column in zip(*kept, strict=True)]
     start, duration, threads = (
@@ -355,7 +358,7 @@ def test_the_innermost_range_and_times_without_inner_ranges(ranges, time: int, t
         assert nesting.self_ns()[threads == each].sum() == len(mine)
 
 
-def test_work_is_found_under_the_operator_and_module_that_launched_it(tmp_path) -> None:
+def test_work_is_found_under_the_operator_and_module_that_launched_it(tmp_path: Path) -> None:
     events = [
         span("python_function", "nn.Module: Linear_0", 0, 50),
         span("cpu_op", "aten::linear", 1, 40),

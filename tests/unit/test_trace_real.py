@@ -1,6 +1,8 @@
 """Real traces of many GPUs, with answers that others computed (see `traces/README.md` beside them)."""
 
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -74,7 +76,7 @@ def test_dlrm_on_eight_gpus() -> None:
     assert {each.bytes for each in report.collectives if each.kind == "all_reduce"} == {1576964, 448, 907840}
 
 
-def test_dlrm_with_the_clock_of_one_rank_ahead_and_new_kernel_names(tmp_path) -> None:
+def test_dlrm_with_the_clock_of_one_rank_ahead_and_new_kernel_names(tmp_path: Path) -> None:
     for path in sorted((REAL / "dlrm_8xV100").iterdir()):
         trace = load(path)
         ahead_us = 20_000 if trace["distributedInfo"]["rank"] == 3 else 0
@@ -154,7 +156,9 @@ def test_resnet_with_workers() -> None:
     assert_averages(report.ranks[0].steps, 141068, 0.84, 70.27)
 
 
-def assert_averages(steps, span_us: float, data_percent: float, busy_percent: float) -> None:
+def assert_averages(
+    steps: Sequence[Breakdown], span_us: float, data_percent: float, busy_percent: float
+) -> None:
     total_us = sum(each.span_us for each in steps)
     assert round(total_us / len(steps)) == span_us
     assert round(100 * sum(each.idle_by_cause_us.data for each in steps) / total_us, 2) == data_percent
@@ -163,7 +167,7 @@ def assert_averages(steps, span_us: float, data_percent: float, busy_percent: fl
     assert round(100 * sum(each.compute_us for each in steps) / through_us, 2) == busy_percent
 
 
-def test_whatever_the_order_of_events(tmp_path) -> None:
+def test_whatever_the_order_of_events(tmp_path: Path) -> None:
     path = next((REAL / "vit_H100").glob("*.json.gz"))
     trace = load(path)
     events = trace.pop("traceEvents")

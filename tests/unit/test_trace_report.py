@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.report.terminal.trace import render_trace, render_trace_diff
+from gpurun.launcher.report.terminal.diff import render_trace_diff
+from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
 from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.merged_file import is_merged
+from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import MINUS, THOUSANDS
 from tests.unit.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 
@@ -22,7 +24,7 @@ RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 @pytest.fixture
-def capture(tmp_path):
+def capture(tmp_path: Path) -> Path:
     """Two ranks, 20 ms apart by their clocks; the second comes 4 µs late."""
     folder = tmp_path / "capture"
     folder.mkdir()
@@ -47,7 +49,7 @@ def capture(tmp_path):
     return folder
 
 
-def test_json_has_the_fields_of_the_design(capture) -> None:
+def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     content = msgspec.json.decode(msgspec.json.encode(analyse_paths([capture])))
     assert list(content) == [
         "schema",
@@ -77,7 +79,7 @@ def test_json_has_the_fields_of_the_design(capture) -> None:
     assert content["stragglers"][0] == {"rank": 1, "last_arrivals": 1, "wait_caused_us": 4.0}
 
 
-def test_tables_fit_and_hold_no_control_characters(capture) -> None:
+def test_tables_fit_and_hold_no_control_characters(capture: Path) -> None:
     for width in (60, 100, 160):
         text = render_trace(analyse_paths([capture]), width)
         assert max(map(len, text.splitlines())) <= width
@@ -86,21 +88,21 @@ def test_tables_fit_and_hold_no_control_characters(capture) -> None:
     assert "▇" in text
 
 
-def test_a_call_that_issues_a_collective_counts_with_its_kernel(tmp_path) -> None:
+def test_a_call_that_issues_a_collective_counts_with_its_kernel(tmp_path: Path) -> None:
     events = [span("cpu_op", "nccl:all_reduce", 0, 9), launch(1, 1, 1), kernel(RING, 20, 5, 1)]
     (row,) = analyse_paths([write(tmp_path / "a.json", events)]).ranks[0].ops
     assert (row.name, row.count, row.device_us, row.host_us) == ("nccl:all_reduce", 1, 5.0, 0.0)
 
 
-def test_the_bar_is_as_long_as_it_should_be(capture) -> None:
+def test_the_bar_is_as_long_as_it_should_be(capture: Path) -> None:
     text = render_trace(analyse_paths([capture]), 160)
     bars = [line.split()[-1] for line in text.splitlines() if "▇" in line and "compute ▇" not in line]
     assert bars
     assert {len(bar) for bar in bars} == {20}
 
 
-def test_the_difference_of_two_captures(tmp_path) -> None:
-    def record(name: str, gemm_us: float, steps: int):
+def test_the_difference_of_two_captures(tmp_path: Path) -> None:
+    def record(name: str, gemm_us: float, steps: int) -> TraceReport:
         events = []
         for number in range(steps):
             begin = 1000 * number
@@ -136,7 +138,7 @@ def test_thousands_stand_apart_as_in_every_report() -> None:
         assert text in shown
 
 
-def test_a_merged_trace_keeps_every_event_on_one_clock(capture, tmp_path) -> None:
+def test_a_merged_trace_keeps_every_event_on_one_clock(capture: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "merged.json.gz"
     out.parent.mkdir()
     merge_traces([capture], out)
@@ -158,7 +160,7 @@ def test_a_merged_trace_keeps_every_event_on_one_clock(capture, tmp_path) -> Non
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
-def test_a_real_capture_merged(tmp_path) -> None:
+def test_a_real_capture_merged(tmp_path: Path) -> None:
     out = tmp_path / "merged.json"
     merge_traces([REAL / "dlrm_8xV100"], out)
     merged = json.loads(out.read_bytes())
@@ -173,7 +175,7 @@ def test_a_real_capture_merged(tmp_path) -> None:
     assert sum("nccl" in event["name"] for event in kernels) == 8
 
 
-def test_a_place_that_cannot_be_written(capture, tmp_path) -> None:
+def test_a_place_that_cannot_be_written(capture: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in ("file", "missing"):
         with pytest.raises(SpecError, match=f"can't write .*: there is no folder .*{folder}; make it"):
@@ -181,9 +183,11 @@ def test_a_place_that_cannot_be_written(capture, tmp_path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_only_a_full_disk_asks_for_space(capture, tmp_path, monkeypatch) -> None:
-    def fail(number):
-        def replace(*_):
+def test_only_a_full_disk_asks_for_space(
+    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(number: int) -> str:
+        def replace(*_: object) -> None:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr("gpurun.launcher.trace.merge.os.replace", replace)
@@ -196,7 +200,7 @@ def test_only_a_full_disk_asks_for_space(capture, tmp_path, monkeypatch) -> None
     assert list(tmp_path.iterdir()) == [capture]
 
 
-def test_only_a_regular_file_is_replaced(capture, tmp_path) -> None:
+def test_only_a_regular_file_is_replaced(capture: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
@@ -212,7 +216,7 @@ def test_only_a_regular_file_is_replaced(capture, tmp_path) -> None:
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
 
 
-def test_a_link_to_a_file_has_the_file_written(capture, tmp_path) -> None:
+def test_a_link_to_a_file_has_the_file_written(capture: Path, tmp_path: Path) -> None:
     (tmp_path / "target.json").write_text("old")
     out = tmp_path / "out.json"
     out.symlink_to("target.json")
@@ -221,7 +225,7 @@ def test_a_link_to_a_file_has_the_file_written(capture, tmp_path) -> None:
     assert json.loads((tmp_path / "target.json").read_bytes())["gpurun"] == {"merged": True}
 
 
-def test_a_trace_is_not_merged_over_itself(capture, tmp_path) -> None:
+def test_a_trace_is_not_merged_over_itself(capture: Path, tmp_path: Path) -> None:
     rank = capture / "r0.json"
     before = rank.read_bytes()
     (tmp_path / "link.json").symlink_to(rank)
@@ -233,7 +237,7 @@ def test_a_trace_is_not_merged_over_itself(capture, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
-def test_a_merged_trace_beside_the_ranks_is_passed_over(capture, name) -> None:
+def test_a_merged_trace_beside_the_ranks_is_passed_over(capture: Path, name: str) -> None:
     alone = analyse_paths([capture])
     merge_traces([capture], capture / name)
     first = (capture / name).read_bytes()
@@ -254,6 +258,6 @@ def test_a_merged_trace_beside_the_ranks_is_passed_over(capture, name) -> None:
         "",
     ],
 )
-def test_other_files_are_no_merged_traces(tmp_path, text) -> None:
+def test_other_files_are_no_merged_traces(tmp_path: Path, text: str) -> None:
     (tmp_path / "file.json").write_text(text)
     assert not is_merged(tmp_path / "file.json")

@@ -23,7 +23,9 @@ def timed(ranges: list[tuple[int, int]]) -> Timed:
 
 
 @given(RANGES, RANGES, st.integers(1, 4))
-def test_stretches_follow_each_other_and_cut_no_range(ranges, others, size: int) -> None:
+def test_stretches_follow_each_other_and_cut_no_range(
+    ranges: list[tuple[int, int]], others: list[tuple[int, int]], size: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stretches, "SIZE", size)
         found = list(stretches.stretches(timed(ranges), timed(others)))
@@ -66,13 +68,13 @@ def made_events() -> list[Event]:
     return [*events, step(1, 0, 590), step(2, 600, 590)]
 
 
-def test_a_made_trace_says_the_same_in_stretches(tmp_path, monkeypatch) -> None:
+def test_a_made_trace_says_the_same_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_in_stretches(write(tmp_path / "rank0.json", made_events()), monkeypatch)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
 @pytest.mark.parametrize("folder", ["nccl_args_A100", "vit_H100"])
-def test_a_real_trace_says_the_same_in_stretches(folder: str, monkeypatch) -> None:
+def test_a_real_trace_says_the_same_in_stretches(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretches, "SIZE", 1 << 30)
     path = min((REAL / folder).glob("*.json.gz"))
     whole = msgspec.json.encode(analyse_paths([path]))

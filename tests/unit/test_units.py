@@ -20,7 +20,7 @@ from gpurun.launcher import units
         (0.0512, None, "0.051"),
     ],
 )
-def test_ms(ms, ci, text):
+def test_ms(ms: float, ci: tuple[float, float] | None, text: str) -> None:
     assert units.format_ms(ms, ci) == text
 
 
@@ -37,11 +37,11 @@ def test_ms(ms, ci, text):
         (0.34, None, False, "0.3 %"),
     ],
 )
-def test_percent(percent, ci, signed, text):
+def test_percent(percent: float, ci: tuple[float, float] | None, signed: bool, text: str) -> None:
     assert units.format_percent(percent, ci, signed) == text
 
 
-def test_percent_interval():
+def test_percent_interval() -> None:
     assert units.format_percent_interval(13.78, (12.9, 14.6)) == "12.9 to 14.6"
     assert units.format_percent_interval(0.3, (-0.4, 0.9)) == "\u22120.4 to +0.9"
     assert units.format_percent_interval(-3.0, (-3.9, -2.1)) == "\u22123.9 to \u22122.1"
@@ -58,11 +58,11 @@ def test_percent_interval():
         (3900, "1 h 05 min"),
     ],
 )
-def test_duration(seconds, text):
+def test_duration(seconds: float, text: str) -> None:
     assert units.format_duration(seconds) == text
 
 
-def test_count_and_memory():
+def test_count_and_memory() -> None:
     assert units.format_count(1520) == "1\u202f520"
     assert units.format_count(999.6) == "1\u202f000"
     assert units.format_gib(139.82) == "139.8 GiB"
@@ -70,14 +70,14 @@ def test_count_and_memory():
 
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-4, 1e3))
-def test_a_printed_interval_is_never_narrower_than_the_real_one(ms, half_width):
+def test_a_printed_interval_is_never_narrower_than_the_real_one(ms: float, half_width: float) -> None:
     text = units.format_ms(ms, (ms - half_width, ms + half_width))
     shown = float(text.split(" ± ")[1].replace(units.THOUSANDS, ""))
     assert shown >= half_width * (1 - 1e-6) - 1e-6
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 3))
-def test_numbers_read_back_as_rounded(value, decimals):
+def test_numbers_read_back_as_rounded(value: float, decimals: int) -> None:
     text = units.format_number(value, decimals).replace(units.THOUSANDS, "").replace(units.MINUS, "-")
     assert float(text) == pytest.approx(round(value, decimals), abs=1e-9)
     assert text != "-" + "0" * len(text[1:])
@@ -94,7 +94,7 @@ def test_numbers_read_back_as_rounded(value, decimals):
         (0.0, "0"),
     ],
 )
-def test_a_small_rate_keeps_its_digits(rate, text):
+def test_a_small_rate_keeps_its_digits(rate: float, text: str) -> None:
     assert units.format_rate(rate) == text
 
 

@@ -91,6 +91,6 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     if as_json:
         show_json(difference)
         return
-    from gpurun.launcher.report.terminal.trace import render_trace_diff
+    from gpurun.launcher.report.terminal.diff import render_trace_diff
 
     click.echo(render_trace_diff(difference, width()), nl=False)

@@ -1,12 +1,19 @@
 """The commands for a run that is in progress: `stacks`, `capture` and `logs`; only they print."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpurun.launcher.cli.options import json_option, parse_ranks
 from gpurun.launcher.cli.output import show_json
+
+if TYPE_CHECKING:
+    from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView
+    from gpurun.launcher.inspect.stacks import Frame, Stack
 
 _run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 
@@ -41,8 +48,6 @@ def stacks(run: Path, as_json: bool) -> None:
 
         show_json({"launch": launch, **msgspec.to_builtins(seen)})
         return
-    from gpurun.launcher.report.terminal.stacks import render_stacks
-
     click.echo(render_stacks(launch, seen))
 
 
@@ -89,3 +94,40 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
         click.echo(line, color=colour)
         if is_reader_gone():
             return
+
+
+def render_stacks(launch: str, seen: Hang) -> str:
+    """What each rank does, with the main thread's stack, innermost call first; the finding at the end."""
+    from gpurun.launcher.units import plural
+
+    if not seen.ranks:
+        return f"{launch}: no rank has begun yet"
+    parts = [f"{launch}: {plural(len(seen.ranks), 'rank')}"]
+    parts += [_rank(view) for view in seen.ranks]
+    if seen.headline:
+        parts.append(f"{seen.headline[0].upper()}{seen.headline[1:]}.")
+    return "\n\n".join(parts)
+
+
+def _rank(view: RankView) -> str:
+    from gpurun.launcher.units import plural
+
+    newest = ", ".join(map(str, view.collectives))
+    called = f"; last collective: {newest}" if newest else ""
+    lines = [f"rank {view.rank} (process {view.pid}, {plural(view.steps, 'step')}{called}) {view.doing}"]
+    main = view.threads[0].frames if view.threads else ()
+    lines += [f"    {frame}" for frame in outside_launcher(main)]
+    others = len(view.threads) - 1
+    if others > 0:
+        lines.append(f"    (and {plural(others, 'other thread')}: --json shows them)")
+    return "\n".join(lines)
+
+
+def outside_launcher(frames: Stack) -> tuple[Frame, ...]:
+    """A stack without what lies below a program: how gpurun has started it."""
+    from gpurun.launcher.inspect.frames import OURS
+
+    shown = list(frames)
+    while len(shown) > 1 and shown[-1].file.startswith((OURS, "<frozen ")):
+        shown.pop()
+    return tuple(shown)

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.figures.measured import Measured
-from gpurun.launcher.machine.peaks import total_peak_flop_per_s
+from gpurun.launcher.machine.accelerators import recorded_names, total_peak_flop_per_s
 from gpurun.launcher.rundir.records import StepRecord
 
 
@@ -48,7 +48,7 @@ def times(per_sample: float | None, samples_per_s: float) -> float | None:
 
 def gpu_names(devices: Sequence[str], host: Mapping[str, Any]) -> list[str | None]:
     """What the driver calls each device; `None` for CPUs, and where `host` doesn't tell."""
-    names = {f"cuda:{gpu.get('index')}": gpu.get("name") for gpu in host.get("gpus") or ()}
+    names = recorded_names(host)
     return [names.get(device) for device in devices]
 
 

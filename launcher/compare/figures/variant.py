@@ -1,6 +1,6 @@
-"""The figures of one variant by itself: step time, throughput, efficiency, and those of its ranks."""
+"""Figures of variants: step time, efficiency, those of ranks, balanced splits, throughput over the batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, stdev
 
@@ -9,10 +9,24 @@ from gpurun.launcher.compare.figures.rounds import round_blocks_ns
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
 from gpurun.launcher.compare.interference import queue_percent, throttled
-from gpurun.launcher.compare.model import ExposedComm, Interval, Noise, RankFigures, StepTime
+from gpurun.launcher.compare.label import varied_texts
+from gpurun.launcher.compare.model import (
+    Balanced,
+    BatchCurve,
+    BatchPoint,
+    DeviceCost,
+    ExposedComm,
+    Interval,
+    Noise,
+    RankFigures,
+    SplitCost,
+    StepTime,
+    VariantResult,
+)
+from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.looks import look_at
 from gpurun.launcher.stats.median import launches_interval, median_interval
@@ -173,3 +187,84 @@ def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
     """The variant's figure: that of its slowest-computing rank, since the others' gap is mostly waiting."""
     slowest = slowest_rank(ranks)
     return slowest.exposed_comm_ms if slowest else ExposedComm()
+
+
+NEAR_BEST = 0.9
+"""Of the highest throughput: what a larger batch gains beyond that it costs in memory and in steps."""
+LEAST_POINTS = 3
+
+
+def batch_curves(results: Sequence[VariantResult]) -> tuple[BatchCurve, ...]:
+    """A curve for each way of splitting that was measured with at least three batches."""
+    families: dict[str, list[VariantResult]] = {}
+    for result in results:
+        if "global_batch" in result.varied and is_ranked(result):
+            families.setdefault(_family(result), []).append(result)
+    return tuple(_curve(label, found) for label, found in families.items() if len(found) >= LEAST_POINTS)
+
+
+def knee(points: Sequence[BatchPoint]) -> int | None:
+    """The smallest batch within 10 % of the highest throughput; `None` if that is the largest batch."""
+    best = max(point.samples_per_s for point in points)
+    first = next(point for point in points if point.samples_per_s >= NEAR_BEST * best)
+    return None if first is points[-1] else first.global_batch
+
+
+def _curve(label: str, results: Sequence[VariantResult]) -> BatchCurve:
+    points = [BatchPoint(one.id, one.global_batch or 0, one.samples_per_s or 0.0) for one in results]
+    points.sort(key=lambda point: point.global_batch)
+    return BatchCurve(label, tuple(points), knee(points))
+
+
+def _family(result: VariantResult) -> str:
+    """All that is varied but the batch: `ddp even precision=bf16`."""
+    others = {key: value for key, value in result.varied.items() if key != "global_batch"}
+    split = () if result.strategy == "single" else (result.split_name, f"on {len(result.devices)}")
+    return " ".join((result.strategy, *split, *varied_texts(others)))
+
+
+def balanced(measured: Measured, step: StepTime | None, others: Mapping[str, Measured]) -> Balanced | None:
+    """`None` where the split is not a balanced one, or not found yet."""
+    balance = measured.balance
+    if balance is None:
+        return None
+    optimum_ms, measured_ms = balance.best.compute_ms, step.median if step else None
+    return Balanced(
+        devices=tuple(_costs(measured, balance)),
+        optimum_ms=optimum_ms,
+        overhead_ms=balance.overhead_ms,
+        predicted_ms=balance.predicted_ms,
+        measured_ms=measured_ms,
+        optimum_over_measured=optimum_ms / measured_ms if measured_ms else None,
+        even=_cost(balance, balance.even),
+        proportional=_cost(balance, balance.proportional),
+        same_as=tuple(one.variant.id for one in others.values() if _is_same(one, measured)),
+    )
+
+
+def _costs(measured: Measured, balance: Balance) -> Iterable[DeviceCost]:
+    for device, curve in zip(measured.variant.devices, balance.curves, strict=True):
+        yield DeviceCost(
+            device=device,
+            alpha_ms=curve.alpha_ms,
+            alpha_ci=curve.alpha_ci,
+            beta_ms=curve.beta_ms,
+            beta_ci=curve.beta_ci,
+            straight=curve.straight,
+            points=curve.points,
+            max_samples=curve.cap,
+        )
+
+
+def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:
+    if prediction is None:
+        return None
+    return SplitCost(prediction.split, prediction.compute_ms + balance.overhead_ms)
+
+
+def _is_same(one: Measured, measured: Measured) -> bool:
+    """Whether it is another variant of the same work, split alike."""
+    a, b = one.variant, measured.variant
+    return a.id != b.id and (a.split, a.strategy, a.devices, a.varied) == (
+        (b.split, b.strategy, b.devices, b.varied)
+    )

@@ -9,6 +9,7 @@ from gpurun.launcher.jobfile.checks.workload import given_params
 from gpurun.launcher.jobfile.draft import Draft
 from gpurun.launcher.jobfile.values import Devices
 from gpurun.launcher.jobfile.yaml.tree import Path
+from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import parts_of
 from gpurun.launcher.units import plural
 
@@ -25,7 +26,7 @@ def find_misfits(draft: Draft, devices: Sequence[str]) -> list[Problem]:
     """What can't be on these devices, whatever it is combined with."""
     return [
         *_too_many(draft, len(devices)),
-        *_tf32_on_cpu(draft, devices),
+        *_foreign_precision(draft, accelerator_of(devices[0])),
         *_foreign_splits(draft, len(devices)),
         *_foreign_lists(draft, len(devices)),
     ]
@@ -39,11 +40,13 @@ def _too_many(draft: Draft, num_devices: int) -> Iterator[Problem]:
     yield draft.spec.problem(_place(draft, "device_count"), message, "name more under `devices`")
 
 
-def _tf32_on_cpu(draft: Draft, devices: Sequence[str]) -> Iterator[Problem]:
-    precisions = draft.values("precision")
-    if precisions is not None and set(precisions) == {"tf32"} and devices[0].startswith("cpu"):
-        hint = "use fp32 on CPU devices"
-        yield draft.spec.problem(_place(draft, "precision"), "tf32 is a mode of NVIDIA GPUs", hint)
+def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
+    """A precision that this kind of device lacks, if the job varies no other."""
+    precisions = set(draft.values("precision") or ())
+    message = precision_problem(precisions.pop(), kind) if len(precisions) == 1 else None
+    if message is not None:
+        hint = f"use fp32 on {kind.title} devices"
+        yield draft.spec.problem(_place(draft, "precision"), message, hint)
 
 
 def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:

@@ -13,9 +13,8 @@ from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
 from gpurun.launcher.compare.figures.slowest import slowest_rank
-from gpurun.launcher.compare.label import value_text
+from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.names import split_label
 
 METRICS = {
     "step_ms": "step (ms)",

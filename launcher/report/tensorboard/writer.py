@@ -1,4 +1,4 @@
-"""TensorBoard files of a run: one TensorBoard run per variant, and one at the root for what compares them.
+"""TensorBoard files of a run: a run per variant; charts, text and HParams columns in the root.
 
 Written with TensorBoard's own protocol buffers; neither torch nor TensorFlow is needed to write or to show
 them. Every rendering replaces the files of the one before.
@@ -12,12 +12,15 @@ from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event as EventProto
 from tensorboard.compat.proto.event_pb2 import SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar
+from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from gpurun.launcher.compare.model import BatchCurve, Comparison, VariantResult
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.tensorboard import hparams
-from gpurun.launcher.report.tensorboard.dashboards import layout_value, text_value
 from gpurun.launcher.report.tensorboard.series import (
     Point,
     RoundStarts,
@@ -125,3 +128,34 @@ def _encode(events: Sequence[EventProto]) -> bytes:
     for event in (head, *events):
         writer.write(event.SerializeToString())
     return buffer.getvalue()
+
+
+QUESTIONS = {
+    "Which split is fastest? (step, ms)": r"^step_ms/round$",
+    "Where does a step's time go? (slowest rank, ms)": r"^slowest_rank_ms/.+$",
+    "Do ranks wait? (ms ahead of the slowest)": r"^ahead_ms/.+$",
+}
+"""Title of a chart → its tags, in every run."""
+
+
+def layout_value() -> Summary.Value:
+    """The charts; belongs into any one run of a log directory."""
+    charts = [
+        layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[tags]))
+        for title, tags in QUESTIONS.items()
+    ]
+    layout = layout_pb2.Layout(category=[layout_pb2.Category(title="gpurun", chart=charts)])
+    return Summary.Value(
+        tag=custom_scalar.CONFIG_SUMMARY_TAG,
+        metadata=custom_scalar.create_summary_metadata(),
+        tensor=make_tensor_proto(layout.SerializeToString(), shape=[]),
+    )
+
+
+def text_value(tag: str, markdown: str) -> Summary.Value:
+    """A page of Markdown."""
+    return Summary.Value(
+        tag=tag,
+        metadata=text.create_summary_metadata(display_name=tag, description=""),
+        tensor=make_tensor_proto(markdown.encode(), shape=[]),
+    )

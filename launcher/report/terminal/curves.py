@@ -1,14 +1,32 @@
-"""The curves of micro-benchmarks as tables: a line per size."""
+"""Curves as tables: micro-benchmarks by size, throughput by batch, what devices cost in balanced splits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from gpurun.launcher.compare.label import varied_texts
-from gpurun.launcher.compare.model import Comparison, Curve, CurvePoint, VariantResult
-from gpurun.launcher.report.terminal.columns import Column, header_line, row_line
+from gpurun.launcher.compare.label import split_text, variant_label, varied_texts
+from gpurun.launcher.compare.model import (
+    Balanced,
+    BatchCurve,
+    Comparison,
+    Curve,
+    CurvePoint,
+    DeviceCost,
+    Interval,
+    VariantResult,
+)
+from gpurun.launcher.report.terminal.grid import grid
+from gpurun.launcher.report.terminal.layout import Column, header_line, row_line
 from gpurun.launcher.report.terminal.plan import devices_text
-from gpurun.launcher.units import format_number, least_decimals, size_text
+from gpurun.launcher.splits import split_even, split_proportional
+from gpurun.launcher.units import (
+    format_count,
+    format_ms,
+    format_number,
+    format_rate,
+    least_decimals,
+    size_text,
+)
 
 FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
     ("GB/s", lambda point: point.gb_per_s, 2),
@@ -63,3 +81,146 @@ def _time_text(point: CurvePoint) -> str:
         half = max(point.time_us - point.ci_us[0], point.ci_us[1] - point.time_us) / scale
         text += f" ± {format_number(half, decimals)}"
     return f"{text} {unit}"
+
+
+NO_LINE = "–"
+"""In place of α and β where the curve isn't α + β·b."""
+
+
+def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
+    """A paragraph per balanced variant."""
+    return [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
+
+
+def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[str]:
+    found = variant.balanced
+    assert found is not None
+    rows = [
+        _device_row(device, samples) for device, samples in zip(found.devices, variant.split, strict=True)
+    ]
+    faster = [one for one in variants if _is_faster(one, variant)]
+    header = ("device", "per step, ms", "per sample, ms", "curve", "samples")
+    lines = [f"{variant_label(variant)}: what the devices cost, and the split that is best for them"]
+    lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
+    lines += [f"  {_prediction(found, bool(faster))}"]
+    lines += [f"  {line}" for line in _others(found, sum(variant.split))]
+    if faster:
+        told = ", ".join(
+            f"{variant_label(one)} {format_ms(one.step_ms.median)} ms" for one in faster if one.step_ms
+        )
+        lines.append(f"  Measured faster than that: {told}.")
+    if found.same_as:
+        names = {one.id: variant_label(one) for one in variants}
+        same = ", ".join(names.get(one, one) for one in found.same_as)
+        lines.append(f"  These are the samples of {same} too: both were measured.")
+    return lines
+
+
+def _is_faster(one: VariantResult, balanced: VariantResult) -> bool:
+    """Whether another split of the same work was faster, by more than both were uncertain."""
+    a, b = one.step_ms, balanced.step_ms
+    if a is None or b is None or a.ci is None or b.ci is None or one.split == balanced.split:
+        return False
+    work = [(v.strategy, v.devices, v.global_batch, v.varied) for v in (one, balanced)]
+    return work[0] == work[1] and a.ci[1] < b.ci[0]
+
+
+def _device_row(device: DeviceCost, samples: int) -> tuple[str, ...]:
+    curve = "straight" if device.straight else "by its points"
+    if device.max_samples is not None:
+        curve += f", memory for {device.max_samples}"
+    alpha = f"{_figure(device.alpha_ms)}{_interval(device.alpha_ci)}"
+    beta = f"{_figure(device.beta_ms)}{_interval(device.beta_ci)}"
+    costs = (alpha, beta) if device.straight else (NO_LINE, NO_LINE)
+    return (device.device, *costs, curve, str(samples))
+
+
+def _prediction(found: Balanced, was_beaten: bool) -> str:
+    """`Predicted 57.1 ms: T* = 55.8, the best there is, + 1.3 overhead; measured 57.5: T*/T = 0.97.`"""
+    text = (
+        f"Predicted {format_ms(found.predicted_ms)} ms: T* = {format_ms(found.optimum_ms)}"
+        f"{_claim(found, was_beaten)} + {format_ms(found.overhead_ms)} overhead"
+    )
+    if found.measured_ms is None or found.optimum_over_measured is None:
+        return f"{text}; not measured."
+    return f"{text}; measured {format_ms(found.measured_ms)}: T*/T = {found.optimum_over_measured:.2f}."
+
+
+def _claim(found: Balanced, was_beaten: bool) -> str:
+    """What T* is, of which no more is said than the curves can tell."""
+    if was_beaten:
+        return ""
+    if all(device.straight for device in found.devices):
+        return ", which no split of whole samples beats,"
+    return ", the best by the measured points,"
+
+
+def _others(found: Balanced, batch: int) -> list[str]:
+    """What one would have got without measuring."""
+    even, proportional = ("even", found.even), ("in proportion to speed", found.proportional)
+    parts = [
+        f"{name}{' would take' if cost is found.even else ''} ({split_text(cost.split)}) "
+        f"{format_ms(cost.step_ms)} ms"
+        for name, cost in (even, proportional)
+        if cost is not None
+    ]
+    flat = [device.device for device in found.devices if device.straight and device.beta_ms == 0]
+    lines = [f"By the same figures {', '.join(parts)}."] if parts else []
+    lines += filter(None, (_misfit(name, found, batch) for name, cost in (even, proportional) if not cost))
+    if flat:
+        lines.append(f"No split is in proportion to speed: samples cost nothing on {', '.join(flat)}.")
+    return lines
+
+
+def _misfit(name: str, found: Balanced, batch: int) -> str:
+    """`Even (62/61) does not fit cpu:1.`; empty where nothing is too large."""
+    split = _split_of(name, found, batch)
+    full = [
+        device.device
+        for device, samples in zip(found.devices, split, strict=False)  # even may have fewer chunks
+        if device.max_samples is not None and samples > device.max_samples
+    ]
+    return f"{name.capitalize()} ({split_text(split)}) does not fit {', '.join(full)}." if full else ""
+
+
+def _split_of(name: str, found: Balanced, batch: int) -> tuple[int, ...]:
+    if name == "even":
+        return split_even(batch, len(found.devices))
+    betas = [device.beta_ms if device.straight else 0.0 for device in found.devices]
+    return split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else ()
+
+
+def _figure(ms: float) -> str:
+    """Three significant digits; a sample may take microseconds."""
+    return format_number(ms, 4) if 0 < abs(ms) < 0.1 else format_number(ms, 3 if abs(ms) < 1 else 2)
+
+
+def _interval(ci: Interval | None) -> str:
+    return f" ({_figure(ci[0])} to {_figure(ci[1])})" if ci else ""
+
+
+BAR_CELLS = 40
+MARK = "knee: the first within 10 % of the best"
+
+
+def batch_curve_lines(curves: Sequence[BatchCurve]) -> list[str]:
+    """A small picture per curve."""
+    return [line for curve in curves for line in _picture(curve)]
+
+
+def _picture(curve: BatchCurve) -> list[str]:
+    best = max(point.samples_per_s for point in curve.points)
+    rows = [
+        (
+            format_count(point.global_batch),
+            format_rate(point.samples_per_s),
+            "#" * round(BAR_CELLS * point.samples_per_s / best) if best else "",
+            MARK if point.global_batch == curve.knee else "",
+        )
+        for point in curve.points
+    ]
+    lines = [f"Throughput of {curve.label} over its global batch:"]
+    lines += [f"  {line}" for line in grid(("batch", "samples/s", "", ""), rows, right=(0, 1))]
+    if curve.knee is None:
+        lines.append("  No knee: only the largest batch is within 10 % of the best.")
+    return lines

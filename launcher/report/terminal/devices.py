@@ -1,5 +1,8 @@
 """What `gpurun devices` shows: the machine in a line, its GPUs, who uses them, and how they are linked."""
 
+from dataclasses import replace
+
+from gpurun.launcher.machine.accelerators import gpu_device
 from gpurun.launcher.machine.gpus import Gpu
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.report.terminal.grid import grid
@@ -44,7 +47,7 @@ def _gpu_lines(machine: Machine, width: int) -> list[str]:
 
 def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
     return (
-        f"cuda:{gpu.index}",
+        gpu_device(gpu),
         gpu.name,
         "" if gpu.memory_gib is None else format_gib(gpu.memory_gib),
         "" if gpu.used_gib is None else format_gib(gpu.used_gib),
@@ -66,7 +69,7 @@ def _of(value: float | None, limit: float | None, unit: str) -> str:
 def _processes_lines(machine: Machine) -> list[str]:
     rows = [
         (
-            f"cuda:{gpu.index}",
+            gpu_device(gpu),
             str(process.pid),
             process.name or "(not visible from here)",
             "" if process.used_gib is None else format_gib(process.used_gib),
@@ -80,7 +83,7 @@ def _processes_lines(machine: Machine) -> list[str]:
 def _links_lines(machine: Machine) -> list[str]:
     """One line if all pairs are linked alike, else one per pair."""
     pairs = {
-        (gpu.index, other): link
+        (gpu_device(gpu), gpu_device(replace(gpu, index=other))): link
         for gpu in machine.gpus
         for other, link in gpu.peer_links.items()
         if other > gpu.index
@@ -90,4 +93,4 @@ def _links_lines(machine: Machine) -> list[str]:
     kinds = set(pairs.values())
     if len(kinds) == 1:
         return ["", f"Between {'all pairs' if len(pairs) > 1 else 'the two'}: {kinds.pop()}"]
-    return ["", *grid(("between", "link"), [(f"cuda:{a} cuda:{b}", link) for (a, b), link in pairs.items()])]
+    return ["", *grid(("between", "link"), [(f"{a} {b}", link) for (a, b), link in pairs.items()])]

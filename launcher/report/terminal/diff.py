@@ -1,11 +1,20 @@
-"""What `gpurun diff` shows: every variant in both runs, and what else differs between them."""
+"""What `gpurun diff` shows: of two runs, every variant and what else differs; of two captures, what grew."""
 
 import textwrap
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, VariantDiff
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.report.terminal.trace import MAX_NAMES, clean, ms_text, plain, table_of, text_of
+from gpurun.launcher.trace.diff import Change, TraceDiff
+from gpurun.launcher.units import format_count, format_ms, format_number
+
+MAX_PERCENT = 1000
+"""From here on a growth reads better as a factor."""
 
 
 def render_diff(diff: Diff, width: int) -> str:
@@ -46,3 +55,38 @@ def _only(ids: tuple[str, ...], run: str, width: int) -> list[str]:
 
 def _item(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def render_trace_diff(diff: TraceDiff, width: int) -> str:
+    """What changed, as text, `width` columns wide."""
+    a, b = diff.num_ranks
+    parts: list[RenderableType] = [f"A: {a} ranks, B: {b} ranks; ms per step and rank", ""]
+    parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
+    for title, changes in (("kernels", diff.kernels), ("operators", diff.ops)):
+        if changes:
+            moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
+            parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
+    return text_of(Group(*map(plain, parts)), width)
+
+
+def _changes(title: str, changes: Sequence[Change]) -> Table:
+    table = table_of(("A", "B", "change", "%"), expand=True)
+    table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
+    for each in changes:
+        name = clean(each.name.replace("_", " ") if not title else each.name)
+        table.add_row(
+            ms_text(each.a_us), ms_text(each.b_us), _signed_ms(each.change_us), _percent(each), name
+        )
+    return table
+
+
+def _signed_ms(us: float) -> str:
+    return format_number(us / 1000, 3, signed=True)
+
+
+def _percent(each: Change) -> str:
+    if each.percent is None:
+        return "new" if each.b_us else "-"
+    if each.percent < MAX_PERCENT:
+        return format_number(each.percent, 1, signed=True)
+    return f"× {format_count(each.b_us / each.a_us)}"

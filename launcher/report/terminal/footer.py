@@ -7,10 +7,9 @@ from rich.text import Text
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
-from gpurun.launcher.report.terminal.balanced import balanced_lines
-from gpurun.launcher.report.terminal.batch_curve import batch_curve_lines
 from gpurun.launcher.report.terminal.cells import interval_text
-from gpurun.launcher.report.terminal.page import Page
+from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
+from gpurun.launcher.report.terminal.layout import Page
 from gpurun.launcher.units import format_number
 
 DISAGREEMENT = 0.05

@@ -3,12 +3,11 @@
 import shlex
 import sys
 
-from gpurun.launcher.compare.label import value_text, varied_texts
+from gpurun.launcher.compare.label import split_label, value_text, varied_texts
 from gpurun.launcher.jobfile.builtins import is_probe
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.model import Plan, Variant
-from gpurun.launcher.report.names import split_label
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.steady import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural

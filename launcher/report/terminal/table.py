@@ -10,10 +10,9 @@ from math import floor, log10
 
 from rich.text import Text
 
-from gpurun.launcher.compare.label import varied_text
+from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.report.names import split_label
-from gpurun.launcher.report.order import by_rank
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.terminal import bar
 from gpurun.launcher.report.terminal.cells import (
     factor_text,
@@ -22,10 +21,18 @@ from gpurun.launcher.report.terminal.cells import (
     uncertainty_text,
     verdict_text,
 )
-from gpurun.launcher.report.terminal.columns import GAP, Column, fit, header_line, row_line, total_width
 from gpurun.launcher.report.terminal.curves import curve_lines
 from gpurun.launcher.report.terminal.footer import footer
-from gpurun.launcher.report.terminal.page import Page, to_string
+from gpurun.launcher.report.terminal.layout import (
+    GAP,
+    Column,
+    Page,
+    fit,
+    header_line,
+    row_line,
+    to_string,
+    total_width,
+)
 from gpurun.launcher.units import format_rate
 
 BAR_HEADER = "slowest rank"

@@ -1,4 +1,4 @@
-"""`gpurun trace` and `gpurun diff` of traces as tables for a person."""
+"""`gpurun trace` as tables for a person."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gpurun.launcher.trace.analysis.mean import mean_stretch, stretches_told, tells_steps
-from gpurun.launcher.trace.diff import Change, TraceDiff
 from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.model import (
     Breakdown,
@@ -26,8 +25,6 @@ from gpurun.launcher.units import format_count, format_number
 MAX_STEPS = 20
 MAX_NAMES = 10
 MAX_WARNINGS = 20
-MAX_PERCENT = 1000
-"""From here on a growth reads better as a factor."""
 BAR_WIDTH = 20
 _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("▇", lambda each: each.compute_us),
@@ -37,15 +34,15 @@ _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("·", lambda each: each.idle_us),
 )
 _COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
-    ("span", 0, lambda each: _ms(each.span_us)),
-    ("compute", 0, lambda each: _ms(each.compute_us)),
-    ("comm", 90, lambda each: _ms(each.comm_us)),
-    ("exposed", 0, lambda each: _ms(each.exposed_comm_us)),
-    ("wait", 0, lambda each: _ms(each.exposed_wait_us)),
-    ("copies", 100, lambda each: _ms(each.memcpy_us)),
-    ("idle", 0, lambda each: _ms(each.idle_us)),
-    ("host", 110, lambda each: _ms(each.idle_by_cause_us.host)),
-    ("data", 120, lambda each: _ms(each.idle_by_cause_us.data)),
+    ("span", 0, lambda each: ms_text(each.span_us)),
+    ("compute", 0, lambda each: ms_text(each.compute_us)),
+    ("comm", 90, lambda each: ms_text(each.comm_us)),
+    ("exposed", 0, lambda each: ms_text(each.exposed_comm_us)),
+    ("wait", 0, lambda each: ms_text(each.exposed_wait_us)),
+    ("copies", 100, lambda each: ms_text(each.memcpy_us)),
+    ("idle", 0, lambda each: ms_text(each.idle_us)),
+    ("host", 110, lambda each: ms_text(each.idle_by_cause_us.host)),
+    ("data", 120, lambda each: ms_text(each.idle_by_cause_us.data)),
     ("kernels", 120, lambda each: format_count(each.num_kernels) if each.num_kernels else "-"),
 )
 """Name, from which width of the terminal on it is shown, content."""
@@ -65,19 +62,7 @@ def render_trace(report: TraceReport, width: int) -> str:
     parts += _names("modules", [rank.modules for rank in report.ranks], time_us)
     parts += _warnings(report.warnings)
     parts += ["", explain(report)]
-    return _text(Group(*map(_plain, parts)), width)
-
-
-def render_trace_diff(diff: TraceDiff, width: int) -> str:
-    """What changed, as text, `width` columns wide."""
-    a, b = diff.num_ranks
-    parts: list[RenderableType] = [f"A: {a} ranks, B: {b} ranks; ms per step and rank", ""]
-    parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
-    for title, changes in (("kernels", diff.kernels), ("operators", diff.ops)):
-        if changes:
-            moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
-            parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
-    return _text(Group(*map(_plain, parts)), width)
+    return text_of(Group(*map(plain, parts)), width)
 
 
 def _device_us(row: NameTotal) -> float:
@@ -99,7 +84,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
-    table = _table(("rank", *_names_of_columns(width)))
+    table = table_of(("rank", *_names_of_columns(width)))
     table.add_column("", no_wrap=True)
     for name, row in _rows(report):
         table.add_row(name, *_cells(row.total, width), _bar(row.total))
@@ -109,7 +94,7 @@ def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
 def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:
     """`0` is a rank; `0:1` the second GPU of one that has several."""
     return [
-        (f"{rank.rank}:{_clean(row.device)}" if rank.devices else str(rank.rank), row)
+        (f"{rank.rank}:{clean(row.device)}" if rank.devices else str(rank.rank), row)
         for rank in report.ranks
         for row in sorted(rank.devices, key=lambda each: each.device) or (rank,)
     ]
@@ -119,7 +104,7 @@ def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     rows = [(place, name, step) for place, (name, row) in enumerate(_rows(report)) for step in row.steps]
     if not tells_steps(report):
         return []
-    table = _table(("step", "rank", *_names_of_columns(width)))
+    table = table_of(("step", "rank", *_names_of_columns(width)))
     table.add_column("", no_wrap=True)
     for _, name, step in sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]:
         table.add_row(str(step.step), name, *_cells(step, width), _bar(step))
@@ -152,17 +137,17 @@ def _bar(each: Breakdown) -> str:
 def _collectives(report: TraceReport) -> list[RenderableType]:
     if not report.collectives:
         return []
-    table = _table(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "wait of all ranks"))
+    table = table_of(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "wait of all ranks"))
     sorts: dict[tuple[str, str], list[CollectiveReport]] = {}
     for each in report.collectives:
         sorts.setdefault((each.group, each.kind), []).append(each)
     for (group, kind), same in sorted(sorts.items()):
-        table.add_row(_clean(group), kind, *_collective_cells(same))
+        table.add_row(clean(group), kind, *_collective_cells(same))
     parts: list[RenderableType] = ["", table]
     if report.stragglers:
-        late = _table(("rank", "came last", "others waited"))
+        late = table_of(("rank", "came last", "others waited"))
         for row in report.stragglers:
-            late.add_row(str(row.rank), str(row.last_arrivals), _ms(row.wait_caused_us))
+            late.add_row(str(row.rank), str(row.last_arrivals), ms_text(row.wait_caused_us))
         parts += ["", late]
     return parts
 
@@ -175,7 +160,7 @@ def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
         format_number(sum(sizes) / 1e6, 1) if sizes else "-",
         _mean(each.algorithm_gb_per_s for each in same),
         _mean(each.bus_gb_per_s for each in same),
-        _ms(sum(waits)) if waits else "-",
+        ms_text(sum(waits)) if waits else "-",
     )
 
 
@@ -195,61 +180,40 @@ def _names(
     longest = sorted(sums.items(), key=lambda item: -item[1][1])[:MAX_NAMES]
     if not longest:
         return []
-    table = _table(("ms", "count"), expand=True)
+    table = table_of(("ms", "count"), expand=True)
     table.add_column(f"{title}, per rank", no_wrap=True, overflow="ellipsis", ratio=1)
     for name, (count, total_us) in longest:
-        table.add_row(_ms(total_us / len(ranks)), format_count(count / len(ranks)), _clean(name))
+        table.add_row(ms_text(total_us / len(ranks)), format_count(count / len(ranks)), clean(name))
     return ["", table]
 
 
-def _changes(title: str, changes: Sequence[Change]) -> Table:
-    table = _table(("A", "B", "change", "%"), expand=True)
-    table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
-    for each in changes:
-        name = _clean(each.name.replace("_", " ") if not title else each.name)
-        table.add_row(_ms(each.a_us), _ms(each.b_us), _signed_ms(each.change_us), _percent(each), name)
-    return table
-
-
-def _signed_ms(us: float) -> str:
-    return format_number(us / 1000, 3, signed=True)
-
-
-def _percent(each: Change) -> str:
-    if each.percent is None:
-        return "new" if each.b_us else "-"
-    if each.percent < MAX_PERCENT:
-        return format_number(each.percent, 1, signed=True)
-    return f"× {format_count(each.b_us / each.a_us)}"
-
-
 def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
-    shown: list[RenderableType] = [f"note: {_clean(text)}" for text in warnings[:MAX_WARNINGS]]
+    shown: list[RenderableType] = [f"note: {clean(text)}" for text in warnings[:MAX_WARNINGS]]
     more = len(warnings) - MAX_WARNINGS
     return ["", *shown, *([f"… and {more} more notes"] if more > 0 else [])] if shown else []
 
 
-def _table(columns: Iterable[str], expand: bool = False) -> Table:
+def table_of(columns: Iterable[str], expand: bool = False) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=expand)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
-def _ms(us: float) -> str:
+def ms_text(us: float) -> str:
     return format_number(us / 1000, 3) if us else "-"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Names come from files: no control characters reach the terminal."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _plain(part: RenderableType) -> RenderableType:
+def plain(part: RenderableType) -> RenderableType:
     return Text(part) if isinstance(part, str) else part
 
 
-def _text(what: RenderableType, width: int) -> str:
+def text_of(what: RenderableType, width: int) -> str:
     file = StringIO()
     console = Console(file=file, width=width, color_system=None, markup=False, highlight=False, emoji=False)
     console.print(what)

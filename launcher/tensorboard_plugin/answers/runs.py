@@ -10,8 +10,13 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.tensorboard_plugin.answers.costs import cost_sentences
-from gpurun.launcher.tensorboard_plugin.answers.sentences import explanation, headline, system_line, unsaid
+from gpurun.launcher.tensorboard_plugin.answers.sentences import (
+    cost_sentences,
+    explanation,
+    headline,
+    system_line,
+    unsaid,
+)
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     changed_s,
     outline,

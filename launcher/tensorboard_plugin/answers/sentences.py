@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from gpurun.launcher.compare.advice import largest_loss, remaining_loss
-from gpurun.launcher.compare.explain import MENTION_FROM, told, traced_and_timed, why_slower
+from gpurun.launcher.compare.explain import (
+    MENTION_FROM,
+    largest_loss,
+    remaining_loss,
+    told,
+    traced_and_timed,
+    why_slower,
+)
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.units import format_ms, format_percent
 
 
@@ -136,3 +144,13 @@ def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:
     versions = host.get("versions")
     torch = versions.get("torch") if isinstance(versions, Mapping) else None
     return " · ".join([*names, *precisions, *([f"torch {torch}"] if torch else [])])
+
+
+def cost_sentences(variant: VariantResult, variants: Sequence[VariantResult]) -> list[str]:
+    """Prediction, measurement and what other splits would take; nothing of a split that isn't balanced."""
+    if variant.balanced is None:
+        return []
+    # The others only lend their names.
+    named = [variant, *(replace(other, balanced=None) for other in variants if other.id != variant.id)]
+    num_above = 2 + len(variant.balanced.devices)  # the heading, and the table with its header
+    return [line.strip() for line in balanced_lines(named)[num_above:]]

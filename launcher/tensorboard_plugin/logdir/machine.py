@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 
-from gpurun.launcher.machine.gpus import GIB, Gpu, inspect_gpus, load_nvml
+from gpurun.launcher.machine.accelerators import gpu_device, inspect_gpus
+from gpurun.launcher.machine.gpus import GIB, Gpu
 
 FRESH_S = 1.0
 """The driver is asked at most this often, however many pages are open."""
@@ -35,7 +36,7 @@ class LiveDevices:
             return self._answer
 
     def _ask(self) -> list[dict[str, Any]]:
-        gpus = inspect_gpus(load_nvml(), None).gpus
+        gpus = inspect_gpus({}).gpus
         return [_gpu(gpu) for gpu in gpus] or [_cpu(self._cpu_percent())]
 
     def _cpu_percent(self) -> float | None:
@@ -67,7 +68,7 @@ def _cpu_times() -> CpuTimes:
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:
     return {
-        "device": f"cuda:{gpu.index}",
+        "device": gpu_device(gpu),
         "name": gpu.name,
         "memory_gib": gpu.used_gib,
         "memory_total_gib": gpu.memory_gib,

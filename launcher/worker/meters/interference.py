@@ -4,25 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from gpurun.launcher.machine.gpus import load_nvml
 from gpurun.launcher.machine.host import has_own_quota
+from gpurun.launcher.machine.nvml import throttling_of
 from gpurun.launcher.worker.meters.other_processes import others_ns
 from gpurun.launcher.worker.meters.run_queue import waited_ns
-
-THROTTLING = {
-    0x08: "slowed down by its hardware (power or heat)",
-    0x20: "too hot (slowed down by the driver)",
-    0x40: "too hot (slowed down by its hardware)",
-    0x80: "power brake",
-}
-"""Reasons for a low clock that come and go. The power cap is none: under full load it is a GPU's usual state.
-
-Source: `nvmlClocksEventReasons` of the NVML API reference.
-"""
 
 
 @dataclass(frozen=True)
@@ -92,23 +80,5 @@ def noise_meter(device: torch.device) -> NoiseMeter:
 
 
 def gpu_throttling(device: torch.device) -> Callable[[], str | None]:
-    """A function that says why this GPU's clock is low now; `None` where it isn't, or NVML doesn't say."""
-    nvml = load_nvml()
-    if nvml is None:
-        return lambda: None
-    try:
-        nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    except nvml.NVMLError:
-        return lambda: None
-    return lambda: throttling(nvml, handle)
-
-
-def throttling(nvml: Any, handle: Any) -> str | None:
-    """The first reason that counts."""
-    try:
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    except nvml.NVMLError:
-        return None
-    return next((text for bit, text in THROTTLING.items() if reasons & bit), None)
+    """A function that returns why this GPU's clock is low now; `None` where it isn't, or NVML can't say."""
+    return throttling_of(lambda: str(torch.cuda.get_device_properties(device).uuid))

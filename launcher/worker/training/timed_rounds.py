@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gpurun.launcher.machine.gpus import EnergyMeter
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
 from gpurun.launcher.stats.schedule import Block, round_blocks
@@ -14,7 +15,7 @@ from gpurun.launcher.worker.accelerators.memory import peak_bytes, reset_peak
 from gpurun.launcher.worker.base.collection import no_garbage_collection
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
-from gpurun.launcher.worker.meters.energy import NO_METER, EnergyMeter, difference
+from gpurun.launcher.worker.meters.energy import NO_METER, difference
 from gpurun.launcher.worker.meters.interference import NoiseMeter, noise_meter
 from gpurun.launcher.worker.profiling.on_request import Live
 from gpurun.launcher.worker.training.trainer import Trainer

@@ -1,0 +1,157 @@
+"""The kinds of device that a job can run on, one row each: what depends on the kind is looked up here.
+
+This table is torch-free; what a rank does on its device is in the row's runtime, a class of
+`gpurun.launcher.worker.accelerators`. Another kind of device is a row here and a runtime there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.machine.gpus import Gpu, Gpus
+from gpurun.launcher.machine.nvml import VISIBLE, inspect_nvidia_gpus
+from gpurun.launcher.machine.peaks import NVIDIA_PEAKS, Peak, peak_tflop_per_s
+
+Inspect = Callable[[Mapping[str, str], Path, Any], Gpus]
+
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A kind of device."""
+
+    name: str
+    """torch's device type, and the word in a job file: `cuda` for all, `cuda:0` for one."""
+    title: str
+    """Names the kind in messages: `CPU devices`, `CUDA devices`."""
+    noun: str
+    """Names one device in messages: `this machine has no NVIDIA GPU`."""
+    is_host: bool
+    """Whether its devices are shares of the host's cores and memory, numbered by their position."""
+    backend: str
+    """`torch.distributed` backend of ranks with a device of their own; ranks that share one use the CPU's."""
+    interface_variable: str
+    """Environment variable that names the network interface of `backend`."""
+    start_s: float
+    """Seconds until the first step: processes, rendezvous, the model, on a GPU also context and libraries."""
+    runtime: str
+    """`module:class` of its `worker.accelerators.runtime.Runtime`; only ranks import it."""
+    visible_variable: str | None = None
+    """Environment variable with the UUIDs of the devices that a process sees."""
+    uuid_prefixes: tuple[str, ...] = ()
+    """How UUIDs begin that name its devices in a job file."""
+    only_here: Mapping[str, str] = field(default_factory=dict)
+    """Precisions that no other kind computes in → what to say where one is asked of another kind."""
+    memory_errors: tuple[str, ...] = ()
+    """Regular expressions for error messages of its libraries that mean out of memory."""
+    peaks: tuple[Peak, ...] = ()
+    """Peak FLOP rates of its models."""
+    inspect: Inspect = field(default=lambda environ, root, binding: Gpus())
+    """Finds its devices here; takes the environment, the root of `proc` and a stand-in binding."""
+
+    def device(self, index: int) -> str:
+        """`cuda:INDEX`."""
+        return f"{self.name}:{index}"
+
+
+CPU = Accelerator(
+    name="cpu",
+    title="CPU",
+    noun="CPU",
+    is_host=True,
+    backend="gloo",
+    interface_variable="GLOO_SOCKET_IFNAME",
+    start_s=2.0,
+    runtime="gpurun.launcher.worker.accelerators.cpu:CpuRuntime",
+    # Words of torch's CPU allocator and of errno 12.
+    memory_errors=(
+        r"out of memory|can't allocate memory|cannot allocate memory|not enough memory",
+        r"failed to allocate memory",
+    ),
+)
+CUDA = Accelerator(
+    name="cuda",  # also what torch calls AMD's GPUs under ROCm, whose RCCL goes by NCCL's name
+    title="CUDA",
+    noun="NVIDIA GPU",
+    is_host=False,
+    backend="nccl",
+    interface_variable="NCCL_SOCKET_IFNAME",
+    start_s=8.0,
+    runtime="gpurun.launcher.worker.accelerators.cuda:CudaRuntime",
+    visible_variable=VISIBLE,
+    uuid_prefixes=("GPU-", "MIG-"),
+    only_here={"tf32": "tf32 needs an NVIDIA GPU"},
+    # Words of cuBLAS, cuDNN and NCCL.
+    memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", "ALLOC_FAILED"),
+    peaks=NVIDIA_PEAKS,
+    inspect=inspect_nvidia_gpus,
+)
+ACCELERATORS: dict[str, Accelerator] = {row.name: row for row in (CPU, CUDA)}
+"""By name. `devices: auto` tries those that aren't the host's in this order."""
+
+
+def accelerator_of(device: str) -> Accelerator:
+    """The kind of a device by any of its names: `cuda`, `cuda:1`, `cuda:1@0`, `GPU-1b2c`.
+
+    Raises:
+        SpecError: there is no such kind.
+    """
+    for row in ACCELERATORS.values():
+        if device.startswith(row.uuid_prefixes):
+            return row
+    kind = device.partition("@")[0].partition(":")[0]
+    if kind not in ACCELERATORS:
+        raise SpecError(f"unknown kind of device {device!r}; known kinds: {', '.join(ACCELERATORS)}")
+    return ACCELERATORS[kind]
+
+
+def gpu_kinds() -> list[Accelerator]:
+    """All kinds but the host's."""
+    return [row for row in ACCELERATORS.values() if not row.is_host]
+
+
+def precision_problem(precision: str, kind: Accelerator) -> str | None:
+    """Why devices of this kind can't compute in `precision`; `None` where they can."""
+    others = (row for row in ACCELERATORS.values() if row is not kind)
+    return next((row.only_here[precision] for row in others if precision in row.only_here), None)
+
+
+def inspect_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: Any = None) -> Gpus:
+    """The GPUs of all kinds that this machine has; driver and versions are those of the first kind found.
+
+    Args:
+        environ: with the variables that limit which of them are visible.
+        root: where `dev`, `proc` and `sys` are.
+        binding: stands in for the drivers' own bindings.
+    """
+    found = [(row.name, row.inspect(environ, root, binding)) for row in gpu_kinds()]
+    merged = next((each for _, each in found if each != Gpus()), Gpus())
+    return replace(merged, gpus=tuple(replace(gpu, kind=kind) for kind, each in found for gpu in each.gpus))
+
+
+def gpu_device(gpu: Gpu) -> str:
+    """`cuda:0`, as a job file names the GPU."""
+    return ACCELERATORS[gpu.kind].device(gpu.index)
+
+
+def recorded_names(host: Mapping[str, Any]) -> dict[str, str | None]:
+    """The driver's name of each GPU in a `host.json`, by device. Older records know one kind only."""
+    gpus = host.get("gpus") or ()
+    return {f"{gpu.get('kind', CUDA.name)}:{gpu.get('index')}": gpu.get("name") for gpu in gpus}
+
+
+def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:
+    """The peak of a GPU by the driver's name for it, in FLOP/s; `None` where it isn't known."""
+    peaks = [peak for row in ACCELERATORS.values() for peak in row.peaks]
+    rate = peak_tflop_per_s(peaks, gpu_name, precision)
+    return None if rate is None else rate * TERA
+
+
+def total_peak_flop_per_s(gpu_names: Sequence[str | None], precision: str) -> float | None:
+    """The peak of several GPUs together; `None` where one of them isn't known, or there is none."""
+    peaks = [peak_flop_per_s(name, precision) if name else None for name in gpu_names]
+    known = [peak for peak in peaks if peak is not None]
+    return sum(known) if known and len(known) == len(peaks) else None

@@ -1,1 +1,0 @@
-"""The report as one HTML file, from the same pages as the tab."""
