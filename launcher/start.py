@@ -1,7 +1,6 @@
 """Starts a job: on this machine alone, or as one of several nodes."""
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError
@@ -52,8 +51,3 @@ def run_job(
     ready = prepare(job, inspect_machine(), pools.get({}))
     pools.keep_only(ready.envs)
     return carry_out(ready, pools, output)
-
-
-def invocation_of(job: Path | None, overrides: Sequence[str]) -> Invocation | None:
-    """The command line's job; `None` where it names none."""
-    return None if job is None else Invocation(job, tuple(overrides))

@@ -22,7 +22,7 @@ from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pools import WorkerPools
 from gpurun.launcher.processes.signals import forwarded
 from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
-from gpurun.launcher.run.progress import Progress
+from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import write_bytes
 
 _LAST_WORDS_S = 0.5

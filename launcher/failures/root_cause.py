@@ -15,7 +15,7 @@ from gpurun.launcher.inspect.frames import is_users
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error
 from gpurun.launcher.logs.lines import NOISE
 from gpurun.launcher.machine.limits import remedy
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
 
 _ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)

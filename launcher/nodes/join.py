@@ -16,8 +16,7 @@ from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import Place, find_place, is_loopback, is_own
 from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts
 from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256, shared_address
-from gpurun.launcher.nodes.link_options import LinkOptions
-from gpurun.launcher.nodes.messages import End, Hello, Welcome
+from gpurun.launcher.nodes.messages import End, Hello, LinkOptions, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of

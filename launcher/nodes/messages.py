@@ -11,6 +11,29 @@ from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.protocol import StartRequest
 
+PULSE_S = 0.1
+"""Between two heartbeats, and the longest that a message lies in its mailbox."""
+
+
+class LinkOptions(msgspec.Struct, frozen=True):
+    """Everything that `gpurun.launcher.worker.entry.node_link` needs; its one argument, as JSON."""
+
+    parent: int
+    """Process that it dies with."""
+    rank: int
+    """Node rank; node 0 has the store."""
+    host: str
+    """The rendezvous host as the user calls it."""
+    address: str
+    """Its IP address."""
+    port: int
+    listen: str
+    """Address that node 0 listens on; empty: all of them."""
+    own_host: str
+    own_address: str
+    run_id: str
+    join_timeout_s: float
+
 
 class Send(msgspec.Struct, frozen=True, tag=True):
     """Put a message into a node's mailbox; its number there orders it among all nodes' messages."""

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -10,6 +11,27 @@ SERVICE_RANK = -1
 
 WORKER_ENTRY = "gpurun.launcher.worker.entry.main:main"
 """What a workload's rank runs."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank's process ended."""
+
+    rank: int
+    pid: int
+    returncode: int
+    """Exit code, or minus the signal's number."""
+    time_ns: int
+    """`time.time_ns()` when it was reaped; comparable on one host only."""
+    signals_sent: tuple[int, ...] = ()
+    """Signals that the command itself had sent it."""
+    oom_killed: bool = False
+    """The kernel ended it because memory ran out."""
+
+    @property
+    def stopped(self) -> bool:
+        """It ended by a signal of ours."""
+        return -self.returncode in self.signals_sent
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):

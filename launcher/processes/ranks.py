@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.processes.exits import Exit
-from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 
 
 class Ranks(Protocol):

@@ -12,7 +12,7 @@ from gpurun.launcher.errors import Interrupted, ParamsError
 from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pause_s
 from gpurun.launcher.failures.root_cause import Failure, root_cause
 from gpurun.launcher.inspect.hang_diagnosis import Hang
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, located
 from gpurun.launcher.rundir.records import FailureRecord
 

@@ -1,6 +1,7 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,7 @@ from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, SpecError
-from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
@@ -24,19 +24,20 @@ from gpurun.launcher.processes.ranks import Pools
 from gpurun.launcher.processes.signals import forwarded
 from gpurun.launcher.report.tensorboard.writer import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.run.largest_batch import find_max_batch, wants_max, with_batch
+from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import (
     Invocation,
     find_run,
     open_run,
     resume_run,
 )
-from gpurun.launcher.run.progress import Progress, Status
+from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.units import plural
 
 LATEST = Path("latest")
 
@@ -227,3 +228,39 @@ class Tracker:
         if launches_done >= PACE_FROM_LAUNCHES:
             return left * elapsed_s / launches_done
         return self.estimate_s - elapsed_s if elapsed_s < self.estimate_s else None
+
+
+_HELD = re.compile(r"the devices can hold .*= (?P<samples>\d+) samples?, not")
+"""Words of `balance/solve.py`."""
+_MEASURED = ("ok", "unsteady")
+
+
+def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:
+    """Why the command doesn't end with 0, though the results stand; `None`: it does.
+
+    A variant that runs out of memory is a result where another one was measured: it does not fit. Where none
+    was, nothing has been done that a script or a batch system could go on from.
+
+    Args:
+        comparison: what was measured.
+        mistake: one in the job that was found on the way; where no variant was without it, it is the outcome.
+    """
+    variants = comparison.variants
+    if mistake and not any(v.step_ms or v.probe for v in variants):
+        return mistake
+    lost = [v.id for v in variants if v.status in ("failed", "timeout")]
+    if lost:
+        return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
+    too_large = [v.id for v in variants if v.status == "oom"]
+    if too_large and not any(v.status in _MEASURED for v in variants):
+        hint = _what_fits([v.reason or "" for v in variants if v.status == "oom"])
+        return VariantError(f"nothing could be measured; out of memory: {', '.join(too_large)}\n    {hint}")
+    return None
+
+
+def _what_fits(reasons: Sequence[str]) -> str:
+    """The batch that devices were found to hold while a balanced split was looked for, or a smaller one."""
+    held = [int(found["samples"]) for reason in reasons if (found := _HELD.search(reason))]
+    if not held:
+        return "set a smaller `global_batch`, or cut it into micro-batches: `accumulate`"
+    return f"the devices could hold {min(held)} samples: set `global_batch: {min(held)}` or less"

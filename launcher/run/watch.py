@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import Event
 
 LAST_WORDS_S = 0.5

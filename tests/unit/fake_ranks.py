@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.processes.exits import Exit
-from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.processes.ranks import Ranks
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord

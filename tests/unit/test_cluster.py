@@ -20,9 +20,8 @@ from gpurun.launcher.machine.network import find_place, resolve
 from gpurun.launcher.nodes.exit_order import Timeline
 from gpurun.launcher.nodes.follower import Places
 from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256
-from gpurun.launcher.nodes.link_options import LinkOptions
-from gpurun.launcher.nodes.messages import Chunk, Hello, RankExit, decode, encode
-from gpurun.launcher.nodes.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
+from gpurun.launcher.nodes.messages import Chunk, Hello, LinkOptions, RankExit, decode, encode
+from gpurun.launcher.nodes.node_link import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu

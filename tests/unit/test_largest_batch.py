@@ -20,7 +20,7 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.largest import largest_batch
 from gpurun.launcher.processes.signals import interruptible
 from gpurun.launcher.report.terminal.curves import batch_curve_lines
-from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import largest_batch as fit

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.run.job import outcome_error
 from gpurun.launcher.rundir.records import VariantStatus
 
 COMPARISON = msgspec.json.decode(

@@ -11,7 +11,7 @@ from gpurun.launcher.errors import GpurunError, Interrupted, MachineError, Nodes
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter

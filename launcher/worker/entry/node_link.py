@@ -23,14 +23,15 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.nodes.link_options import PULSE_S, LinkOptions
 from gpurun.launcher.nodes.messages import (
+    PULSE_S,
     Announce,
     Connected,
     ConnectionLost,
     Frames,
     Heartbeats,
     JoinRendezvous,
+    LinkOptions,
     LinkReport,
     LinkRequest,
     Mail,
