@@ -1,6 +1,5 @@
 """The command line: one table of commands. Only this package prints and exits."""
 
-import difflib
 import gc
 import sys
 from dataclasses import dataclass
@@ -72,6 +71,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
+            import difflib
+
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean `gpurun {near[0]}`?" if near else "`gpurun --help` lists the commands"
             raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
