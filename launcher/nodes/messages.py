@@ -1,7 +1,5 @@
 """What is said on a job of several nodes: between a node's command and its link, and from node to node."""
 
-import socket
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +14,7 @@ PULSE_S = 0.1
 
 
 class LinkOptions(msgspec.Struct, frozen=True):
-    """Everything that `gpurun.launcher.worker.entry.node_link` needs; its one argument, as JSON."""
+    """Everything that `gpurun.launcher.worker.entry.store_link` needs; its one argument, as JSON."""
 
     parent: int
     """Process that it dies with."""
@@ -247,10 +245,7 @@ Message = (
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_requests = msgspec.msgpack.Decoder(LinkRequest)
-_reports = msgspec.msgpack.Decoder(LinkReport)
 _ends = msgspec.msgpack.Decoder(End)
-_LENGTH = struct.Struct(">I")
 
 
 def encode(message: Message | End) -> bytes:
@@ -269,42 +264,3 @@ def decode(payload: bytes) -> Message:
 def decode_end(payload: bytes) -> End:
     """Likewise, for an announcement."""
     return _ends.decode(payload)
-
-
-class Frames:
-    """A stream socket as a sequence of requests and reports."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self.stream = stream
-        self._rest = bytearray()
-
-    def send(self, message: LinkRequest | LinkReport) -> None:
-        content = _encoder.encode(message)
-        self.stream.sendall(_LENGTH.pack(len(content)) + content)
-
-    def requests(self) -> list[LinkRequest] | None:
-        """The next requests; blocks until something is there. `None` at the end of the stream."""
-        frames = self._read()
-        return None if frames is None else [_requests.decode(frame) for frame in frames]
-
-    def reports(self) -> list[LinkReport] | None:
-        """The next reports, likewise."""
-        frames = self._read()
-        return None if frames is None else [_reports.decode(frame) for frame in frames]
-
-    def _read(self) -> list[bytes] | None:
-        try:
-            part = self.stream.recv(1 << 20)
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        self._rest += part
-        frames = []
-        while len(self._rest) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._rest)
-            if len(self._rest) < _LENGTH.size + length:
-                break
-            frames.append(bytes(self._rest[_LENGTH.size : _LENGTH.size + length]))
-            del self._rest[: _LENGTH.size + length]
-        return frames

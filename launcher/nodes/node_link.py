@@ -1,9 +1,6 @@
 """The handle of the command on its link to the other nodes: nothing here ever blocks."""
 
 import contextlib
-import os
-import select
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +14,6 @@ from gpurun.launcher.nodes.messages import (
     Connected,
     ConnectionLost,
     End,
-    Frames,
     Heartbeats,
     JoinRendezvous,
     LinkOptions,
@@ -32,6 +28,7 @@ from gpurun.launcher.nodes.messages import (
     decode,
     encode,
 )
+from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import Guard, python_argv
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -108,17 +105,11 @@ class NodeLink:
         self._clock = clock
         self._silence = Silence(options.rank, clock())
         self._mails: list[Message] = []
-        self._stderr = os.memfd_create("gpurun-link-stderr")
-        ours, theirs = socket.socketpair()
-        argv = python_argv("gpurun.launcher.worker.entry.node_link", msgspec.json.encode(options).decode())
-        with theirs:
-            try:
-                guard.spawn(argv, {"OPENBLAS_NUM_THREADS": "1"}, theirs, self._stderr)
-            except MachineError:
-                ours.close()
-                os.close(self._stderr)
-                raise
-        self._frames = Frames(ours)
+        argv = python_argv("gpurun.launcher.worker.entry.store_link", msgspec.json.encode(options).decode())
+        self._process: ServingProcess[LinkRequest, LinkReport] = ServingProcess(
+            guard, argv, {"OPENBLAS_NUM_THREADS": "1"}, LinkReport
+        )
+        self._is_open = True
 
     def send(self, to: int, message: Message) -> None:
         """Puts a message into a node's mailbox, also into this node's own."""
@@ -187,33 +178,32 @@ class NodeLink:
 
     def close(self) -> None:
         """Lets the link pass on what it has been given, and ends it."""
-        if self._stderr < 0:
+        if not self._is_open:
             return
+        self._is_open = False
+        channel = self._process.channel
         linger_s = LOST_LINGER_S if self._lost_one else LINGER_S
         # A link without its node 0 hangs in a call that may never return: it ends with the command.
         limit_s = 0.0 if self._lost_one and self.rank > 0 else linger_s + _QUIT_S
         with contextlib.suppress(OSError):
-            self._frames.send(Quit(linger_s))
+            channel.send(Quit(linger_s))
             deadline = self._clock() + limit_s
             while (left_s := deadline - self._clock()) > 0:
-                ready = select.select([self._frames.stream], [], [], left_s)[0]
-                if not ready or self._frames.reports() is None:
+                if not channel.has_news(left_s) or channel.receive() is None:
                     break
-        self._frames.stream.close()
-        os.close(self._stderr)
-        self._stderr = -1
+        self._process.close()
 
     def _request(self, request: LinkRequest) -> None:
         try:
-            self._frames.send(request)
+            self._process.channel.send(request)
         except OSError:
             self._receive(0.0)  # It may have said why.
             self._lost(f"its link ended{self._last_words()}")
 
     def _receive(self, timeout_s: float) -> None:
         # Short looks: silence has to be noticed while nothing comes.
-        if select.select([self._frames.stream], [], [], min(timeout_s, 0.2))[0]:
-            reports = self._frames.reports()
+        if self._process.channel.has_news(min(timeout_s, 0.2)):
+            reports = self._process.channel.receive()
             if reports is None:
                 self._lost(f"its link ended{self._last_words()}")
             for report in reports:
@@ -259,6 +249,5 @@ class NodeLink:
         return self.hosts[rank] if rank < len(self.hosts) else "host not known"
 
     def _last_words(self) -> str:
-        os.lseek(self._stderr, 0, os.SEEK_SET)
-        lines = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
+        lines = self._process.last_words()
         return f"; its last words: {lines[-1]}" if lines else ""

@@ -1,10 +1,7 @@
 """The command's handle on the server that forks the ranks (`gpurun.launcher.worker.entry.zygote`)."""
 
 import contextlib
-import os
-import select
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +12,13 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.limits import start_problem
 from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
 from gpurun.launcher.machine.process_tree import kill_descendants, send_signal
+from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (
     SERVICE_RANK,
     Exit,
     Exited,
     ImportFailed,
-    Lines,
     Preload,
     Report,
     Request,
@@ -63,15 +60,13 @@ class WorkerPool:
         self._preload = tuple(preload)
         # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
         self._env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
-        self._stderr = os.memfd_create("gpurun-server-stderr")
         self._requested: set[int] = set()
         self._running: dict[int, int] = {}
         self._signals: tuple[int, ...] = ()
         self._forwarded: list[int] = []
         self._exits: list[Exit] = []
         self._oom_kills = oom_kills()
-        self._lines: Lines | None = None
-        self._server = 0
+        self._server: ServingProcess[Request, Report] | None = None
         self._start_server()
 
     def start(self, processes: Sequence[StartRequest]) -> None:
@@ -80,7 +75,7 @@ class WorkerPool:
         Raises:
             MachineError: the server or the supervisor is gone.
         """
-        if self._lines is None:
+        if self._server is None:
             self._start_server()
         self._signals = ()
         for process in processes:
@@ -93,7 +88,7 @@ class WorkerPool:
         Raises:
             MachineError: the server or the supervisor is gone.
         """
-        if self._lines is None:
+        if self._server is None:
             self._start_server()
         self._send(Preload(tuple(modules)))
 
@@ -140,13 +135,13 @@ class WorkerPool:
         """
         with contextlib.suppress(MachineError):
             self._ask_to_end(grace_s)
-        if self._lines is None:
+        if self._server is None:
             return
         if self._requested:
             self._drop_server()  # Still importing; it would fork them afterwards.
             return
         self._signals += (signal.SIGKILL,)
-        kill_descendants(self._server)
+        kill_descendants(self._server.pid)
         with contextlib.suppress(MachineError):
             self._await_reports(_REPORT_TIMEOUT_S)
 
@@ -154,9 +149,6 @@ class WorkerPool:
         """Stops all ranks at once, and the server."""
         self.stop(0.0)
         self._drop_server()
-        if self._stderr >= 0:
-            os.close(self._stderr)
-            self._stderr = -1
 
     def __enter__(self) -> Self:
         return self
@@ -167,26 +159,19 @@ class WorkerPool:
         self.close()
 
     def _start_server(self) -> None:
-        ours, theirs = socket.socketpair()
         argv = python_argv("gpurun.launcher.worker.entry.zygote", str(self._guard.supervisor))
-        with theirs:
-            try:
-                self._server = self._guard.spawn(argv, self._env, theirs, self._stderr)
-            except MachineError:
-                ours.close()
-                raise
-        self._lines = Lines(ours)
+        self._server = ServingProcess(self._guard, argv, self._env, Report)
         self._send(Preload(self._preload))
 
     def _drop_server(self) -> None:
         """Kills the server, and the ranks with it; the next `start` brings a new one."""
-        if self._lines is None:
+        if self._server is None:
             return
-        self._lines.stream.close()
-        self._lines = None
-        kill_descendants(self._server)
-        send_signal(self._server, signal.SIGKILL)
-        kill_descendants(self._server)
+        server, self._server = self._server, None
+        server.close()
+        kill_descendants(server.pid)
+        send_signal(server.pid, signal.SIGKILL)
+        kill_descendants(server.pid)
         self._requested.clear()
         self._running.clear()
 
@@ -204,20 +189,18 @@ class WorkerPool:
             self._receive(remaining_s)
 
     def _send(self, request: Request) -> None:
-        if self._lines is None:
+        if self._server is None:
             raise MachineError("the server that starts the ranks is not running")
         try:
-            self._lines.send(request)
+            self._server.channel.send(request)
         except OSError:
             self._server_ended()
 
     def _receive(self, timeout_s: float) -> bool:
         """Takes in what has come; whether anything had."""
-        if self._lines is None:
+        if self._server is None or not self._server.channel.has_news(timeout_s):
             return False
-        if not select.select([self._lines.stream], [], [], timeout_s)[0]:
-            return False
-        reports = self._lines.reports()
+        reports = self._server.channel.receive()
         if reports is None:
             self._server_ended()
             return False
@@ -267,13 +250,12 @@ class WorkerPool:
         Raises:
             MachineError: always.
         """
+        last_words = self._server.last_words() if self._server else []
         self._drop_server()
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
-        os.lseek(self._stderr, 0, os.SEEK_SET)
-        last_words = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
-        told = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""
+        shown = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""
         raise MachineError(
             "the server that starts the ranks was killed or crashed, and the ranks with it "
-            f"(out of memory? see the kernel's log){told}"
+            f"(out of memory? see the kernel's log){shown}"
         )

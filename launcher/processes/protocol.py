@@ -1,6 +1,5 @@
-"""What the command and the server that forks the ranks say to each other: lines of JSON on a socket."""
+"""What the command and the server that forks the ranks send each other, and how ranks end."""
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -100,38 +99,3 @@ class ImportFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = Started | StartFailed | Exited | ImportFailed
-
-_encoder = msgspec.json.Encoder()
-_requests = msgspec.json.Decoder(Request)
-_reports = msgspec.json.Decoder(Report)
-
-
-class Lines:
-    """A stream socket as a sequence of lines."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self.stream = stream
-        self._rest = b""
-
-    def send(self, message: Request | Report) -> None:
-        self.stream.sendall(_encoder.encode(message) + b"\n")
-
-    def requests(self) -> list[Request] | None:
-        """The next requests; blocks until something is there. `None` at the end of the stream."""
-        lines = self._read()
-        return None if lines is None else [_requests.decode(line) for line in lines]
-
-    def reports(self) -> list[Report] | None:
-        """The next reports, likewise."""
-        lines = self._read()
-        return None if lines is None else [_reports.decode(line) for line in lines]
-
-    def _read(self) -> list[bytes] | None:
-        try:
-            chunk = self.stream.recv(1 << 16)
-        except ConnectionError:
-            return None
-        if not chunk:
-            return None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return lines

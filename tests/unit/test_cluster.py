@@ -27,7 +27,7 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
 from gpurun.launcher.rundir.files import write_bytes
 from gpurun.launcher.rundir.records import FailureRecord
-from gpurun.launcher.worker.entry.node_link import await_listener
+from gpurun.launcher.worker.entry.store_link import await_listener
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
 FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
