@@ -18,7 +18,7 @@ _HEAD_START_STEPS = 2
 
 
 def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeout_s: float) -> Path:
-    """Asks for a trace of the next steps, and returns the folder of the traces once all are written.
+    """Asks for a trace of the next steps, and returns the directory of the traces once all are written.
 
     Args:
         ranks: ranks to record; `None`: all.

@@ -1,6 +1,6 @@
 """`gpurun stacks` of a job on several nodes: from another terminal, the command on node 0 asks them all.
 
-A request is a file beside the control blocks, and so is the answer: the folder belongs to the owner alone.
+A request is a file beside the control blocks, and so is the answer: the directory belongs to the owner alone.
 """
 
 import contextlib

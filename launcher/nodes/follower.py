@@ -43,7 +43,7 @@ _STEPS_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Places:
-    """Where node 0's folders are on this node."""
+    """Where node 0's directories are on this node."""
 
     run: Path
     """The shared run directory, or `scratch`."""
@@ -164,7 +164,7 @@ class Follower:
 
     @property
     def control(self) -> Path:
-        """Folder of this node's control blocks; where the run directory is shared, of all nodes'."""
+        """Directory of this node's control blocks; where the run directory is shared, of all nodes'."""
         return RunDir(self.places.run).control(self.name)
 
     def report_steps(self) -> None:

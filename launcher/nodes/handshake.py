@@ -34,7 +34,7 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
     if first.program_sha256 != other.program_sha256:
         return (
             f"the nodes have different programs: {program_of(first.job)} is not the same file on "
-            f"{_name(first)} and {_name(other)}\n    copy it, or use a shared folder"
+            f"{_name(first)} and {_name(other)}\n    copy it, or use a shared directory"
         )
     return None
 

@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 18
 WINDOW_CHUNKS = 8
 """As many may be on their way: no memory holds more of a file."""
 RESULTS = ("launches", "variants")
-"""Folders of a run directory that ranks write into."""
+"""Directories of a run directory that ranks write into."""
 OWN_COPIES = ("launch.json", "rendezvous")
 """What node 0 has given to every node."""
 APPENDED = (".jsonl", ".log")

@@ -52,7 +52,7 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     entry: str = WORKER_ENTRY
     """`module:function`, called with `args`."""
     control: str = ""
-    """Absolute path of the folder with the control blocks; empty: the rank has none."""
+    """Absolute path of the directory with the control blocks; empty: the rank has none."""
     cpus: tuple[int, ...] = ()
     """Hardware threads that it may run on; empty: all that the command may."""
 

@@ -66,14 +66,14 @@ class RunPaths:
         return self.launch(launch_id) / "facts.json"
 
     def control(self, launch_id: str) -> Path:
-        """Folder of what its ranks and the command share while they run; nobody else may look into it."""
+        """Directory of what its ranks and the command share while they run; nobody else may look into it."""
         return self.launch(launch_id) / "control"
 
     def capture_request(self, launch_id: str, number: int) -> Path:
         return self.control(launch_id) / f"capture{number}.json"
 
     def capture(self, launch_id: str, number: int) -> Path:
-        """Folder of the traces that `gpurun capture` has taken."""
+        """Directory of the traces that `gpurun capture` has taken."""
         return self.launch(launch_id) / "captures" / str(number)
 
     def root_cause(self, launch_id: str) -> Path:

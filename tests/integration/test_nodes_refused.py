@@ -19,7 +19,7 @@ def test_flags_without_nodes(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0")
     assert result.code == 2
-    assert "the flags about nodes need a job with several" in result.err
+    assert "need a job with several nodes" in result.err
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

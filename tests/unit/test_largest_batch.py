@@ -160,8 +160,8 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path)
 
 
 def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
-    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).too_late()
-    assert "within 120 s\n    so far there was room for 256 on cpu:0, 0 on cpu:1" in said
+    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text()
+    assert "within 120 s\n    so far these batches fit: 256 on cpu:0, 0 on cpu:1" in said
     assert "raise `timeout`, or name a batch in place of `max`" in said
 
 
