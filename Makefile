@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAINER := .venv-trainer
+NODE_MODULES := node_modules/.ready
+SITE := .venv-site
 
-.PHONY: help setup trainer demo test lint bench docs clean
+.PHONY: help setup trainer demo test lint bench docs pictures site clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -43,19 +45,38 @@ test: $(READY) $(TRAINER)/.ready ## Run all tests
 	@$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most
 
-lint: $(READY) ## ruff, ruff format, mypy --strict
+# Linter and type check of the tab's JavaScript. Node itself is a package of the virtual environment.
+$(NODE_MODULES): package.json package-lock.json $(READY)
+	@echo "setting up node_modules (once; some seconds)"
+	@$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+lint: $(READY) $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's modules ESLint, tsc
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/node node_modules/eslint/bin/eslint.js --max-warnings 0
+	$(BIN)/node node_modules/typescript/bin/tsc
 
 bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
 
-docs: $(READY) ## Write docs/job-file.md and docs/workloads.md anew from the schema and the workloads' source
-	$(BIN)/python -c "from pathlib import Path; from gpurun.launcher.jobfile.docs.reference import job_reference; \
-		from gpurun.launcher.jobfile.docs.catalogue import workload_reference; \
-		Path('docs/job-file.md').write_text(job_reference()); \
-		Path('docs/workloads.md').write_text(workload_reference())"
+docs: $(READY) ## Write anew what the pages take from the program: references, commands, reports of recorded runs
+	$(BIN)/python docs/make_pages.py
 
-clean: ## Remove the virtual environment and all caches (not runs/)
-	rm -rf $(VENV) $(TRAINER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+pictures: $(READY) ## Make docs/images/ from the recorded runs in docs/runs/ (needs Chromium)
+	$(BIN)/python docs/make_pictures.py
+
+# An environment of its own: the site needs neither torch nor gpurun.
+$(SITE)/.ready: docs/site/requirements.txt
+	@echo "setting up $(SITE) (once)"
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+site: $(SITE)/.ready ## Build build/site from the pages; fails on a dead link
+	$(SITE)/bin/sphinx-build -q -W --keep-going -E -c docs/site -d build/site-cache . build/site
+	@echo "build/site/index.html"
+
+clean: ## Remove the virtual environments, node_modules and all caches (not runs/)
+	rm -rf $(VENV) $(TRAINER) $(SITE) node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

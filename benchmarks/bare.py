@@ -37,6 +37,7 @@ def rank_main(costs: Sequence[Sequence[float]], split: Sequence[int]) -> None:
     workload = build(*([values[rank] for values in costs]))
     model = torch.nn.parallel.DistributedDataParallel(workload.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    assert workload.batch is not None
     inputs, targets = workload.batch(split[rank], torch.Generator().manual_seed(rank))
 
     def block_ms() -> float:

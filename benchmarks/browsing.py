@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import CDPSession, Page, sync_playwright
+from playwright.sync_api import CDPSession, Page, ViewportSize, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 TAB = "data/plugin_entry.html?name=gpurun#tab=timeline"
-SIZE = {"width": 1280, "height": 800}
+SIZE = ViewportSize(width=1280, height=800)
 MOVES = "f" + "w" * 16 + "d" * 6 + "a" * 6 + "s" * 8 + "d" * 6 + "w" * 8 + "f"
 """Keys of the timeline: all of it, closer, to both sides, out, on, closer, all of it again."""
 BYTES_PER_MB = 1e6

@@ -70,14 +70,21 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch.distributed as dist
 
     from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
-    from gpurun.launcher.worker.accelerators.clock import clock_for
-    from gpurun.launcher.worker.base.collection import no_garbage_collection
+    from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
+    from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
     from gpurun.launcher.worker.base.peers import Group
-    from gpurun.launcher.worker.profiling.on_request import Live
     from gpurun.launcher.worker.training.load import load_workload
     from gpurun.launcher.worker.training.timed_rounds import Bench
+    from gpurun.launcher.worker.training.traces import Live
     from gpurun.launcher.worker.training.trainer import Trainer
+    from gpurun.workloads.base import Workload
+
+    def built() -> Workload:
+        """What the worker would train, which here is no micro-benchmark."""
+        workload = load_workload(workload_name, params, out.parent)
+        assert isinstance(workload, Workload)
+        return workload
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -103,21 +110,23 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
         looks=((ROUNDS, 0.05),),
     )
     torch.manual_seed(0)
-    workload = load_workload(workload_name, params, out.parent)
+    workload = built()
     trainer = Trainer(workload, order, rank)
     cpu = torch.device("cpu")
     live = Live(order, rank, None)
-    bench = Bench(order, trainer, clock_for(cpu), Group(), Journal(order, rank), cpu, live)
+    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, live)
 
     torch.manual_seed(0)
-    bare = load_workload(workload_name, params, out.parent)
+    bare = built()
+    assert bare.batch is not None
+    draw_batch = bare.batch
     model = torch.nn.parallel.DistributedDataParallel(bare.model)
     make_optimizer = bare.optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
     optimizer = make_optimizer(model.parameters())
 
     def draw(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(step)
-        inputs, targets = bare.batch(GLOBAL_BATCH, generator)
+        inputs, targets = draw_batch(GLOBAL_BATCH, generator)
         return inputs[rank * half : (rank + 1) * half].clone(), targets[
             rank * half : (rank + 1) * half
         ].clone()

@@ -37,7 +37,7 @@ ZOOMS = (1, 10, 100, 1000, 10_000)
 PLACES = 9
 WIDTH_PX = 1280
 FIGURES = "figures.json"
-INDEXER = "timeline.child"
+INDEXER = "timeline.index.child"
 """In the command line of the process that makes an index."""
 
 

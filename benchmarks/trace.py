@@ -141,8 +141,9 @@ def run(program: str, python: str, code: tuple[str, str], path: Path) -> Result:
     started = time.perf_counter()
     imports, body = code
     command = [python, "-c", MEASURED.format(imports=imports, body=body), str(path)]
-    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-    done = subprocess.run(command, **streams, cwd=ROOT, text=True, check=False)
+    done = subprocess.run(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT, text=True, check=False
+    )
     wall_s = time.perf_counter() - started
     if done.returncode != 0:
         raise SystemExit(f"{program} failed on {path}:\n{done.stderr[-2000:]}")

@@ -56,7 +56,7 @@ def format_rate(per_second: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     """`1 device`, `2 devices`, `3 micro-batches`."""
-    ending = "es" if noun.endswith("tch") else "s"
+    ending = "es" if noun.endswith("ch") else "s"
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpurun.launcher.compare.difference import Differences, planned_looks
 from gpurun.launcher.compare.figures.measured import Measured, read_measured
-from gpurun.launcher.compare.figures.probes import probe_result, probe_summary
+from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.compare.figures.variant import (
@@ -21,17 +21,14 @@ from gpurun.launcher.compare.figures.variant import (
     scaling_efficiency,
     step_time,
 )
-from gpurun.launcher.compare.interference import disturbances, unranked
-from gpurun.launcher.compare.label import varied_texts
+from gpurun.launcher.compare.headline import conclude, is_one_task
+from gpurun.launcher.compare.interference import disturbances
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.compare.notes import findings, notes
-from gpurun.launcher.compare.ranking import Standings, standings
-from gpurun.launcher.compare.summary import summary, summary_without_steps
-from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.compare.notes import findings, notes, restart_notes
+from gpurun.launcher.compare.ranking import standings
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.units import plural
 
 SCHEMA = 1
 
@@ -54,6 +51,8 @@ def compare_run(run: RunDir) -> Comparison:
         differences = replace(differences, disturbed=True)
         results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
     ranking = standings(results, differences) if is_one_task(plan) else None
+    complete = all(is_complete(one, plan) for one in measured.values())
+    conclusion = conclude(plan, results, ranking, disturbed, complete)
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -64,10 +63,11 @@ def compare_run(run: RunDir) -> Comparison:
         noise=noise(measured[plan.baseline]),
         variants=results,
         fastest=ranking.leader.id if ranking and not disturbed else None,
-        summary=closing_sentence(plan, results, ranking, disturbed),
+        headline=conclusion.headline,
+        summary=conclusion.summary,
         notes=(*notes(plan, measured), *restart_notes(run)),
         restarts=len(run.read_restarts()),
-        complete=all(is_complete(one, plan) for one in measured.values()),
+        complete=complete,
         batch_curves=batch_curves(results),
         disturbed=disturbed,
     )
@@ -126,44 +126,6 @@ def variant_result(
         wall_s=median(measured.wall_s) if measured.wall_s else None,
         loss=facts.loss,
     )
-
-
-def is_one_task(plan: Plan) -> bool:
-    """Whether all variants do the same work, so that one of them can be the fastest."""
-    workloads = {variant.workload for variant in plan.variants}
-    return len(workloads) == 1 and not any(is_probe(name) for name in workloads)
-
-
-def closing_sentence(
-    plan: Plan, results: Sequence[VariantResult], ranking: Standings | None, disturbed: Sequence[str]
-) -> str:
-    """Which is fastest; or why that can't be said."""
-    if not is_one_task(plan):
-        return apart_summary(plan, results)
-    if ranking is None and (ran := [result for result in results if result.wall_s is not None]):
-        return summary_without_steps(ran)
-    return unranked(results, disturbed) if disturbed else summary(ranking, plan.baseline)
-
-
-def apart_summary(plan: Plan, results: Sequence[VariantResult]) -> str:
-    """The sentence under variants that are not compared with each other."""
-    if is_probe(plan.workload):
-        return probe_summary(plan.workload, {_place(result): result.probe for result in results})
-    workloads = list(dict.fromkeys(variant.workload for variant in plan.variants))
-    return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
-
-
-def _place(result: VariantResult) -> str:
-    """What tells a micro-benchmark's variants apart: `2 devices`, with what else varies."""
-    return " ".join((plural(len(result.devices), "device"), *varied_texts(result.varied)))
-
-
-def restart_notes(run: RunDir) -> tuple[str, ...]:
-    """That launches were started again, and after what."""
-    reasons = [restart.reason for restart in run.read_restarts()]
-    if not reasons:
-        return ()
-    return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.compare.summary import MORE_LAUNCHES
 from gpurun.launcher.stats.launches import welch_interval
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 

@@ -6,7 +6,7 @@ of one rank that wait for each other are part of its step: the replicas of `dp` 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 
 from gpurun.launcher.compare.label import variant_label
@@ -51,16 +51,6 @@ def disturbances(results: Sequence[VariantResult]) -> tuple[str, ...]:
     return tuple(
         reasons[0] for result in ranked if (reasons := disturbances_of(result, variant_label(result)))
     )
-
-
-def unranked(results: Iterable[VariantResult], reasons: Sequence[str]) -> str:
-    """What stands in place of a ranking: why there is none, and what to do about it."""
-    more = len(reasons) - MOST_NAMED
-    others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
-    told = f"{'; '.join(reasons[:MOST_NAMED])}{others}"
-    hot = any(rank.throttled for result in results for rank in result.ranks)
-    most = "" if hot else f" (at most {QUEUE_PERCENT:.0f} % would do)"
-    return f"These splits can't be ranked: {told}{most}. {COOL_DOWN if hot else LESS_AT_ONCE}"
 
 
 def disturbances_of(result: VariantResult, label: str = "") -> tuple[str, ...]:

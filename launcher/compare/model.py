@@ -270,9 +270,10 @@ class Comparison:
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
-    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is says
-    `summary`."""
+    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is, says
+    `headline`."""
     summary: str
+    """`headline`, and the sentences that go with it."""
     notes: tuple[str, ...]
     complete: bool
     """Whether all that was planned has been run."""
@@ -282,3 +283,15 @@ class Comparison:
     """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""
     restarts: int = 0
     """How often launches were started again after a failure."""
+    headline: str = ""
+    """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
+
+    @property
+    def answer(self) -> str:
+        """The headline; of an older run the whole summary."""
+        return self.headline or self.summary
+
+    @property
+    def details(self) -> str:
+        """What the summary goes on to say after the headline."""
+        return self.summary.removeprefix(self.answer).strip()

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from gpurun.launcher.compare.figures.measured import Measured
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
+from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Interval, RankFigures
-from gpurun.launcher.compare.summary import MORE_LAUNCHES
 from gpurun.launcher.jobfile.builtins import is_probe
 from gpurun.launcher.plan.model import LeftOut, Plan
+from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.stats.launches import MIN_PAIRS
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.units import format_ms, plural
 
 
 def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
@@ -27,6 +28,14 @@ def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     found += _few_launches(baseline, others)
     found += _other_batches(baseline, others)
     return tuple(found)
+
+
+def restart_notes(run: RunDir) -> tuple[str, ...]:
+    """That launches were started again, and after what."""
+    reasons = [restart.reason for restart in run.read_restarts()]
+    if not reasons:
+        return ()
+    return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
 def _left_out(combination: LeftOut) -> str:

@@ -91,8 +91,8 @@ class ClusterPool:
         self._local.preload(modules)
         self._send_all(self._others, PreloadModules(tuple(modules)))
 
-    def tell(self, text: str) -> None:
-        """Has the other nodes' users told it, too."""
+    def notify(self, text: str) -> None:
+        """Shows a message to the users of the other nodes as well."""
         self._send_all(self._others, LogText(text))
 
     def poll(self, timeout_s: float) -> list[Exit]:

@@ -14,7 +14,7 @@ MOST_SERVERS = 4
 WORKER = (
     "gpurun.launcher.worker.entry.main",
     "gpurun.launcher.worker.program.rank",
-    "gpurun.launcher.worker.entry.store",
+    "gpurun.launcher.worker.base.process_group",
 )
 """Imported once in the server as well: every rank begins with one of them."""
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.report.facts import fact_lines, warning_lines
 from gpurun.launcher.report.terminal.cells import number_text, uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
-from gpurun.launcher.report.terminal.footer import gradient_lines, noise_lines, warning_lines
 from gpurun.launcher.units import format_ms, format_rate
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -17,12 +17,11 @@ HEADER = ("variant", "step ms", "vs baseline", "samples/s", "efficiency", "statu
 
 def summary_markdown(comparison: Comparison) -> str:
     """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
-    noise = noise_lines(comparison.noise, comparison.ci_level)
-    facts = [*noise, *gradient_lines(comparison.variants), *comparison.notes]
     ranked, unranked = by_rank(comparison)
     rows = [_row(variant) for variant in (*ranked, *unranked)]
-    lines = [f"**{escape(comparison.summary)}**", "", *_table(rows), ""]
-    lines += [f"- {escape(line)}" for line in (*facts, *warning_lines(comparison.variants))]
+    answer = f"**{escape(comparison.answer)}** {escape(comparison.details)}".rstrip()
+    lines = [answer, "", *_table(rows), ""]
+    lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]
     found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
     return "\n".join([*lines, *_indented(found)])
 

@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, RoundTime
 
 PROGRAM_ENTRY = "gpurun.launcher.worker.program.rank:main"
-STORE_ENTRY = "gpurun.launcher.worker.entry.store:main"
+STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 
 @dataclass(frozen=True)

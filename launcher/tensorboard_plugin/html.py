@@ -30,6 +30,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_an
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"
 _OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '\./([a-z_]+\.js)';$")
+_DOC_COMMENT = re.compile(r"(?ms)^ */\*\*(?:(?!\*/).)*\*/\n")
 _START = "import { renderReport } from 'gpurun/report.js'; renderReport();"
 
 
@@ -70,8 +71,12 @@ def module_addresses(folder: Path) -> dict[str, str]:
     """Each module of the page by the name under which the others import it.
 
     A `data:` module has no place that `./x.js` could start from, so such imports become names of the map.
+    Types, which only `make lint` reads, are left out.
     """
-    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.js"))}
+    sources = {
+        path.name: _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.js"))
+    }
     renamed = {name: _OWN_IMPORT.sub(r"\1from 'gpurun/\2';", text) for name, text in sources.items()}
     return {f"gpurun/{name}": _address(text) for name, text in renamed.items() if name != "index.js"}
 

@@ -1,1 +1,9 @@
-"""The only part that imports torch. It runs in child processes and answers through the run directory."""
+"""The only part that imports torch. It runs in child processes and answers through the run directory.
+
+Its directories import each other in one order, from the bottom: `accelerators` (what depends on the kind of
+device), `meters`, `base` (what all ranks need), `strategies`, `profiling`, `training` (workloads), `bench`
+(micro-benchmarks), `program` (unchanged programs), `entry` (how the processes start).
+"""
+
+ORDER = ("accelerators", "meters", "base", "strategies", "profiling", "training", "bench", "program", "entry")
+"""From the bottom; a test reads every import."""

@@ -32,7 +32,7 @@ from tests.browser.sample_runs import (
 
 LIGHT = ["--disable-gpu", "--disable-extensions", "--disable-background-networking"]
 """A browser without what no test here looks at."""
-SAMPLES = {
+SAMPLES: dict[str, Callable[[Path], object]] = {
     "gpt": write_gpt_splits,
     "balanced": write_balanced,
     "batches": write_batches,

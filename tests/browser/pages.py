@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Locator, Page, Request, expect
@@ -73,7 +74,7 @@ def watched_page(
     browser: Browser, origin: str | None, *, dark: bool = False, width: int = 1280, height: int = 800
 ) -> Iterator[Watched]:
     """A fresh page whose console, errors and requests are held against it when the block is left."""
-    theme = "dark" if dark else "light"
+    theme: Literal["dark", "light"] = "dark" if dark else "light"
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
     try:
         watched = Watched(context.new_page(), origin)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
 from gpurun.launcher.compare.model import (
     Balanced,
     BatchCurve,
@@ -22,9 +23,12 @@ from gpurun.launcher.compare.model import (
     Noise,
     RankFigures,
     SplitCost,
+    Status,
     StepTime,
     VariantResult,
+    Verdict,
 )
+from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
@@ -65,9 +69,9 @@ def variant(
     half: float = 0.2,
     percent: float | None = None,
     percent_half: float = 0.8,
-    verdict: str = "slower",
+    verdict: Verdict = "slower",
     ranks: Sequence[RankFigures] = (),
-    status: str = "ok",
+    status: Status = "ok",
     reason: str | None = None,
     efficiency: float | None = None,
     varied: dict[str, str] | None = None,
@@ -90,24 +94,45 @@ def variant(
     )  # fmt: skip
 
 
+FASTEST = "Fastest: ddp 34/30, 4.9 % faster than the baseline ddp 32/32 (4.1 to 5.7)."
+"""Headline of the run `gpt`."""
+
+
+class ByMedian:
+    """Differences between any two variants as their medians show them, all of them sure."""
+
+    def __init__(self, variants: Sequence[VariantResult]) -> None:
+        self.variants = {one.id: one for one in variants}
+
+    def between(self, variant: str, other: str) -> Difference:
+        a, b = (time_per_sample(self.variants[one]) for one in (variant, other))
+        percent = 100 * (a / b - 1)
+        return Difference(percent, (percent - 0.8, percent + 0.8), "slower" if percent > 0 else "faster")
+
+    def share_launches(self, variant: str, other: str) -> bool:
+        return True
+
+
 def write_comparison(
     path: Path,
     name: str,
     variants: Sequence[VariantResult],
-    summary: str = "",
+    headline: str | None = None,
     batch_curves: Sequence[BatchCurve] = (),
 ) -> RunDir:
     """The run directory with what the reports read."""
     run = RunDir(path)
     measured = [one for one in variants if one.step_ms]
-    best = min(measured, key=lambda one: known(one.step_ms).median / one.global_batch, default=None)
+    best = min(measured, key=lambda one: known(one.step_ms).median / known(one.global_batch), default=None)
     base = next(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
+    ranking = standings(variants, ByMedian(variants))
+    conclusion = Conclusion(headline) if headline else ranking_conclusion(ranking, base.id)
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
-        summary=summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
+        headline=conclusion.headline, summary=conclusion.summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
     )  # fmt: skip
     write_json(run.comparison, comparison)
     write_json(run.host, HOST)
@@ -225,7 +250,7 @@ def write_batches(path: Path) -> RunDir:
         for batch, step_ms in STEPS_MS.items():
             found_ms = step_ms / (1 + (factor - 1) * batch / 1024)
             behind = 100 * (found_ms / batch) / (STEPS_MS[8] / 8) - 100 + percent
-            verdict = "inconclusive" if batch == 32 else "faster"
+            verdict: Verdict = "inconclusive" if batch == 32 else "faster"
             one = variant("ddp", (batch // 2, batch // 2), found_ms, verdict=verdict, devices=("cpu:0", "cpu:1"),
                           percent=None if (name, batch) == ("even", 8) else behind,
                           varied={"precision": "fp32", "global_batch": str(batch)})  # fmt: skip
@@ -243,12 +268,13 @@ def write_many(path: Path, count: int = 500) -> RunDir:
     for number in range(1, count):
         split = (16 + number % 9, 16 + number // 9 % 9, 16 + number // 81 % 9, 40 - number % 7)
         percent = -9.4 + 34 * random_number.betavariate(2, 4)
-        ended = {
+        ends: dict[int, tuple[Status, str]] = {
             0: ("oom", "cuda:0 had 139.8 of 140.0 GiB in use"),
             1: ("unsteady", "warm-up never settled"),
-        }.get(number % 60)
+        }
+        ended = ends.get(number % 60)
         step_ms = 31.8 * (1 + percent / 100)
-        verdict = "faster" if percent < -1.4 else "slower" if percent > 1.4 else "same"
+        verdict: Verdict = "faster" if percent < -1.4 else "slower" if percent > 1.4 else "same"
         parts = (
             0.85 * step_ms,
             0.1 * step_ms,
@@ -291,7 +317,7 @@ def write_hostile(path: Path) -> RunDir:
         "ddp", (32, 32), 60.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
     )
     second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
-    run = write_comparison(path, MARKUP, [first, second], summary=MARKUP)
+    run = write_comparison(path, MARKUP, [first, second], headline=MARKUP)
     write_traces(run.variant(first.id), [40.0], num_steps=2, kernels_per_step=8)
     trace = run.trace(first.id, 0)
     text = gzip.decompress(trace.read_bytes()).decode().replace("aten::addmm", MARKUP)
@@ -314,7 +340,7 @@ def write_broken(path: Path) -> RunDir:
         variant("ddp", (32, 32), 50.0, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]),
         variant("ddp", (40, 24), 52.0, percent=4.0, ranks=[rank_figures(0, 40, (42, 5, 1, 1, 1, 2))]),
     ]
-    run = write_comparison(path, "broken", variants, summary="Fastest: ddp 32/32; ddp 40/24 is 4 % slower.")
+    run = write_comparison(path, "broken", variants)
     for one in variants:
         write_traces(run.variant(one.id), [40.0], num_steps=2, kernels_per_step=40)
     trace = run.trace(variants[1].id, 0)

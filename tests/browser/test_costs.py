@@ -102,14 +102,10 @@ def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width:
 
 def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTab) -> None:
     tab = open_tab("batches")
-    assert "less time per sample than ddp 4/4 precision=fp32 global_batch=8" in tab.title()
+    assert "less time per sample than the baseline ddp 4/4 precision=fp32 global_batch=8" in tab.title()
     expect(tab.find("th.c-forest")).to_have_text(
         "time per sample against ddp 4/4 precision=fp32 global_batch=8, %"
     )
-    said = tab.find(".sub").inner_text()
-    assert "ms a step" not in said
-    assert re.search(r"5.329 samples/s against the baseline’s 530", said)
-    assert "Global batches differ, so variants are compared by their time per sample." in said
     expect(tab.find(".axis-row .note")).to_contain_text("Differences are of the time per sample")
 
 
@@ -131,4 +127,3 @@ def test_a_run_without_either_shows_nothing_of_it(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     expect(tab.find(".costs, .batches")).to_have_count(0)
     expect(tab.find("th.c-forest")).to_have_text("step time against ddp 32/32, %")
-    expect(tab.find(".sub")).to_contain_text("48.2 ms a step against 50.7")

@@ -12,7 +12,7 @@ from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import VIEWS, Tab, watched_page
-from tests.browser.sample_runs import advance, write_steps
+from tests.browser.sample_runs import FASTEST, advance, write_steps
 
 LOOKS = [(1280, False), (1280, True), (768, True)]
 
@@ -31,7 +31,7 @@ def test_every_view_opens_by_a_click(open_tab: OpenTab, width: int, dark: bool) 
 
 def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
-    assert tab.title() == "ddp 34/30 is 4.9 % faster than ddp 32/32."
+    assert tab.title() == FASTEST
     rows = tab.find(".splits tbody tr")
     first = rows.nth(0)
     assert first.get_attribute("data-variant") == "ddp-2-34-30"
@@ -95,7 +95,7 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
 
 def test_one_variant_is_not_ranked(open_tab: OpenTab) -> None:
     tab = open_tab("one")
-    assert tab.title() == "ddp 32/32 takes 50.7 ± 0.2 ms a step."
+    assert tab.title() == "Fastest: ddp 32/32, 50.7 ms per step; no other variant was measured."
     expect(tab.find("pre")).to_contain_text("compare:")
     tab.watched.shoot("one-variant")
 
@@ -267,7 +267,26 @@ def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> No
     write_json(run.running, replace(killed, start_ticks=1))
     expect(tab.find(".problems")).to_contain_text("This run stopped before it was done")
     tab.go("splits")
-    expect(tab.find("h1")).to_have_text("Nothing was measured to the end.")
+    expect(tab.find("h1")).to_have_text("No variant was measured completely.")
+
+
+def test_ranks_of_unknown_batch_are_shown_without_one(open_tab: OpenTab) -> None:
+    """A program's batches are its own matter: its ranks have none in the comparison."""
+
+    def without_batches(route: Route) -> None:
+        answer = route.fetch().json()
+        for variant in answer["comparison"]["variants"]:
+            for rank in variant["ranks"]:
+                rank["local_batch"] = None
+        route.fulfill(json=answer)
+
+    page = open_tab("gpt").page
+    page.route("**/run?*", without_batches)
+    tab = open_tab("gpt", tab="devices")
+    expect(tab.find(".devices tbody td:first-child p").first).to_have_text("rank 0")
+    tab.go("where")
+    expect(tab.find(".who").first).to_have_text(re.compile(r"^rank \d \u00b7 cuda:\d$"))
+    page.unroute("**/run?*")
 
 
 def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Download, Route, expect
 
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import Tab
@@ -13,7 +13,7 @@ LABEL_X, PLOT_X = 70, 500
 
 
 def timeline(open_tab: OpenTab, **more: object) -> Tab:
-    tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)  # type: ignore[arg-type]
+    tab = open_tab("gpt", tab="timeline", variant="ddp-2-40-24", **more)
     tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
     return tab
 
@@ -49,9 +49,9 @@ def test_wheel_and_keys_zoom_and_pan(open_tab: OpenTab) -> None:
     lanes.hover(position={"x": PLOT_X, "y": 40})
     tab.page.mouse.wheel(0, -500)
     tab.await_state("from", None)
-    zoomed = span_ns(tab)
+    zoomed, before = span_ns(tab), tab.state()["from"]
     tab.page.keyboard.press("w")
-    tab.page.wait_for_function("before => !location.hash.includes(before)", arg=tab.state()["from"])
+    tab.page.wait_for_function("before => !location.hash.includes(before)", arg=before)
     assert span_ns(tab) < zoomed
     at = int(tab.state()["from"])
     tab.page.keyboard.press("d")
@@ -226,3 +226,20 @@ def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:
         tab.find("[data-action=download]").click()
     assert download.value.suggested_filename.endswith(".json.gz")
     assert download.value.path().stat().st_size > 1000
+
+
+def test_traces_that_broke_meanwhile_are_no_download(open_tab: OpenTab) -> None:
+    tab = timeline(open_tab)
+    broken = {"state": "broken", "problems": [{"file": "rank0.json", "byte": 7, "message": "ends early"}]}
+    tab.page.route("**/trace/merged?*", lambda route: route.fulfill(json=broken))
+    downloads: list[Download] = []
+
+    def note(download: Download) -> None:
+        downloads.append(download)
+
+    tab.page.on("download", note)
+    tab.find("[data-action=download]").click()
+    expect(tab.find(".controls")).to_contain_text("rank0.json ends early")
+    assert not downloads
+    tab.page.remove_listener("download", note)
+    tab.page.unroute("**/trace/merged?*")

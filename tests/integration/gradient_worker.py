@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn import functional as F
 
 from gpurun import Workload
@@ -217,7 +218,7 @@ def main(rank: int, folder: Path) -> None:
     for world in (2, 3, 4):
         if rank >= world:
             continue
-        store = dist.FileStore(str(folder / f"store{world}"), world)
+        store = FileStore(str(folder / f"store{world}"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         results |= gradient_errors("ddp", world, rank) | weights_after_steps("ddp", world, rank)
         if world == 2:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -86,7 +87,7 @@ CASES = [(over, kind) for over in OVER for kind in ("map-style", "iterable")]
 
 
 def main(rank: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), 2)
+    store = FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     found = {f"{over} {kind}": trained(lines(over, kind), over, kind) for over, kind in CASES}
     torch.save(found, folder / f"{rank}.pt")

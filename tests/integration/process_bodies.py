@@ -110,8 +110,9 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
+    from gpurun.launcher.worker.base.exit import finish
     from gpurun.launcher.worker.base.failure import record_failure
-    from gpurun.launcher.worker.base.process_group import close_group, finish, init_group
+    from gpurun.launcher.worker.base.process_group import close_group, init_group
 
     order, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 IMPORTED_AS = __name__
 
 
-class Squares(torch.utils.data.Dataset):
+class Squares(torch.utils.data.Dataset[torch.Tensor]):
     """Pickled by name, so that a spawned worker must find this file again."""
 
     def __len__(self) -> int:
@@ -88,8 +88,9 @@ def ending(args: argparse.Namespace) -> None:
     assert sys.path[0] == str(Path(__file__).parent)
     assert sys.modules["__main__"].ddp is ddp
     assert sys.modules["__main__"].__spec__ is None
-    sys.open_file = open(folder / f"open{rank}", "w")  # noqa: SIM115 - left open for good
-    sys.open_file.write("kept")
+    left_open = open(folder / f"open{rank}", "w")  # noqa: SIM115 - left open for good
+    left_open.write("kept")
+    vars(sys)["left_open"] = left_open
     atexit.register(lambda: (folder / f"atexit{rank}").write_text("called"))
     threading.Timer(0.2, lambda: (folder / f"thread{rank}").write_text("waited for")).start()
     sys.exit()

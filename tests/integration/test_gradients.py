@@ -16,6 +16,7 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration import gradient_worker as worker
 from tests.integration.ranks import run_ranks
+from tests.known import known
 
 NUM_PROCESSES = 4
 
@@ -128,12 +129,13 @@ def test_dropout_is_named() -> None:
 
 
 def test_batch_norm_always_carries_a_warning() -> None:
-    model = perceptron(nn.BatchNorm1d(32))
-    running = model[1].running_mean.clone()  # type: ignore[index,union-attr,operator]
+    norm = nn.BatchNorm1d(32)
+    model = perceptron(norm)
+    before = known(norm.running_mean).clone()
     always, large = check(model)["warnings"]
     assert "BatchNorm" in always
     assert "likely reason: BatchNorm" in large
-    assert torch.equal(model[1].running_mean, running.double())  # type: ignore[index,arg-type]
+    assert torch.equal(known(norm.running_mean), before.double())
     model.eval()
     (frozen,) = check(model)["warnings"]
     assert "BatchNorm" in frozen

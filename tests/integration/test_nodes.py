@@ -107,7 +107,7 @@ def prepare(hosts: Hosts, body: str) -> None:
 def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) -> None:
     prepare(hosts, PICKY)
     with hosts.slowed(mbit_per_s=5, latency_ms=400):
-        clocks = ({}, clock_ahead(tmp_path))
+        clocks: tuple[dict[str, str], dict[str, str]] = ({}, clock_ahead(tmp_path))
         nodes = ended(hosts.start_both("job.yaml", "--out", "run", env=clocks))
     run = hosts.folders[0] / "run"
     for node in nodes:

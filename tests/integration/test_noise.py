@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.worker.meters.run_queue import waited_ns
+from gpurun.launcher.worker.meters.cpu_time import waited_ns
 from tests.integration.command import gpurun, write
 
 pytestmark = pytest.mark.alone
@@ -21,8 +21,8 @@ CORE = min(os.sched_getaffinity(0))
 TWO_THREADS = f"""
 import hashlib, json, os, threading, time
 os.sched_setaffinity(0, {{{CORE}}})
-from gpurun.launcher.worker.meters.other_processes import others_ns
-from gpurun.launcher.worker.meters.run_queue import note_end, waited_ns
+from gpurun.launcher.worker.meters.cpu_time import others_ns
+from gpurun.launcher.worker.meters.cpu_time import note_end, waited_ns
 
 def work():
     hashlib.pbkdf2_hmac("sha256", b"", b"", 800_000)  # without the GIL

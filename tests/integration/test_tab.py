@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
+from gpurun.launcher.tensorboard_plugin.timeline.indexing import BODY
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.unit.trace_files import kernel, launch, rank_info, step, write
 
@@ -79,7 +81,7 @@ def url(logdir: Path) -> Iterator[str]:
         yield server.url
 
 
-def fetch(url: str, route: str, **parameters: Any) -> tuple[int, bytes, http.client.HTTPMessage]:
+def fetch(url: str, route: str, **parameters: Any) -> tuple[int, bytes, Message]:
     query = urllib.parse.urlencode(parameters, doseq=True)
     try:
         with urllib.request.urlopen(f"{url}data/plugin/gpurun/{route}?{query}", timeout=60) as answer:
@@ -297,7 +299,7 @@ def test_an_index_that_is_being_made_ends_with_its_server(tmp_path: Path) -> Non
         _, body, _ = fetch(url, "timeline/meta", run=".", variant="traces")
         assert json.loads(body)["state"] == "indexing"
         server = psutil.Process(int(pid))
-        while not any("timeline.child" in " ".join(each.cmdline()) for each in server.children()):
+        while not any(BODY in each.cmdline() for each in server.children()):
             assert server.is_running()
         family = [server, *server.children(recursive=True)]
         os.kill(server.pid, signal.SIGKILL)

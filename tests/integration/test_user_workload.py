@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from gpurun.launcher.worker.base.user_error import UserError
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
+from gpurun.workloads.base import Workload
 from tests.known import known
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model.py"
@@ -54,19 +55,24 @@ def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] 
     )  # fmt: skip
 
 
+def built(name: str, params: dict[str, Any], folder: Path) -> Workload:
+    """What `name` builds, where that is no micro-benchmark."""
+    return cast(Workload, load_workload(name, params, folder))
+
+
 def start(
     source: str, folder: Path, name: str = "train.py:build", device: str = "cpu", **params: Any
 ) -> None:
     """Everything that a worker does before it measures, and one step."""
     (folder / "train.py").write_text(source)
     launch = order(device=device)
-    trainer = Trainer(load_workload(name, params, folder), launch, 0)
+    trainer = Trainer(built(name, params, folder), launch, 0)
     trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
 
 
 def test_the_example_trains(tmp_path: Path) -> None:
     launch = order("dp", split=(5, 3))
-    trainer = Trainer(load_workload("own_model.py:build", {"width": 8}, EXAMPLE.parent), launch, 0)
+    trainer = Trainer(built("own_model.py:build", {"width": 8}, EXAMPLE.parent), launch, 0)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
     assert not any(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
@@ -92,7 +98,7 @@ def test_a_full_module_name_works(tmp_path: Path) -> None:
     package = tmp_path / "their_package"
     package.mkdir()
     (package / "models.py").write_text(GOOD)
-    assert load_workload("their_package.models:build", {}, tmp_path).reduction == "mean"
+    assert built("their_package.models:build", {}, tmp_path).reduction == "mean"
 
 
 MADE = """
@@ -244,7 +250,7 @@ def test_a_device_that_is_too_small_for_anything_is_told(error: str, words: str,
 )
 def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GOOD.replace(old, new))
-    warning = Trainer(load_workload("train.py:build", {}, tmp_path), order(), 0).batch_warning
+    warning = Trainer(built("train.py:build", {}, tmp_path), order(), 0).batch_warning
     if warns:
         assert warning is not None
         assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) gives other samples")
@@ -275,7 +281,7 @@ def test_a_dataset_that_is_too_small_is_told_of_the_global_batch(tmp_path: Path)
 def test_a_folder_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_path: Path) -> None:
     for number in range(3):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-    workload = load_workload("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
+    workload = built("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
     with pytest.raises(
         ParamsError, match=r"^a global batch takes 8 images, but only 3 can be used: `images`"
     ):
@@ -287,7 +293,7 @@ def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: P
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     params = {"images": str(tmp_path), "max_images": 1, "num_workers": 0}
     variants = (VariantConfig("large", (2,), 1), VariantConfig("small", (1,), 1))
-    trainer = Trainer(load_workload("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
+    trainer = Trainer(built("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
     trainer.prepare(variants[1], 0)
     with pytest.raises(ParamsError, match="takes 2 images, but only 1 can"):
         trainer.prepare(variants[0], 0)

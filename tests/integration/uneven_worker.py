@@ -3,12 +3,15 @@
 The weights after every step go to FOLDER/RANK.pt, by case.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -66,15 +69,15 @@ def iterable(
         yield from DataLoader(UnevenStream(Stream(), split, rank), batch_size=None, num_workers=workers)
 
 
-CASES = {
+CASES: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "map-style": map_style,
     "iterable": iterable,
-    "iterable, 2 workers": lambda *a: iterable(*a, workers=2),
+    "iterable, 2 workers": partial(iterable, workers=2),
 }
 
 
 def main(rank: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), 2)
+    store = FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     found = {}
     for name, batches in CASES.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.rundir.files import read_json
-from gpurun.launcher.worker.entry.child import finish
+from gpurun.launcher.worker.base.exit import finish
 from tests.truth.plan import Session
 from tests.truth.rank import run_link, run_rank
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, PrefixStore
 from torch.nn import functional as F
 
 from gpurun import Workload
@@ -78,7 +79,8 @@ class Work(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ms: float) -> Tensor:
         ctx.ms = ms
-        return torch.ops.truth.work(x, ms * (1 - BACKWARD))
+        result: Tensor = torch.ops.truth.work(x, ms * (1 - BACKWARD))
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -164,12 +166,13 @@ class Link:
         self.session, self.rank, self.count = session, rank, 0
         port_file, size = Path(session.run_dir) / "link.port", session.world_size + 1
         self.store = (open_store if rank == session.world_size else join_store)(port_file, size)
-        self.group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self.store), rank, size, TIMEOUT)
+        self.group: Any = dist.ProcessGroupGloo(PrefixStore("gloo", self.store), rank, size, TIMEOUT)
 
     def all_reduce(self, tensor: Tensor) -> dist.Work:
         self.count += 1
         self.store.set(f"{self.count}/{self.rank}", str(time.monotonic_ns()))
-        return self.group.allreduce([tensor])
+        work: dist.Work = self.group.allreduce([tensor])
+        return work
 
     def delay(self, ms: float) -> float:
         """The link's part in one collective of the ranks: how long the last of them was in it, in ms."""
@@ -214,7 +217,7 @@ def run_rank(session: Session, rank: int) -> None:
 
 
 def hook(link: Link, now: Now) -> Any:
-    def reduce(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         tensor = bucket.buffer().div_(dist.get_world_size())
         if now.case.fault == "transfer":
             work = link.all_reduce(tensor)

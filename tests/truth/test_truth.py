@@ -57,7 +57,7 @@ def test_a_large_copy_to_a_gpu_has_its_true_size(tmp_path: Path) -> None:
 
 def copy_ms(large: torch.Tensor) -> float:
     """Median time of a copy on the GPU's own clock."""
-    times_ms = []
+    times_ms: list[float] = []
     for _ in range(GPU_STEPS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

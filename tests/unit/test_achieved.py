@@ -9,19 +9,21 @@ from torch import nn
 
 from gpurun.launcher.compare.figures.measured import Measured
 from gpurun.launcher.compare.figures.throughput import Throughput, throughput
+from gpurun.launcher.machine import nvml
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
 from gpurun.launcher.machine.gpus import EnergyMeter
 from gpurun.launcher.machine.peaks import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantFacts, VariantStatus
-from gpurun.launcher.worker.meters.energy import difference, meter_for
 from gpurun.launcher.worker.meters.flops import Counting
+from gpurun.launcher.worker.training.timed_rounds import energy_between_mj, meter_for
 
 
 def counted(work: Callable[[], torch.Tensor]) -> int | None:
     with Counting() as counting:
         work().sum().backward()
-    return counting.count.known_flops
+    flops: int | None = counting.count.known_flops
+    return flops
 
 
 def test_products_convolutions_attention_and_recurrence_are_counted() -> None:
@@ -124,20 +126,23 @@ def order(strategy: str, devices: tuple[str, ...]) -> LaunchConfig:
 
 def test_a_meter_reads_the_gpus_that_are_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "load_nvml", FakeNvml)
     both = order("dp", ("cuda:0", "cuda:1"))
-    assert meter_for(both, 0, FakeNvml()).read_mj() == 3000
-    assert meter_for(both, 0, FakeNvml(counts=False)).read_mj() is None
-    assert meter_for(order("ddp", ("cuda:0", "cuda:0")), 1, FakeNvml()).read_mj() == 1000
+    assert meter_for(both, 0).read_mj() == 3000
+    assert meter_for(order("ddp", ("cuda:0", "cuda:0")), 1).read_mj() == 1000
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
-    assert meter_for(order("single", ("cuda:0",)), 0, FakeNvml()).read_mj() == 2000
-    assert meter_for(order("single", ("cpu",)), 0, FakeNvml()).read_mj() is None
+    assert meter_for(order("single", ("cuda:0",)), 0).read_mj() == 2000
+    assert meter_for(order("single", ("cpu",)), 0).read_mj() is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(nvml, "load_nvml", lambda: FakeNvml(counts=False))
+    assert meter_for(both, 0).read_mj() is None
 
 
 def test_energy_needs_two_readings_that_grow() -> None:
     readings: list[int | None] = [5]
     assert EnergyMeter((readings.pop,)).read_mj() == 5
-    assert difference(1.0, 4.0) == 3.0
-    assert difference(None, 4.0) is difference(4.0, None) is difference(4.0, 1.0) is None
+    assert energy_between_mj(1.0, 4.0) == 3.0
+    assert energy_between_mj(None, 4.0) is energy_between_mj(4.0, None) is energy_between_mj(4.0, 1.0) is None
 
 
 def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> Measured:

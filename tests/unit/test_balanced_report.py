@@ -4,6 +4,7 @@ from typing import Any
 
 from gpurun.launcher.balance.calibrate import balance_of
 from gpurun.launcher.balance.curve import fit_curve
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import split_label
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
@@ -39,7 +40,7 @@ def compared(
         files.close(BALANCED)
     else:
         files.close(BALANCED, status="failed", reason="device 1 broke")
-    return hand_made.compare_run(files.run)
+    return compare_run(files.run)
 
 
 def test_without_a_cost_per_sample_no_split_is_in_proportion_to_speed(files: Any) -> None:

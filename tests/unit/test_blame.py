@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.restart import fails_everywhere, is_transient
 from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
@@ -179,12 +180,12 @@ def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files:
     )
     write_json(files.run.plan, hand_made.splits_plan())
     files.close(hand_made.EVEN, hand_made.UNEVEN, status="failed", reason=failure.reason)
-    lost = hand_made.compare_run(files.run)
+    lost = compare_run(files.run)
     outcome = outcome_error(lost, refused.value)
     assert outcome is refused.value
     assert outcome.exit_code == 2
     hand_made.write_splits(files)
-    measured = outcome_error(hand_made.compare_run(files.run), refused.value)
+    measured = outcome_error(compare_run(files.run), refused.value)
     assert measured is None  # others had params of their own
 
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.worker.accelerators.clock import STEP_END, CpuClock, CudaClock, StepTiming, step_timings
+from gpurun.launcher.worker.accelerators.clock import (
+    STEP_END,
+    EventClock,
+    HostClock,
+    StepTiming,
+    step_timings,
+)
 
 
 @dataclass
@@ -40,10 +46,13 @@ class FakeEvent:
         assert self.gpu.recorded_since_sync == 0, "read before the GPU was done"
         return end_event.at_ms - self.at_ms
 
+    def query(self) -> bool:
+        return self.gpu.recorded_since_sync == 0
+
 
 def test_cuda_clock_times_steps_and_phases_by_events() -> None:
     gpu = FakeGpu(iter([100.0, 101.0, 103.5, 103.5, 104.0, 110.0, 111.0]))
-    clock = CudaClock(gpu.new_event, gpu.synchronize)
+    clock = EventClock(gpu.new_event, gpu.synchronize)
     clock.start()
     for _ in range(2):
         clock.mark("forward")
@@ -57,7 +66,7 @@ def test_cuda_clock_times_steps_and_phases_by_events() -> None:
 
 def test_cuda_clock_synchronizes_once_at_either_end_and_reuses_its_events() -> None:
     gpu = FakeGpu(iter(float(i) for i in range(100)))
-    clock = CudaClock(gpu.new_event, gpu.synchronize)
+    clock = EventClock(gpu.new_event, gpu.synchronize)
     for _ in range(3):
         clock.start()
         for _ in range(4):
@@ -71,7 +80,7 @@ def test_cuda_clock_synchronizes_once_at_either_end_and_reuses_its_events() -> N
 
 def test_cpu_clock_sums_a_phase_that_comes_twice() -> None:
     times = iter([0, 10, 30, 40, 70, 75])
-    clock = CpuClock(now_ns=lambda: next(times))
+    clock = HostClock(now_ns=lambda: next(times))
     clock.start()
     for phase in ("forward", "backward", "forward", "backward"):
         clock.mark(phase)

@@ -13,11 +13,12 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.difference import planned_looks
 from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import RoundTime, StepRecord, VariantFacts, VariantStatus
+from gpurun.launcher.rundir.records.measured import Kind
 from gpurun.launcher.stats.looks import decided_variants, look_at
 from gpurun.launcher.stats.median import launches_interval, median_interval
 from tests.known import known
@@ -65,7 +66,7 @@ class Files:
     """Writes the files of a run as workers and the command would."""
 
     run: RunDir
-    written: dict = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)
 
     def block(
         self,
@@ -73,7 +74,7 @@ class Files:
         launch_id: str,
         number: int,
         step_ns: float | tuple[float, ...],
-        kind: str = "timed",
+        kind: Kind = "timed",
         ranks: int | None = None,
         steps: int = 2,
         **more: Any,
@@ -90,11 +91,11 @@ class Files:
             ]
             append_lines(self.run.steps(one.id, rank), lines)
 
-    def rounds(self, one: Variant, launch_id: str, times_ms: Sequence[float], kind: str = "timed") -> None:
+    def rounds(self, one: Variant, launch_id: str, times_ms: Sequence[float], kind: Kind = "timed") -> None:
         for number, time_ms in enumerate(times_ms, 1):
             self.block(one, launch_id, number, time_ms * 1e6, kind)
 
-    def close(self, *variants: Sequence[Variant], status: str = "ok", **more: Any) -> None:
+    def close(self, *variants: Variant, status: Status = "ok", **more: Any) -> None:
         for one in variants:
             write_json(self.run.status(one.id), VariantStatus(status, **more))
 
@@ -143,7 +144,8 @@ def test_figures_of_two_splits_in_one_launch(files: Files) -> None:
     assert (even.rounds, even.launches, even.launch_medians_ms) == (28, 1, pytest.approx((127.0,)))
     assert comparison.ci_level == pytest.approx(0.984)
     assert comparison.noise.aa_percent == pytest.approx(0, abs=0.1)
-    assert known(comparison.noise.ci)[0] < 0 < comparison.noise.ci[1]
+    low, high = known(comparison.noise.ci)
+    assert low < 0 < high
     assert comparison.noise.launch_scatter_percent is None
     assert comparison.fastest == "ddp-2-even"
     assert comparison.complete
@@ -154,7 +156,7 @@ def test_the_final_verdict_is_the_one_that_stopped_the_worker(files: Files) -> N
     write_json(files.run.plan, splits_plan())
     times_ms = [100 + (i * 37) % 9 for i in range(28)], [103 + (i * 53) % 9 for i in range(28)]
     looks = planned_looks(splits_plan(), early_stop=True)
-    done = {EVEN.id: [], UNEVEN.id: []}
+    done: dict[str, list[RoundTime]] = {EVEN.id: [], UNEVEN.id: []}
     for number, (even_ms, uneven_ms) in enumerate(zip(*times_ms, strict=True), 1):
         files.block(EVEN, "01-ddp-2", number, even_ms * 1e6)
         done[EVEN.id].append(RoundTime("01-ddp-2", number, even_ms * 1e6))
@@ -223,7 +225,7 @@ def across_plan(repetitions: int, **changes: Any) -> Plan:
     return plan([EVEN, UNEVEN, DP], launches, **changes)
 
 
-def write_across(files: Files, repetitions: int, ratios: Sequence[float]) -> None:
+def write_across(files: Files, repetitions: int, ratios: Sequence[float]) -> Plan:
     """Launch r takes 100 + 10·r ms for ddp even, half as much again for 48/16, and `ratios[r]` for dp."""
     whole = across_plan(repetitions)
     write_json(files.run.plan, whole)
@@ -345,7 +347,9 @@ def test_facts_notes_and_combinations_left_out_are_carried(files: Files) -> None
 def test_figures_of_ranks(files: Files) -> None:
     write_json(files.run.plan, splits_plan())
     for number in range(1, 8):
-        for kind, ns in (("timed", (20e6, 10e6)), ("ablation", (18e6, 7e6))):
+        blocks: tuple[tuple[Kind, tuple[float, ...]], ...]
+        blocks = ("timed", (20e6, 10e6)), ("ablation", (18e6, 7e6))
+        for kind, ns in blocks:
             files.block(
                 UNEVEN, "01-ddp-2", number, ns, kind, phases={"forward": number * 10**6}, peak=number * 2**30
             )
@@ -372,10 +376,10 @@ def test_figures_of_ranks(files: Files) -> None:
 
 
 def test_how_sure_the_ablation_is() -> None:
-    def block(number: int, ms: float, kind: str) -> None:
+    def block(number: int, ms: float, kind: Kind) -> list[StepRecord]:
         return [StepRecord("a", number, 0, i, kind, round((ms + i) * 1e6), {}, None) for i in range(3)]
 
-    def steps(*savings_ms: float) -> Any:
+    def steps(*savings_ms: float) -> list[StepRecord]:
         rounds = [
             (block(i, 20, "timed"), block(i, 20 - ms, "ablation")) for i, ms in enumerate(savings_ms, 1)
         ]
@@ -426,12 +430,13 @@ def test_throughput_not_step_time_ranks_different_batches(files: Files) -> None:
     files.rounds(large, "01-ddp-2", [150.0] * 28)
     files.close(EVEN, large)
     comparison = compare_run(files.run)
-    assert by_id(comparison)[large.id].vs_baseline == Difference(
-        pytest.approx(-25), (pytest.approx(-25), pytest.approx(-25)), "faster"
-    )
+    found = known(by_id(comparison)[large.id].vs_baseline)
+    assert (found.percent, found.verdict) == (pytest.approx(-25), "faster")
+    assert found.ci == pytest.approx((-25, -25))
     assert comparison.fastest == large.id
     assert comparison.summary == (
-        "Fastest: ddp 64/64 global_batch=128, 25.00 % faster than the baseline ddp 32/32 (25.00 to 25.00)."
+        "Fastest: ddp 64/64 global_batch=128, 25.00 % less time per sample than the baseline ddp 32/32"
+        " (25.00 to 25.00)."
     )
 
 
@@ -451,9 +456,7 @@ def test_identical_variants_never_differ(files: Files, rounds: int) -> None:
     assert verdict == ("inconclusive" if rounds == 3 else "same")
 
 
-def step(
-    number: int, step_ns: float | tuple[float, ...], kind: str = "timed", launch_id: str = "a"
-) -> StepRecord:
+def step(number: int, step_ns: int, kind: Kind = "timed", launch_id: str = "a") -> StepRecord:
     return StepRecord(launch_id, number, 0, 0, kind, step_ns, {}, None)
 
 

@@ -7,6 +7,7 @@ import pytest
 from gpurun.launcher.compare.explain import main_cause, why_slower
 from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
 from gpurun.launcher.compare.notes import disagreement
+from tests.known import known
 from tests.unit.test_compare_summary import result, sentence
 
 
@@ -62,8 +63,8 @@ def test_the_sentence_says_why() -> None:
     base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))
     said = sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower})
     assert said == (
-        "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19):"
-        " rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
+        "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19)."
+        " In ddp 48/16 rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
     )
 
 
@@ -77,7 +78,7 @@ def test_a_baseline_that_loses_says_why_too() -> None:
         replace(fit, vs_baseline=faster),
     ]
     assert sentence(results, {("ddp-40-24", "ddp-even"): faster}).endswith(
-        ", where rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
+        ". In ddp 32/32 rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
     )
 
 
@@ -95,7 +96,7 @@ def test_what_all_splits_lose_is_told_of_the_fastest(part: str, said: str) -> No
     slow = replace(
         variant("ddp-40-24", (40, 24), 66.0, *alike), vs_baseline=Difference(1.5, (1.1, 1.9), "slower")
     )
-    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): slow.vs_baseline})
+    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): known(slow.vs_baseline)})
     assert told.startswith(
         "Fastest: ddp 32/32; ddp 40/24 is 1.5 % slower (1.1 to 1.9). Even in ddp 32/32 " + said
     )

@@ -7,22 +7,21 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.build import closing_sentence
 from gpurun.launcher.compare.difference import opposite
+from gpurun.launcher.compare.headline import Conclusion, conclude, ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Difference, ExposedComm, StepTime, VariantResult
+from gpurun.launcher.compare.model import Difference, ExposedComm, Status, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
-from gpurun.launcher.compare.summary import summary
 
 NOTHING = Difference(None, None, "inconclusive")
 
 
 def result(
     variant_id: str,
-    split: tuple[int, ...] | None,
+    split: tuple[int, ...],
     ms: float | None,
     strategy: str = "ddp",
-    status: str = "ok",
+    status: Status = "ok",
     vs: Difference | None = None,
     launches: int = 1,
     **more: Any,
@@ -58,7 +57,7 @@ def result(
 class Table:
     """Differences by (id, other's id); strategies name the launches."""
 
-    known: dict
+    known: dict[tuple[str, str], Difference]
 
     def between(self, variant: str, other: str) -> Difference:
         if (other, variant) in self.known:
@@ -72,7 +71,13 @@ class Table:
 def sentence(
     results: Sequence[VariantResult], known: dict[tuple[str, str], Difference], baseline: str = "ddp-even"
 ) -> str:
-    return summary(standings(results, Table(known)), baseline)
+    return conclusion(results, known, baseline).summary
+
+
+def conclusion(
+    results: Sequence[VariantResult], known: dict[tuple[str, str], Difference], baseline: str = "ddp-even"
+) -> Conclusion:
+    return ranking_conclusion(standings(results, Table(known)), baseline)
 
 
 SLOWER = Difference(13.78, (12.9, 14.6), "slower")
@@ -103,7 +108,7 @@ def test_a_leader_over_two_names_the_next_as_well() -> None:
         ("ddp-40-24", "ddp-36-28"): behind,
     }
     assert sentence(results, known) == (
-        "Fastest: ddp 36/28, 12.0 % faster than the baseline ddp 32/32 (11.7 to 12.4);"
+        "Fastest: ddp 36/28, 12.0 % faster than the baseline ddp 32/32 (11.7 to 12.4)."
         " ddp 40/24 is 3.0 % slower (2.1 to 3.9)."
     )
 
@@ -139,8 +144,9 @@ def test_too_few_launches_leave_the_lead_unproven() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 47.9), result("dp-even", (32, 32), 61.3, "dp")]
     known = {("ddp-40-24", "ddp-even"): SLOWER}
     assert sentence(results, known) == (
-        "Fastest by median: ddp 32/32; ddp 40/24 is 13.8 % slower (12.9 to 14.6); dp 32/32 can't be ranked"
+        "Fastest by median: ddp 32/32; dp 32/32 can't be ranked"
         " (+46 % by median, but 1 launch can't tell that from chance: set steps: {launches: 6})."
+        " ddp 40/24 is 13.8 % slower (12.9 to 14.6)."
     )
 
 
@@ -162,7 +168,7 @@ def test_what_failed_is_not_fast() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 10.0, status="failed")]
     assert sentence(results, {}) == "Fastest: ddp 32/32, 42.1 ms per step; no other variant was measured."
     assert sentence([result("ddp-40-24", (40, 24), None, status="oom")], {}) == (
-        "No variant has been measured, so none is fastest."
+        "No variant could be measured, so none is fastest."
     )
 
 
@@ -182,7 +188,7 @@ def test_what_failed_is_not_fast() -> None:
         ),
     ],
 )
-def test_labels(strategy: str, split: tuple[int, ...] | None, varied: dict[str, Any], label: str) -> None:
+def test_labels(strategy: str, split: tuple[int, ...], varied: dict[str, Any], label: str) -> None:
     assert variant_label(result("x", split, 1.0, strategy, varied=varied)) == label
 
 
@@ -193,11 +199,27 @@ def test_the_opposite_finding() -> None:
 
 
 def test_programs_without_steps_have_run_all_the_same() -> None:
-    plan = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
-    failed = result("script-1", None, None, "script", status="failed")
+    plan: Any = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
+    failed = result("script-1", (), None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)
-    assert closing_sentence(plan, [failed, one], None, ()) == "script 2 ran for 3.1 s; no steps were seen."
-    assert closing_sentence(plan, [one, one], None, ()) == (
+    assert conclude(plan, [failed, one], None).summary == "script 2 ran for 3.1 s; no steps were seen."
+    assert conclude(plan, [one, one], None).summary == (
         "2 variants ran to their end; no steps were seen, so none is fastest."
     )
-    assert closing_sentence(plan, [failed], None, ()) == "No variant has been measured, so none is fastest."
+    assert conclude(plan, [failed], None).summary == "No variant could be measured, so none is fastest."
+    waiting = conclude(plan, [failed], None, complete=False)
+    assert waiting.headline == "No variant has been measured yet, so none is fastest."
+
+
+def test_a_lead_over_the_baseline_alone_is_no_headline() -> None:
+    """The tab once named a winner here: faster than the baseline, but not than the next."""
+    faster, close = Difference(-12.0, (-12.4, -11.7), "faster"), Difference(0.3, (-0.4, 0.9), "same")
+    results = [
+        EVEN,
+        result("ddp-36-28", (36, 28), 37.0, vs=faster),
+        result("ddp-40-24", (40, 24), 37.1, vs=faster),
+    ]
+    known = {("ddp-36-28", "ddp-even"): faster, ("ddp-40-24", "ddp-36-28"): close}
+    assert conclusion(results, known).headline.startswith(
+        "No split is clearly fastest: ddp 36/28 and ddp 40/24 "
+    )

@@ -34,7 +34,7 @@ ddp 48/16: not comparable, for it does other work: precision: fp32 → bf16
 Only in b: ddp-2-40-24
 Differs between the runs:
   host versions.torch: 2.12.1 → 2.13.0
-Verdicts, and ±, are at the 97.5 % level."""
+Verdicts and ± use 97.5 % confidence."""
 
 
 def test_diff_at_80_columns() -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.interference import disturbances, queue_percent, throttled, unranked
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.headline import conclude
+from gpurun.launcher.compare.interference import disturbances, queue_percent, throttled
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.nvml import throttling
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.tensorboard_plugin.answers.sentences import headline
-from gpurun.launcher.worker.meters.interference import NoiseMeter
-from gpurun.launcher.worker.meters.other_processes import TICK_NS, cores_ns
-from gpurun.launcher.worker.meters.run_queue import note_end, waited_ns
+from gpurun.launcher.worker.meters.cpu_time import TICK_NS, cores_ns, note_end, waited_ns
+from gpurun.launcher.worker.meters.noise import NoiseMeter
 from tests.known import known
 from tests.unit import test_compare as hand_made
 
@@ -137,11 +137,15 @@ def disturb(files: Any, variant: Any, queue_ms: float = 30.0, reason: str | None
         path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
 
 
+def headline_of(results: Any, reasons: list[str]) -> str:
+    return conclude(hand_made.plan([hand_made.EVEN], []), results, None, reasons).headline
+
+
 def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
     """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
     hand_made.write_splits(files, rounds=8)
     disturb(files, hand_made.EVEN, queue_ms, reason)
-    return hand_made.compare_run(files.run)
+    return compare_run(files.run)
 
 
 def test_quiet_splits_are_ranked(files: Any) -> None:
@@ -171,9 +175,9 @@ def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
     files.close(third)
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
     write_json(files.run.plan, hand_made.plan(variants, [launch]))
-    assert hand_made.compare_run(files.run).fastest == "ddp-2-48-16"
+    assert compare_run(files.run).fastest == "ddp-2-48-16"
     disturb(files, third)
-    comparison = hand_made.compare_run(files.run)
+    comparison = compare_run(files.run)
     assert [known(one.vs_baseline).verdict for one in comparison.variants] == [
         "baseline",
         "inconclusive",
@@ -183,7 +187,7 @@ def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
     pasted = lines_to_paste(comparison)
     assert pasted is not None
     assert pasted.startswith("No split could be found fastest. To train with ddp 48/16,")
-    assert (headline(comparison) or "").startswith("These splits can't be ranked")
+    assert comparison.headline.startswith("These splits can't be ranked")
 
 
 def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> None:
@@ -191,7 +195,7 @@ def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> No
     ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
     (told, _) = disturbances([replace(result, ranks=ranks)] * 2)
     assert "in 5.1 % of its step" in told
-    assert "at most 5 % would do" in unranked((result,), [told])
+    assert "(at most 5 % is accepted)." in headline_of((result,), [told])
 
 
 def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
@@ -203,4 +207,4 @@ def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
 def test_a_variant_alone_is_ranked_with_nobody(files: Any) -> None:
     comparison = noisy(files, 30.0)
     assert disturbances(comparison.variants[:1]) == ()
-    assert "3 more like those" in unranked((), ["a"] * 5)
+    assert "3 more like those" in headline_of((), ["a"] * 5)

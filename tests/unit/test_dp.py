@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gpurun import device_index
 from gpurun.launcher.worker.base.nested import join_rows, map_tensors, split_rows, tensors_of
-from gpurun.launcher.worker.strategies import cuda_parallel
+from gpurun.launcher.worker.strategies import dp as data_parallel
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
-from gpurun.launcher.worker.strategies.cuda_parallel import CudaDataParallel
+from gpurun.launcher.worker.strategies.dp import StockDataParallel
 from gpurun.launcher.worker.training import batches
 
 Pair = namedtuple("Pair", "left right")
@@ -42,6 +42,7 @@ class Recorder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2)
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(1))
         self.seen: dict[int, Any] = {}
 
@@ -195,7 +196,7 @@ def test_split_then_join_gives_the_tree_back(chunks: list[int]) -> None:
         "a": torch.arange(rows),
         "b": [Pair(torch.randn(rows, 2), 3), (torch.randn(rows), "x")],
         "c": OrderedDict(z=torch.randn(rows)),
-        "d": defaultdict(list, y=torch.randn(rows)),
+        "d": defaultdict[str, Any](list, y=torch.randn(rows)),
         "e": Record(torch.arange(rows), "r"),
     }
     joined = join_rows(split_rows(tree, chunks))
@@ -224,10 +225,11 @@ def test_cuda_scatter_hands_the_chunk_sizes_to_torch(monkeypatch: pytest.MonkeyP
         @staticmethod
         def apply(devices: Any, chunks: list[int], dim: int, tensor: Tensor) -> tuple[Tensor, ...]:
             calls.append((devices, chunks, dim))
-            return tensor.split(chunks, dim)
+            parts: tuple[Tensor, ...] = tensor.split(chunks, dim)
+            return parts
 
-    monkeypatch.setattr(cuda_parallel, "Scatter", FakeScatter)
-    model = CudaDataParallel(nn.Identity())
+    monkeypatch.setattr(data_parallel, "Scatter", FakeScatter)
+    model = StockDataParallel(nn.Identity())
     model.chunks = (5, 1)
     inputs, kwargs = model.scatter(({"x": torch.arange(6), "y": (torch.zeros(6), "s")},), None, [0, 1])
     assert calls == [([0, 1], [5, 1], 0)] * 2
@@ -242,8 +244,8 @@ def test_cuda_apply_runs_the_replicas_that_have_samples(monkeypatch: pytest.Monk
             (module(*given), device) for module, given, device in zip(modules, inputs, devices, strict=True)
         ]
 
-    monkeypatch.setattr(cuda_parallel, "parallel_apply", fake_apply)
-    model = CudaDataParallel(nn.Identity())
+    monkeypatch.setattr(data_parallel, "parallel_apply", fake_apply)
+    model = StockDataParallel(nn.Identity())
     model.chunks, model.device_ids = (0, 2, 1), [4, 5, 6]
     replicas: list[Any] = [lambda given, name=name: (name, given, device_index()) for name in "abc"]
     results = model.parallel_apply(replicas, [("p",), ("q",), ("r",)], None)

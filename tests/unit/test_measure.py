@@ -11,11 +11,11 @@ import torch
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, RoundTime, StepRecord, VariantConfig
 from gpurun.launcher.stats.looks import looks
-from gpurun.launcher.worker.accelerators.clock import CpuClock
+from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone
-from gpurun.launcher.worker.profiling.on_request import Live
 from gpurun.launcher.worker.training.timed_rounds import Bench
+from gpurun.launcher.worker.training.traces import Live
 from gpurun.launcher.worker.training.trainer import Trainer
 
 MS = 1_000_000
@@ -53,7 +53,7 @@ class FakeTrainer:
         assert self.ran[steps:] == self.unsynced[-len(self.ran[steps:]) :]  # no timed step is undone
         self.restored.append(len(self.unsynced))
 
-    def step(self, step_input: FakeInput, clock: CpuClock, sync: bool = True) -> None:
+    def step(self, step_input: FakeInput, clock: HostClock, sync: bool = True) -> None:
         if not sync:
             self.unsynced.append(step_input.variant.id)
             self.now_ns -= 10 * MS  # what communication takes
@@ -103,7 +103,7 @@ def bench(
     }
     order = LaunchConfig(**{**fields, **changes})
     trainer = FakeTrainer(step_ms)
-    clock = CpuClock(now_ns=lambda: trainer.now_ns)
+    clock = HostClock(now_ns=lambda: trainer.now_ns)
     journal = Journal(order, 0)
     device = torch.device("cpu")
     return Bench(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.run.attempts import merged_facts
 from gpurun.launcher.rundir.files import write_json
@@ -17,7 +18,7 @@ files = hand_made.files
 def pasted(files: Any, **fields: Any) -> str:
     """Of a run whose uneven variant has the fields."""
     hand_made.write_splits(files, ratio=0.7)
-    comparison = hand_made.compare_run(files.run)
+    comparison = compare_run(files.run)
     variants = tuple(replace(v, **fields) if len(set(v.split)) > 1 else v for v in comparison.variants)
     return lines_to_paste(replace(comparison, variants=variants)) or ""
 
@@ -45,7 +46,7 @@ def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> No
     facts = merged_facts(files.run, hand_made.splits_plan(), hand_made.UNEVEN.id)
     assert facts.loss == "sum"
     write_json(files.run.facts(hand_made.UNEVEN.id), facts)
-    assert 'reduction="sum"' in (lines_to_paste(hand_made.compare_run(files.run)) or "")
+    assert 'reduction="sum"' in (lines_to_paste(compare_run(files.run)) or "")
 
 
 def test_gpus_are_given_their_batches(files: Any) -> None:

@@ -23,7 +23,7 @@ from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone
 from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench
-from gpurun.launcher.worker.meters.interference import NoiseMeter
+from gpurun.launcher.worker.meters.noise import NoiseMeter
 from gpurun.workloads.probes import allreduce, h2d
 from gpurun.workloads.probes import crossover as crossover_probe
 from gpurun.workloads.probes import matmul as matmul_probe

@@ -11,11 +11,11 @@ import torch
 import gpurun
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
-from gpurun.launcher.worker.accelerators.stamps import CudaStamps
+from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
-from gpurun.launcher.worker.program.steady_steps import Classifier
+from gpurun.launcher.worker.program.step_rules import Classifier
 
 TICK_NS = 1_000_000
 
@@ -106,11 +106,11 @@ def test_two_optimizers_in_turn_make_one_step(recorder: StepRecorder) -> None:
 def test_a_closure_that_is_called_many_times_is_one_step(recorder: StepRecorder) -> None:
     layer = a_layer()
     optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5)
-    calls = []
+    calls: list[torch.Tensor] = []
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = layer(torch.ones(3, 4)).square().sum()
+        loss: torch.Tensor = layer(torch.ones(3, 4)).square().sum()
         loss.backward()
         calls.append(loss)
         return loss
@@ -215,10 +215,10 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
             return self.number in finished
 
         def elapsed_time(self, end: Any) -> float:
-            return 2.0 * (end.number - self.number)
+            return 2.0 * float(end.number - self.number)
 
     numbers = itertools.count()
-    stamps = CudaStamps(lambda: Event(next(numbers)))
+    stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda: None)
     first, second = stamps.now(), stamps.now()
     assert stamps.elapsed_ns(first, second) is None
     finished.add(1)

@@ -116,7 +116,11 @@ def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path) -> None
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None:
-    script = [(2.0, stage("round", SPLIT)), (2.9, record(1, "ValueError", "round", SPLIT)), *exits(1, 1)]
+    script: Script = [
+        (2.0, stage("round", SPLIT)),
+        (2.9, record(1, "ValueError", "round", SPLIT)),
+        *exits(1, 1),
+    ]
     lost = replace(record(0, "RuntimeError", "round", SPLIT), secondary=True)
     case = Case(tmp_path, SPLITS, [[*script[:1], (2.8, lost), *script[1:]], WELL]).done()
     assert case.status(SPLIT).reason == "rank 1 raised ValueError: no luck"
@@ -171,7 +175,7 @@ def test_ranks_that_complete_no_step_are_stopped(tmp_path: Path, script: Script,
 
 def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed(tmp_path: Path) -> None:
     steps = [(2.0, (4, 4)), (50.0, (5, 5))]
-    script = [(1.0, stage("round", SPLIT)), *steps, (100.0, stage("done")), (100.0, Exit(0, 1, 0, 0)),
+    script: Script = [(1.0, stage("round", SPLIT)), *steps, (100.0, stage("done")), (100.0, Exit(0, 1, 0, 0)),
               (100.0, Exit(1, 2, 0, 0))]  # fmt: skip
     case = Case(tmp_path, f"{SPLITS}hang_timeout: 20\non_hang: continue\n", [script]).done()
     assert case.statuses() == ["ok", "ok"]
@@ -179,7 +183,7 @@ def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed
 
 
 def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
-    late = [(at_s + 50.0, what) for at_s, what in WELL]
+    late: Script = [(at_s + 50.0, what) for at_s, what in WELL]
     assert Case(tmp_path, f"{SPLITS}hang_timeout: 10\n", [late]).done().statuses() == ["ok", "ok"]
 
 
@@ -200,15 +204,15 @@ def test_after_the_last_restart_the_variant_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_timeout_is_tried_again_and_a_mistake_in_the_program_is_not(tmp_path: Path) -> None:
-    late = [(1.0, stage("round", SPLIT))]
-    wrong = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
+    late: Script = [(1.0, stage("round", SPLIT))]
+    wrong: Script = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
     case = Case(tmp_path, f"{SPLITS}restarts: 9\ntimeout: 5\n", [late, wrong, WELL]).done()
     assert case.clock.slept_s == [1]
     assert case.statuses() == ["ok", "failed"]
 
 
 def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(tmp_path: Path) -> None:
-    wrong = [(1.0, stage("build")), (2.0, record(0, "NameError", "build")), *exits(1, 1)]
+    wrong: Script = [(1.0, stage("build")), (2.0, record(0, "NameError", "build")), *exits(1, 1)]
     case = Case(tmp_path, STRATEGIES, [wrong]).done()
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
     assert case.statuses() == ["failed", "failed"]
@@ -217,14 +221,14 @@ def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(t
 
 
 def test_other_failures_are_no_reason_to_skip_other_launches(tmp_path: Path) -> None:
-    wrong = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
+    wrong: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
     well = [*WELL[:-1]]  # one process: `dp`
     case = Case(tmp_path, STRATEGIES, [wrong, well]).done()
     assert case.statuses() == ["failed", "ok"]
 
 
 def test_a_mistake_in_the_job_that_only_building_shows_is_the_outcome(tmp_path: Path) -> None:
-    wrong = [(1.0, stage("build")), (2.0, record(0, ParamsError.__name__, "build")), *exits(1, 1)]
+    wrong: Script = [(1.0, stage("build")), (2.0, record(0, ParamsError.__name__, "build")), *exits(1, 1)]
     case = Case(tmp_path, STRATEGIES, [wrong])
     error = finish(case.session).error
     assert isinstance(error, ParamsError)
@@ -238,7 +242,7 @@ def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(tmp_path:
 
 
 def test_the_last_rank_of_a_program_may_take_its_time(tmp_path: Path) -> None:
-    script = [*exits(0), (500.0, Exit(1, 2, 0, 0))]
+    script: Script = [*exits(0), (500.0, Exit(1, 2, 0, 0))]
     case = Case(tmp_path, "script: train.py\n", [script]).done()
     assert case.statuses() == ["ok"]
 

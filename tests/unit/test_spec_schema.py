@@ -9,6 +9,7 @@ from gpurun.launcher.jobfile.docs.schema import job_schema
 from gpurun.launcher.jobfile.docs.template import job_template
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+from gpurun.launcher.jobfile.section import Section
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,8 @@ def test_docs_hold_the_reference_as_it_is_made() -> None:
 
 def test_the_reference_names_every_key() -> None:
     text = job_reference()
-    for model in (JobSpec, *SECTIONS.values()):
+    models: tuple[type[Section], ...] = (JobSpec, *SECTIONS.values())
+    for model in models:
         assert all(f"| `{key}` |" in text for key in model.keys)
 
 

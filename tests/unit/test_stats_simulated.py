@@ -13,10 +13,10 @@ from tests.known import known
 def load_simulation() -> Any:
     """`simulate.py`, which stands beside this file and in no package; benchmarks load it the same way."""
     path = Path(__file__).with_name("simulate.py")
-    spec = importlib.util.spec_from_file_location("gpurun_simulate", path)
+    spec = known(importlib.util.spec_from_file_location("gpurun_simulate", path))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[known(spec).name] = module
-    known(known(spec).loader).exec_module(module)
+    sys.modules[spec.name] = module
+    known(spec.loader).exec_module(module)
     return module
 
 

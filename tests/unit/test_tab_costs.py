@@ -1,12 +1,12 @@
-"""What the tab says of balanced splits and of batches: as the terminal does, and by the sample."""
+"""What the tab says of balanced splits and of batches: as the terminal does."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.compare.model import Balanced, Comparison, DeviceCost, Difference, SplitCost
-from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences, headline
+from gpurun.launcher.compare.model import Balanced, Comparison, DeviceCost, SplitCost
+from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -28,17 +28,3 @@ def test_of_a_balanced_split_it_says_what_the_terminal_says() -> None:
         "These are the samples of ddp 32/32 too: both were measured.",
     ]
     assert cost_sentences(even, (even, one)) == []
-
-
-def test_the_headline_compares_different_batches_by_the_sample() -> None:
-    base = COMPARISON.variants[0]
-    assert base.global_batch == 64
-    large = replace(COMPARISON.variants[1], global_batch=128)
-    best = replace(large, vs_baseline=Difference(-4.9, (-5.7, -4.1), "faster"))
-    found = replace(COMPARISON, variants=(base, best), fastest=best.id, baseline=base.id)
-    assert headline(found) == "ddp 48/16 takes 4.9 % less time per sample than ddp 32/32."
-    behind = replace(large, vs_baseline=Difference(13.8, (13.0, 14.6), "slower"))
-    found = replace(COMPARISON, variants=(base, behind), fastest=base.id, baseline=base.id)
-    assert headline(found) == (
-        "ddp 32/32 is the fastest; the next, ddp 48/16, takes 13.8 % more time per sample."
-    )

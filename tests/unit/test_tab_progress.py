@@ -19,6 +19,7 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
 from gpurun.launcher.tensorboard_plugin.logdir.progress import progress_answer
+from tests.known import known
 
 IDS = ("ddp-2-even", "ddp-2-48-16")
 
@@ -80,7 +81,7 @@ def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_
     assert status(own(run)) == "stopped"
     with claimed(run):
         assert status(own(run)) == "running"
-        killed = replace(read(run), start_ticks=1)
+        killed = replace(known(read(run)), start_ticks=1)
         write_json(run.running, killed)
         run.plan.touch()
         assert status(own(run)) == "stopped"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.compare.model import Comparison, Difference, RankFigures, StepTime, VariantResult
-from gpurun.launcher.tensorboard_plugin.answers.sentences import explanation, headline, system_line, unsaid
+from gpurun.launcher.compare.model import Comparison, RankFigures, StepTime, VariantResult
+from gpurun.launcher.tensorboard_plugin.answers.sentences import explanation, system_line
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -37,61 +37,6 @@ def with_ranks(variant: VariantResult, waits_ms: tuple[float, float]) -> Variant
         for rank, wait_ms in enumerate(waits_ms)
     )
     return replace(variant, ranks=ranks)
-
-
-def test_the_headline_is_about_the_fastest() -> None:
-    base = COMPARISON.variants[0]
-    best = replace(COMPARISON.variants[1], vs_baseline=Difference(-4.9, (-5.7, -4.1), "faster"))
-    found = replace(COMPARISON, variants=(base, best), fastest=best.id, baseline=base.id)
-    assert headline(found) == "ddp 48/16 is 4.9 % faster than ddp 32/32."
-    assert headline(replace(found, variants=(base,), fastest=base.id)) == "ddp 32/32 takes 42.1 ms a step."
-    unmeasured = replace(found, variants=(replace(base, step_ms=None),), fastest=None, complete=False)
-    assert headline(unmeasured) == "No variant has been measured yet."
-    assert headline(None) is None
-
-
-def test_measured_variants_that_cannot_be_ranked_are_not_called_unmeasured() -> None:
-    reason = "These splits can't be ranked: rank 1 of ddp 32/32 waited for a free core; 2 more like those."
-    advice = "Stop what else runs here, or use fewer devices, then run it again."
-    found = replace(COMPARISON, fastest=None, summary=f"{reason} {advice}")
-    assert (headline(found), unsaid(found)) == (reason, advice)
-    failed = tuple(replace(each, step_ms=None) for each in COMPARISON.variants)
-    assert headline(replace(found, variants=failed, complete=True)) == "No variant could be measured."
-
-
-def test_the_headline_says_what_even_the_fastest_loses() -> None:
-    base = COMPARISON.variants[0]
-    ranks = tuple(replace(rank, idle_ms=40.0, input_ms=40.0) for rank in with_ranks(base, (0.0, 0.0)).ranks)
-    best = replace(base, ranks=ranks, step_ms=replace(base.step_ms, median=100.0))
-    loss = "every rank waits 40.0 of 100 ms for its data: raise num_workers, or do less work per sample."
-    summary = f"No split is clearly fastest: a and b can't be told apart. Even in ddp 32/32 {loss}"
-    other = replace(COMPARISON.variants[1], vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
-    found = replace(COMPARISON, variants=(best, other), fastest=best.id, summary=summary)
-    assert headline(found) == summary
-    alone = headline(replace(found, variants=(best,)))
-    assert alone == f"ddp 32/32 takes 100 ms a step. In ddp 32/32 {loss}"
-
-
-def test_a_baseline_that_is_fastest_is_set_against_the_next() -> None:
-    base, other, last = COMPARISON.variants[:3]
-    slower = replace(other, vs_baseline=Difference(13.8, (13.0, 14.6), "slower"))
-    slowest = replace(last, vs_baseline=Difference(40.0, (39.0, 41.0), "slower"))
-    found = replace(COMPARISON, variants=(base, slowest, slower), fastest=base.id, baseline=base.id)
-    assert headline(found) == "ddp 32/32 is the fastest; the next, ddp 48/16, is 13.8 % slower."
-    unclear = replace(other, vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
-    text = headline(replace(found, variants=(base, slowest, unclear), summary="Fastest by median: a; b."))
-    assert text == "Fastest by median: a."
-
-
-def test_what_the_headline_takes_from_the_summary_is_not_said_twice() -> None:
-    base, other = COMPARISON.variants[:2]
-    unclear = replace(other, vs_baseline=Difference(1.8, (-3.0, 4.6), "inconclusive"))
-    found = replace(COMPARISON, variants=(base, unclear), fastest=base.id, baseline=base.id)
-    found = replace(found, summary="Fastest by median: a; b can't be told apart.")
-    assert (headline(found), unsaid(found)) == ("Fastest by median: a.", "b can't be told apart.")
-    clear = replace(found, variants=(base, replace(other, vs_baseline=Difference(9.0, (8.0, 9.9), "slower"))))
-    assert unsaid(clear) is None
-    assert unsaid(None) is None
 
 
 def test_the_explanation_speaks_of_traced_steps_and_says_where_timed_ones_are_others() -> None:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from gpurun.launcher.compare.model import (
     ExposedComm,
     Noise,
     RankFigures,
+    Status,
     VariantResult,
 )
 from gpurun.launcher.report.markdown import summary_markdown
@@ -43,7 +45,7 @@ dp       48/16        oom         cuda:0 had 139.8 of 140.0 GiB in use
 Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪
 No room for: speed, eff., peak GiB. A wider terminal or a pipe shows them.
 Noise: the same split measured twice differs by 0.2 % (−0.4 to +0.7).
-Verdicts, and ± of vs baseline, are at the 98.4 % level.
+Verdicts and ± in 'vs baseline' use 98.4 % confidence.
 Gradients agree with one device to 2e-7.
 Both ranks share cuda:0, so gloo carries the gradients.
 
@@ -135,9 +137,10 @@ def test_a_terminal_gets_colours_and_the_fastest_in_bold() -> None:
 
 
 def test_fastest_first_and_failures_last() -> None:
+    ends: tuple[Status, ...] = ("failed", "timeout", "skipped")
     broken = [
         replace(variant("dp-2-48-16"), id=status, status=status, split=(number, 64 - number))
-        for number, status in enumerate(("failed", "timeout", "skipped"), start=1)
+        for number, status in enumerate(ends, start=1)
     ]
     lines = lines_of(shown(with_variants(*broken, *COMPARISON.variants)))
     order = [line.split()[1] for line in lines[1:] if re.match(r"(ddp|dp) ", line)]
@@ -244,7 +247,7 @@ def test_bars_show_the_trace_where_every_variant_has_one() -> None:
             "exposed_memcpy_ms",
             "idle_ms",
         )
-        parts = dict(zip(figures, (20.0, 10.0, 4.0, 2.0, 0.0, 4.0), strict=True))
+        parts: dict[str, Any] = dict(zip(figures, (20.0, 10.0, 4.0, 2.0, 0.0, 4.0), strict=True))
         exposed = ExposedComm(trace=6.0)
         return replace(found, ranks=tuple(replace(r, **parts, exposed_comm_ms=exposed) for r in found.ranks))
 

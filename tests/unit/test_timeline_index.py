@@ -18,7 +18,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
 from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
 from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
 from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
-from gpurun.launcher.trace.analysis.match import Collective, LocalCollective, Part
+from gpurun.launcher.trace.analysis.local_collectives import LocalCollective
+from gpurun.launcher.trace.analysis.match import Collective, Part
 from tests.unit.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

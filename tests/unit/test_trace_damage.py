@@ -67,7 +67,7 @@ def test_half_a_surrogate_pair_costs_only_its_letter(tmp_path: Path) -> None:
 
 
 def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
-    def analysed(name: str, spell: Callable[[int], Any]) -> object:
+    def analysed(name: str, spell: Callable[[int], Any]) -> tuple[Any, ...]:
         sizes = {"dtype": "Float", **{key: spell(4) for key in ("In msg nelems", "Group size", "Seq")}}
         ring = kernel("ncclDevKernel_AllReduce_RING", 30, 9, spell(3), **sizes)
         events = [step(1, 0, 9), launch(1, 1, spell(2)), kernel("k", 20, 5, spell(2)), ring]

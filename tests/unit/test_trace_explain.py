@@ -8,10 +8,10 @@ import pytest
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
-from tests.unit.trace_files import kernel, launch, span, step, write
+from tests.unit.trace_files import Event, kernel, launch, span, step, write
 
 
-def late_kernel(number: int, begin: float) -> list[dict]:
+def late_kernel(number: int, begin: float) -> list[Event]:
     """A step of 100 µs whose only kernel, of 25 µs, is launched when 70 are over."""
     return [step(number, begin, 100), launch(begin + 70, 1, number), kernel("k", begin + 75, 25, number)]
 

@@ -2,6 +2,7 @@
 
 import gzip
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -36,7 +37,9 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 @pytest.mark.parametrize("name", FILES)
-def test_damaged_files_never_end_in_a_traceback(tmp_path, monkeypatch, name: str, seed: int) -> None:
+def test_damaged_files_never_end_in_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
+) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 16)
     chance = random.Random(f"{name} {seed}")
     packed = (REAL / name).read_bytes()
@@ -49,7 +52,7 @@ def test_damaged_files_never_end_in_a_traceback(tmp_path, monkeypatch, name: str
     try:
         report = analyse_paths([tmp_path])
     except GpurunError as error:
-        problem = str(error)
+        problem: str | None = str(error)
     else:
         problem = None
         assert render_trace(report, 100)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -257,14 +258,12 @@ def test_a_real_step_moved_into_the_one_before(tmp_path: Path) -> None:
 def test_many_files_are_read_by_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpurun.launcher.trace import parallel
-
     for rank in range(5):
         write_rank(tmp_path, rank, collective(RING, 100 + rank, 50 - rank, 1, **sized(3)), 5)
     (tmp_path / "broken.json").write_text("[")
     here = analyse_paths([tmp_path])
-    monkeypatch.setattr(parallel, "PARALLEL_FROM_BYTES", 0)
-    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("gpurun.launcher.trace.parallel.PARALLEL_FROM_BYTES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert analyse_paths([tmp_path]) == here
     assert here.stragglers[0].rank == 4
 
@@ -277,7 +276,7 @@ def test_the_explanation_names_rank_and_size(tmp_path: Path) -> None:
     assert "rank 1, which came last 1 of 1 times and cost the others 4.0 ms" in text
 
 
-def called(kernel_name: str, start_us: float, calls: dict[str, dict[str, object]]) -> list[Event]:
+def called(kernel_name: str, start_us: float, calls: Mapping[str, Mapping[str, object]]) -> list[Event]:
     """A kernel without arguments of 4 µs, launched within these calls, the outer ones first."""
     outside = [
         span("cpu_op", name, start_us - 9 + i, 8 - i, **args) for i, (name, args) in enumerate(calls.items())
@@ -311,7 +310,7 @@ GROUP = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 
     ],
 )
 def test_bus_bandwidth_never_takes_the_files_for_the_group(
-    tmp_path: Path, world_size: int, arguments: dict, info: dict, bus_share: float | None
+    tmp_path: Path, world_size: int, arguments: dict[str, Any], info: dict[str, Any], bus_share: float | None
 ) -> None:
     report = two_ranks(tmp_path, collective(RING, 10, 4, 1, **sized(1000), **arguments), world_size, **info)
     (found,) = report.collectives
@@ -332,7 +331,12 @@ def test_bus_bandwidth_never_takes_the_files_for_the_group(
     ],
 )
 def test_sizes_from_the_calls_that_issued_a_kernel(
-    tmp_path: Path, name: str, outer: list, inner: list, info: dict, expected: tuple
+    tmp_path: Path,
+    name: str,
+    outer: list[list[int]],
+    inner: list[list[int]],
+    info: dict[str, Any],
+    expected: tuple[Any, ...],
 ) -> None:
     types = {"Input type": ["signed char", "signed char", ""]}
     calls = {

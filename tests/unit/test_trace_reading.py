@@ -261,7 +261,7 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
 
 
 def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
-    odd = [
+    odd: list[Any] = [
         kernel("k", 0, 10),
         kernel("k", 20, 10) | {"ts": "soon"},
         kernel("k", 40, -5),
@@ -294,7 +294,7 @@ def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path, numb
 
 
 def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
-    sized = {"In msg nelems": 1 << 62, "dtype": "Double"}
+    sized: dict[str, Any] = {"In msg nelems": 1 << 62, "dtype": "Double"}
     events = [kernel("ncclDevKernel_AllReduce", 1, 2, **sized), step(10**14, 0, 5)]
     events.append({**step(1, 0, 5), "name": "ProfilerStep#" + "9" * 5000})
     report = analyse_paths([write(tmp_path / "t.json", events, distributedInfo={"rank": 1 << 62})])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.model import Breakdown, TraceReport
+from gpurun.launcher.trace.model import Breakdown, StepBreakdown, TraceReport
 from tests.unit.trace_files import REAL, load, write
 
 pytestmark = pytest.mark.skipif(
@@ -157,7 +157,7 @@ def test_resnet_with_workers() -> None:
 
 
 def assert_averages(
-    steps: Sequence[Breakdown], span_us: float, data_percent: float, busy_percent: float
+    steps: Sequence[StepBreakdown], span_us: float, data_percent: float, busy_percent: float
 ) -> None:
     total_us = sum(each.span_us for each in steps)
     assert round(total_us / len(steps)) == span_us

@@ -23,14 +23,14 @@ def span(category: str, name: str, start_us: float, length_us: float, tid: Any =
     }
 
 
-def kernel(name: str, start_us: float, length_us: float, correlation: int = 0, **args: Any) -> Event:
+def kernel(name: str, start_us: float, length_us: float, correlation: Any = 0, **args: Any) -> Event:
     stream = args.pop("stream", 7)
     return span(
         "kernel", name, start_us, length_us, stream, device=0, stream=stream, correlation=correlation, **args
     ) | {"pid": 0}
 
 
-def launch(start_us: float, length_us: float, correlation: int) -> Event:
+def launch(start_us: float, length_us: float, correlation: Any) -> Event:
     return span("cuda_runtime", "cudaLaunchKernel", start_us, length_us, correlation=correlation)
 
 
@@ -49,4 +49,5 @@ def rank_info(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    return json.loads(gzip.open(path).read())
+    trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return trace

@@ -33,7 +33,7 @@ def render_diff(diff: Diff, width: int) -> str:
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
     if diff.ci_level is not None:
-        lines += _item(f"Verdicts, and ±, are at the {100 * diff.ci_level:.1f} % level.", width)
+        lines += _item(f"Verdicts and ± use {100 * diff.ci_level:.1f} % confidence.", width)
     if not rows:
         lines.append("No variant does the same work in both runs, so nothing can be compared.")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from rich.text import Text
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.report.facts import fact_lines, warning_lines
 from gpurun.launcher.report.terminal import bar
 from gpurun.launcher.report.terminal.cells import (
     factor_text,
@@ -21,8 +22,7 @@ from gpurun.launcher.report.terminal.cells import (
     uncertainty_text,
     verdict_text,
 )
-from gpurun.launcher.report.terminal.curves import curve_lines
-from gpurun.launcher.report.terminal.footer import footer
+from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines, curve_lines
 from gpurun.launcher.report.terminal.layout import (
     GAP,
     Column,
@@ -200,3 +200,33 @@ def _step_decimals(variants: Sequence[VariantResult]) -> int:
     """One count for the whole column: three significant digits of the shortest step, at least one decimal."""
     shortest = min((v.step_ms.median for v in variants if v.step_ms and v.step_ms.median > 0), default=1.0)
     return min(max(2 - floor(log10(shortest)), 1), 4)
+
+
+def footer(comparison: Comparison, page: Page) -> list[Text]:
+    """The lines in the order in which they are read; what doesn't apply has no line."""
+    found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
+    notes = [Text(note) for note in (*found, *fact_lines(comparison))]
+    warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
+    if not comparison.complete:
+        text = f"This run is not complete: gpurun --resume {page.run or 'RUN'} measures what is missing."
+        warnings.append(Text.assemble(("! ", "yellow"), text))
+    answer = Text.assemble((comparison.answer, "bold"), " ", comparison.details)
+    answer.rstrip()
+    lines = [*notes, *warnings, Text(), answer]
+    has_figures = any(one.step_ms or one.probe for one in comparison.variants)
+    return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
+
+
+def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:
+    """The commands that show more of the same run; below each other where one line is too short.
+
+    Without figures there is nothing to view: then it is the logs that tell more.
+    """
+    first = f"gpurun view {run}" if has_figures else f"gpurun logs {run}"
+    label, *commands = "More:  ", first, f"gpurun report {run} --format json"
+    line = "   ·   ".join(commands)
+    if page.plain or len(label + line) <= page.width:
+        return [Text.assemble((label, "dim"), line)]
+    return [
+        Text.assemble((label if i == 0 else " " * len(label), "dim"), part) for i, part in enumerate(commands)
+    ]

@@ -9,13 +9,12 @@ from typing import Any
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.report.facts import fact_lines
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     cost_sentences,
     explanation,
-    headline,
     system_line,
-    unsaid,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     changed_s,
@@ -85,9 +84,9 @@ def run_answer(run: RunDir | Listed) -> dict[str, Any]:
         "comparison": comparison,
         "host": host,
         "system": system_line(host, comparison),
-        "headline": headline(comparison),
-        "unsaid": unsaid(comparison),
-        "summary": comparison.summary if comparison else None,
+        "headline": comparison.answer if comparison else None,
+        "details": comparison.details if comparison else None,
+        "facts": fact_lines(comparison) if comparison else [],
         "variants": variants(listed),
     }
 

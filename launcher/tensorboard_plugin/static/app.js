@@ -2,10 +2,10 @@
 // looked at by being drawn again, but the timeline, which moves its own window.
 
 import { showDevices } from './devices.js';
-import { el, isTyping, replace } from './dom.js';
+import { el, found, isTyping, replace } from './dom.js';
 import { Run } from './model.js';
 import { showOperators } from './operators.js';
-import { Latest } from './source.js';
+import { isAbort, Latest, messageOf } from './source.js';
 import { showSplits } from './splits.js';
 import { State } from './state.js';
 import { emptyState, failedState, unopenedState } from './states.js';
@@ -14,6 +14,7 @@ import { showTimeline } from './timeline.js';
 import { hideTip } from './tip.js';
 import { drawBlocks, showWhere } from './where.js';
 
+/** @type {{ [tab: string]: { name: string, show: Show } }} */
 const VIEWS = {
   splits: { name: 'Splits', show: showSplits },
   where: { name: 'Where time goes', show: showWhere },
@@ -22,21 +23,31 @@ const VIEWS = {
   devices: { name: 'Devices', show: showDevices },
 };
 const STEPS_AT_ONCE = 50;
-/** While a run goes on it is looked at this often. */
+/** How often a run is asked for while it is going. */
 const RUNNING_MS = 4000;
 
 /** Builds the page in `root` and keeps it up to date. */
 export class App {
+  /** @param {HTMLElement} root @param {Source} source @param {State} [state] */
   constructor(root, source, state = new State()) {
     this.root = root;
     this.source = source;
     this.state = state;
+    /** @type {RunEntry[]} */
     this.runs = [];
+    /** @type {Run | null} */
     this.run = null;
+    /** @type {View | null} */
     this.view = null;
+    this.reloadS = 5;
+    this.readAgain = false;
     this.loading = new Latest();
-    this.signal = undefined;
+    this.controller = new AbortController();
+    /** @type {Map<string, Steps>} */
     this.stepsKnown = new Map();
+    this.main = el('main', { id: 'view', tabindex: -1, role: 'tabpanel' });
+    this.head = el('header', { class: 'top' });
+    this.live = el('div', { class: 'visually-hidden', role: 'status', 'aria-live': 'polite' });
     this.views = Object.fromEntries(
       Object.entries(VIEWS).filter(([key]) => !source.views || source.views.includes(key)),
     );
@@ -44,9 +55,6 @@ export class App {
 
   /** Draws for the first time; from then on the page looks after itself. */
   async start() {
-    this.main = el('main', { id: 'view', tabindex: -1, role: 'tabpanel' });
-    this.head = el('header', { class: 'top' });
-    this.live = el('div', { class: 'visually-hidden', role: 'status', 'aria-live': 'polite' });
     replace(this.root, this.head, this.main, this.live);
     followTheme(() => this.run && this.draw());
     this.state.onChange((changes) => this.changed(changes));
@@ -54,10 +62,22 @@ export class App {
     await this.look();
   }
 
+  /** Ends with the view that is in front: what it asks for is cancelled with it. */
+  get signal() {
+    return this.controller.signal;
+  }
+
+  /** The run that views are of; without one no view is in front. */
+  get openRun() {
+    if (!this.run) throw new Error('No run is open.');
+    return this.run;
+  }
+
+  /** @param {KeyboardEvent} event */
   key(event) {
     if (event.key !== '/' || isTyping(event)) return;
     const field = this.main.querySelector('[data-search]');
-    if (!field) return;
+    if (!(field instanceof HTMLInputElement)) return;
     event.preventDefault();
     field.focus();
     field.select();
@@ -69,37 +89,46 @@ export class App {
     try {
       const answer = await this.source.getChanged('runs');
       if (answer) await this.found(answer);
-      waitMs = this.run?.isRunning ? RUNNING_MS : 1000 * (this.reloadS ?? 5);
+      waitMs = this.run?.isRunning ? RUNNING_MS : 1000 * this.reloadS;
     } catch (error) {
-      if (!this.run) failedState(this.main, error.message, () => this.look());
+      if (!this.run) failedState(this.main, messageOf(error), () => this.look());
     }
     if (this.source.live) setTimeout(() => this.whenSeen(() => this.look()), waitMs);
   }
 
-  /** Waits with polling while nobody sees the page: another tab of TensorBoard or of the browser is in front. */
+  /**
+   * Waits with polling while no one sees the page: another tab of TensorBoard or of the browser is in front.
+   * @param {() => void} work
+   */
   whenSeen(work) {
-    if (!document.hidden && innerWidth > 0 && this.root.getClientRects().length) return work();
-    return setTimeout(() => this.whenSeen(work), 1000);
+    if (!document.hidden && innerWidth > 0 && this.root.getClientRects().length) work();
+    else setTimeout(() => this.whenSeen(work), 1000);
   }
 
+  /** @param {RunsAnswer} answer */
   async found(answer) {
     this.runs = answer.runs;
     this.reloadS = answer.reload_s;
-    if (!this.runs.length) {
-      this.run = null;
-      this.drawHead();
-      return emptyState(this.main, answer.logdir, answer.reload_s);
+    if (this.runs.length) {
+      await this.open(this.state.get('run'));
+      return;
     }
-    return this.open(this.state.get('run'));
+    this.leaveView();
+    this.run = null;
+    this.drawHead();
+    emptyState(this.main, answer.logdir, answer.reload_s);
   }
 
-  /** Loads a run, the newest if `name` is none of them, and draws it. */
+  /**
+   * Loads a run, the newest if `name` is none of them, and draws it.
+   * @param {string | null | undefined} name
+   */
   async open(name) {
     const known = this.runs.find((run) => run.name === name) ?? this.runs[0];
     const isOther = known.name !== this.run?.name;
     const answer = await this.loading.run((signal) => this.source.get('run', { run: known.name }, signal));
     if (!answer) return;
-    if (!isOther && answer.version === this.run.answer.version) return;
+    if (!isOther && answer.version === this.run?.answer.version) return;
     if (isOther) this.stepsKnown.clear();
     this.run = new Run(answer);
     if (isOther) this.draw();
@@ -109,28 +138,29 @@ export class App {
   /** New figures of the same run: never under the pointer or the cursor, and a timeline stays as it is. */
   refresh() {
     this.stepsKnown.clear();
-    this.live.textContent = this.run.answer.headline ?? '';
-    if (this.view?.keeps) return this.view.update?.();
-    if (this.main.querySelector('table:hover')) {
+    this.live.textContent = this.openRun.answer.headline ?? '';
+    if (this.view?.keeps) this.view.update?.();
+    else if (this.main.querySelector('table:hover'))
       this.main.addEventListener('pointerleave', () => this.draw(), { once: true });
-      return undefined;
-    }
-    return this.draw();
+    else this.draw();
   }
 
+  /** @param {Changes} changes */
   changed(changes) {
     if ('variant' in changes && !('sel' in changes)) this.state.note({ sel: null, range: null });
-    if ('run' in changes && changes.run !== this.run?.name)
-      return this.open(changes.run).catch((error) =>
-        failedState(this.main, error.message, () => this.open(changes.run)),
+    if ('run' in changes && changes.run !== this.run?.name) {
+      this.open(changes.run).catch((error) =>
+        failedState(this.main, messageOf(error), () => this.open(changes.run)),
       );
-    if (!('tab' in changes) && this.view?.changed?.(changes)) return undefined;
+      return;
+    }
+    if (!('tab' in changes) && this.view?.changed?.(changes)) return;
     if ('tab' in changes) scrollTo(0, 0);
-    return this.draw();
+    this.draw();
   }
 
   get tab() {
-    const wanted = this.state.get('tab');
+    const wanted = this.state.get('tab') ?? '';
     if (this.views[wanted] && !(this.run?.isTraces && wanted === 'splits')) return wanted;
     return this.run?.isTraces ? 'where' : Object.keys(this.views)[0];
   }
@@ -172,7 +202,7 @@ export class App {
         'data-key': 'run',
         onchange: (event) =>
           this.state.go({
-            run: event.target.value,
+            run: event.currentTarget.value,
             variant: null,
             against: null,
             oprank: null,
@@ -194,74 +224,95 @@ export class App {
     return el('div', { class: 'run-picker' }, select);
   }
 
+  /** @param {KeyboardEvent} event @param {string[]} keys */
   tabKey(event, keys) {
-    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const move = event.key === 'ArrowRight' ? 1 : event.key === 'ArrowLeft' ? -1 : 0;
     if (!move) return;
     event.preventDefault();
     const next = keys[(keys.indexOf(this.tab) + move + keys.length) % keys.length];
     this.state.go({ tab: next, q: null });
-    this.head.querySelector(`[data-tab="${next}"]`)?.focus();
+    found(this.head, `[data-tab="${next}"]`)?.focus();
   }
 
   /** Draws the view in front anew. What the one before still waits for is cancelled. */
   async draw() {
-    this.view?.stop?.();
-    this.view = null;
-    hideTip();
+    this.leaveView();
     this.drawHead();
-    this.controller?.abort();
     this.controller = new AbortController();
-    const { signal } = this.controller;
-    this.signal = signal;
+    const { signal } = this;
     this.main.dataset.view = this.tab;
     this.main.dataset.ready = 'false';
     try {
       const view = await this.show();
-      if (signal.aborted) return view?.stop?.();
+      if (signal.aborted) {
+        view?.stop?.();
+        return;
+      }
       this.view = view ?? null;
       this.main.dataset.ready = 'true';
     } catch (error) {
-      if (signal.aborted || error.name === 'AbortError') return undefined;
-      failedState(this.main, error.message, () => this.draw());
+      if (signal.aborted || isAbort(error)) return;
+      failedState(this.main, messageOf(error), () => this.draw());
     }
-    return undefined;
+  }
+
+  leaveView() {
+    this.view?.stop?.();
+    this.view = null;
+    this.controller.abort();
+    hideTip();
   }
 
   show() {
-    const problems = this.run.isTraces && !this.run.traced.length ? this.run.variants[0].planned.problems : [];
-    if (problems.length) return unopenedState(this.main, this.run.answer.title, problems);
-    return this.views[this.tab].show(this.main, this);
+    const run = this.openRun;
+    const problems = run.isTraces && !run.traced.length ? (run.variants[0].planned.problems ?? []) : [];
+    if (problems.length) return unopenedState(this.main, run.answer.title, problems);
+    return this.views[this.tab].show(this.main, /** @type {OpenApp} */ (this)); // it has a run, as of above
   }
 
   // What views ask for.
 
-  /** Steps of variants, each asked for once. */
+  /**
+   * Steps of variants, each asked for once.
+   * @param {string[]} ids
+   * @returns {Promise<{ [id: string]: Steps }>}
+   */
   async steps(ids) {
     const missing = ids.filter((id) => !this.stepsKnown.has(id));
     for (let at = 0; at < missing.length; at += STEPS_AT_ONCE) {
       const answer = await this.source.get(
         'steps',
-        { run: this.run.name, variant: missing.slice(at, at + STEPS_AT_ONCE) },
+        { run: this.openRun.name, variant: missing.slice(at, at + STEPS_AT_ONCE) },
         this.signal,
       );
       for (const [id, steps] of Object.entries(answer.variants)) this.stepsKnown.set(id, steps);
     }
-    return Object.fromEntries(
-      ids.map((id) => [id, this.stepsKnown.get(id)]).filter(([, steps]) => steps?.step_ms.length),
-    );
+    /** @type {{ [id: string]: Steps }} */
+    const known = {};
+    for (const id of ids) {
+      const steps = this.stepsKnown.get(id);
+      if (steps?.step_ms.length) known[id] = steps;
+    }
+    return known;
   }
 
-  /** An answer that needs the index of a variant's traces; `undefined` once nobody waits for it any more. */
+  /**
+   * An answer that needs the index of a variant's traces; `undefined` once no one waits for it any more.
+   * @template {TracedRoute} R
+   * @param {R} route
+   * @param {Asked} parameters
+   * @param {(answer: UnderWay) => void} [progress]
+   * @returns {Promise<Final<R> | undefined>}
+   */
   async traced(route, parameters, progress) {
     const { signal } = this;
     const again = this.readAgain ? { again: 1 } : {};
     this.readAgain = false;
     try {
-      const told = (answer) => !signal.aborted && progress?.(answer);
       return await this.source.ready(
         route,
-        { run: this.run.name, ...parameters, ...again },
-        { signal, progress: told },
+        { run: this.openRun.name, ...parameters, ...again },
+        { signal, progress: (answer) => !signal.aborted && progress?.(answer) },
       );
     } catch (error) {
       if (signal.aborted) return undefined;
@@ -269,22 +320,29 @@ export class App {
     }
   }
 
+  /** @param {string} variant @param {(answer: UnderWay) => void} progress */
   breakdown(variant, progress) {
     return this.traced('breakdown', { variant }, progress);
   }
 
-  /** Draws the view again if the variant's traces are no longer those that it shows. */
+  /**
+   * Draws the view again if the variant's traces are no longer those that it shows.
+   * @param {{ variant: Variant, version: string | undefined }} shown
+   */
   async renew({ variant, version }) {
-    const asked = { run: this.run.name, variant: variant.id };
+    const asked = { run: this.openRun.name, variant: variant.id };
     const meta = await this.source.get('timeline/meta', asked, this.signal).catch(() => null);
     if (meta && meta.version !== version) await this.draw();
   }
 
-  /** What a broken trace's message offers. */
+  /**
+   * What a broken trace's message offers.
+   * @returns {Retry}
+   */
   retry() {
     return {
       live: this.source.live,
-      isTraces: this.run.isTraces,
+      isTraces: this.openRun.isTraces,
       again: () => {
         this.readAgain = true;
         this.draw();
@@ -292,7 +350,8 @@ export class App {
     };
   }
 
+  /** @param {HTMLElement} grid @param {Variant[]} variants */
   drawBlocks(grid, variants) {
-    drawBlocks(grid, this, variants);
+    drawBlocks(grid, /** @type {OpenApp} */ (this), variants); // a view asks for it, so there is a run
   }
 }

@@ -2,14 +2,23 @@
 
 import { onWidth, svg } from './dom.js';
 import { number, three, tickDecimals } from './format.js';
-import { around, roundStep, ticks } from './scale.js';
+import { around, last, roundStep, ticks } from './scale.js';
 
 const SPARK_WIDTH = 170;
 const SPARK_HEIGHT = 40;
 
-/** Values from the oldest to the newest on a scale from 0 to `full`; `limit` is a dashed line. */
+/**
+ * Values from the oldest to the newest on a scale from 0 to `full`; `limit` is a dashed line.
+ * @param {number[]} values
+ * @param {number} full
+ * @param {number | null | undefined} limit
+ * @param {string} label
+ * @param {boolean} isLimiting
+ */
 export function sparkline(values, full, limit, label, isLimiting) {
+  /** @param {number} value */
   const y = (value) => 2 + (SPARK_HEIGHT - 2) * (1 - Math.min(1, Math.max(0, value / (full || 1))));
+  /** @param {number} index */
   const x = (index) => (values.length < 2 ? SPARK_WIDTH : (SPARK_WIDTH * index) / (values.length - 1));
   const path = values
     .map((value, index) => `${index ? 'L' : 'M'}${x(index).toFixed(1)} ${y(value).toFixed(1)}`)
@@ -40,25 +49,33 @@ const LEFT = 34;
 const RIGHT = 64;
 const BOTTOM = 26;
 
-/** Lines of ranks by step; each of `series` is `{name, x: [], y: []}`. The first is solid, others dashed. */
+/**
+ * Lines of ranks by step; each of `series` is `{name, x: [], y: []}`. The first is solid, others dashed.
+ * @param {Series[]} series
+ * @param {string} label
+ * @param {number} [height]
+ */
 export function lineChart(series, label, height = 232) {
   const root = svg('svg', { class: 'line-chart', role: 'img', 'aria-label': label });
   onWidth(root, (width) => root.replaceChildren(...chartParts(series, width, height)));
   return root;
 }
 
+/** @param {Series[]} series @param {number} width @param {number} height */
 function chartParts(series, width, height) {
   const { scale, step } = around(
     series.flatMap((one) => one.y),
     4,
     1e-6,
   );
-  const [first, last] = [
+  const [first, end] = [
     Math.min(...series.map((one) => one.x[0])),
-    Math.max(...series.map((one) => one.x.at(-1))),
+    Math.max(...series.map((one) => last(one.x))),
   ];
   const plot = width - LEFT - RIGHT;
-  const x = (value) => LEFT + (last > first ? (value - first) / (last - first) : 0.5) * plot;
+  /** @param {number} value */
+  const x = (value) => LEFT + (end > first ? (value - first) / (end - first) : 0.5) * plot;
+  /** @param {number} value */
   const y = (value) => 6 + (height - BOTTOM - 6) * (1 - scale.share(value));
   const rows = scale
     .ticks(step)
@@ -66,8 +83,8 @@ function chartParts(series, width, height) {
       svg('line', { class: 'grid-line', x1: LEFT, x2: LEFT + plot, y1: y(tick), y2: y(tick) }),
       svg('text', { x: LEFT - 8, y: y(tick) + 4, 'text-anchor': 'end' }, number(tick, tickDecimals(step))),
     ]);
-  const every = Math.max(1, roundStep((last - first) / 7));
-  const columns = ticks(first, last, every).flatMap((tick) => [
+  const every = Math.max(1, roundStep((end - first) / 7));
+  const columns = ticks(first, end, every).flatMap((tick) => [
     svg('line', { class: 'axis', x1: x(tick), x2: x(tick), y1: height - BOTTOM, y2: height - BOTTOM + 4 }),
     svg('text', { x: x(tick), y: height - BOTTOM + 17, 'text-anchor': 'middle' }, number(tick)),
   ]);
@@ -87,6 +104,12 @@ function chartParts(series, width, height) {
   ];
 }
 
+/**
+ * @param {Series} one
+ * @param {number} index
+ * @param {(value: number) => number} x
+ * @param {(value: number) => number} y
+ */
 function lineOf(one, index, x, y) {
   const look = index ? 'dashed' : 'solid';
   const path = one.y
@@ -94,20 +117,30 @@ function lineOf(one, index, x, y) {
     .join(' ');
   return [
     svg('path', { class: look, d: path }),
-    svg('circle', { class: look, cx: x(one.x.at(-1)), cy: y(one.y.at(-1)), r: 3 }),
+    svg('circle', { class: look, cx: x(last(one.x)), cy: y(last(one.y)), r: 3 }),
   ];
 }
 
-// Names stand at the ends of their lines, moved apart where they would cover each other.
+/**
+ * Names are at the ends of their lines, moved apart where they would cover each other.
+ * @param {Series[]} series
+ * @param {(value: number) => number} x
+ * @param {(value: number) => number} y
+ */
 function names(series, x, y) {
   const wanted = series
-    .map((one, index) => ({ index, name: one.name, x: x(one.x.at(-1)) + 8, y: y(one.y.at(-1)) + 4 }))
+    .map((one, index) => ({ index, name: one.name, x: x(last(one.x)) + 8, y: y(last(one.y)) + 4 }))
     .sort((a, b) => a.y - b.y);
   for (let at = 1; at < wanted.length; at += 1) wanted[at].y = Math.max(wanted[at].y, wanted[at - 1].y + 15);
   return wanted.map((one) => svg('text', { x: one.x, y: one.y, class: one.index ? '' : 'strong' }, one.name));
 }
 
-/** The last value and the range, for screen readers. */
+/**
+ * The last value and the range, for screen readers.
+ * @param {string} name
+ * @param {number[]} values
+ * @param {string} unit
+ */
 export function spokenSeries(name, values, unit) {
   return values.length
     ? `${name}: now ${three(values.at(-1))} ${unit}, from ${three(Math.min(...values))} to ${three(Math.max(...values))}`

@@ -1,14 +1,17 @@
 // The small parts above a view: filters, choices, search fields.
 
 import { el, svg } from './dom.js';
-import { FILTERS, filterValues } from './model.js';
+import { FILTER_NAMES, filterValues } from './model.js';
 
-/** Chips for strategy, devices and precision; a group with one value is not worth showing. */
+/**
+ * Chips for strategy, devices and precision; a group with one value is not worth showing.
+ * @param {Run} run
+ * @param {State} state
+ */
 export function filters(run, state) {
-  return Object.keys(FILTERS)
-    .map((name) => [name, filterValues(run, name)])
-    .filter(([name, values]) => values.length > 1 || name === 'strategy')
-    .map(([name, values]) =>
+  return FILTER_NAMES.map((name) => ({ name, values: filterValues(run, name) }))
+    .filter(({ name, values }) => values.length > 1 || name === 'strategy')
+    .map(({ name, values }) =>
       el(
         'div',
         { class: 'group', role: 'group', 'aria-label': name },
@@ -18,6 +21,7 @@ export function filters(run, state) {
     );
 }
 
+/** @param {FilterName} name @param {string} value @param {string[]} values @param {State} state */
 function chip(name, value, values, state) {
   const chosen = state.list(name) ?? values;
   const pressed = chosen.includes(value);
@@ -38,7 +42,22 @@ function chip(name, value, values, state) {
   );
 }
 
-/** A drop-down list of `[value, text]`. */
+/**
+ * Variants as choices.
+ * @param {{ id: string, label: string }[]} variants
+ * @returns {Options}
+ */
+export function optionsOf(variants) {
+  return variants.map(({ id, label }) => [id, label]);
+}
+
+/**
+ * A drop-down list of `[value, text]`.
+ * @param {string} label
+ * @param {Options} options
+ * @param {string} value
+ * @param {(value: string) => void} onpick
+ */
 export function picker(label, options, value, onpick) {
   const select = el(
     'select',
@@ -46,17 +65,22 @@ export function picker(label, options, value, onpick) {
       class: 'select',
       'aria-label': label,
       'data-key': label,
-      onchange: (event) => onpick(event.target.value),
+      onchange: (event) => onpick(event.currentTarget.value),
     },
     options.map(([key, text]) => el('option', { value: key, selected: key === value }, text)),
   );
   return el('span', { class: 'picker' }, select);
 }
 
-/** A search field; `/` puts the cursor into it (the app listens), Esc empties and leaves it. */
+/**
+ * A search field; `/` puts the cursor into it (the app listens), Esc empties and leaves it.
+ * @param {string} label
+ * @param {string} value
+ * @param {{ oninput: (text: string) => void, onenter?: (isBack: boolean) => void, onleave?: () => void }} actions
+ */
 export function searchField(label, value, { oninput, onenter, onleave }) {
   let timer = 0;
-  const tell = () => {
+  const report = () => {
     clearTimeout(timer);
     timer = 0;
     oninput(input.value);
@@ -72,19 +96,19 @@ export function searchField(label, value, { oninput, onenter, onleave }) {
     autocomplete: 'off',
     oninput: () => {
       clearTimeout(timer);
-      timer = setTimeout(tell, 120);
+      timer = setTimeout(report, 120);
     },
     onkeydown: (event) => {
       if (event.key === 'Enter') {
-        if (timer) tell(); // Enter means what the field holds, not what it held a moment ago
+        if (timer) report(); // Enter means what the field holds, not what it held a moment ago
         onenter?.(event.shiftKey);
       }
       if (event.key !== 'Escape') return;
       event.stopPropagation();
       clearTimeout(timer);
       timer = 0;
-      event.target.value = '';
-      event.target.blur();
+      input.value = '';
+      input.blur();
       onleave?.();
     },
   });
@@ -97,7 +121,13 @@ export function searchField(label, value, { oninput, onenter, onleave }) {
   return el('span', { class: 'search' }, glass, input, el('kbd', { 'aria-hidden': 'true' }, '/'));
 }
 
-/** A few choices of which one is on. */
+/**
+ * A few choices of which one is on.
+ * @param {string} label
+ * @param {Options} options
+ * @param {string} value
+ * @param {(value: string) => void} onpick
+ */
 export function segmented(label, options, value, onpick) {
   return el(
     'span',
@@ -117,7 +147,11 @@ export function segmented(label, options, value, onpick) {
   );
 }
 
-/** The two lines that answer the view's question. */
+/**
+ * The two lines that answer the view's question.
+ * @param {string} sentence
+ * @param {string | null} sub
+ */
 export function headline(sentence, sub) {
   return [el('h1', {}, sentence), sub ? el('p', { class: 'sub' }, sub) : null];
 }

@@ -1,20 +1,35 @@
-// Devices: what ran where, and, while a run goes on, the machine as it is now.
+// Devices: what ran where, and, while a run is going, the machine as it is now.
 
-import { headline, picker } from './controls.js';
+import { headline, optionsOf, picker } from './controls.js';
 import { el, replace } from './dom.js';
 import { coarse, listed, number, plural } from './format.js';
 import { lineChart, sparkline, spokenSeries } from './charts.js';
 import { showTracedDevices } from './devices_traced.js';
-import { pause } from './source.js';
+import { isAbort, pause } from './source.js';
 import { meter } from './states.js';
 
 const POLL_MS = 2000;
 /** So many polls are kept for the sparklines: four minutes. */
 const KEPT = 120;
+/** @type {[key: Gauge, name: string][]} */
+const GAUGES = [
+  ['memory_gib', 'memory, GiB'],
+  ['utilisation_percent', 'utilisation, %'],
+  ['sm_clock_mhz', 'SM clock, MHz'],
+  ['power_w', 'power, W'],
+];
+/** @type {{ [G in Gauge]: 'memory_total_gib' | 'sm_clock_max_mhz' | 'power_limit_w' | null }} */
+const LIMITS = {
+  memory_gib: 'memory_total_gib',
+  utilisation_percent: null,
+  sm_clock_mhz: 'sm_clock_max_mhz',
+  power_w: 'power_limit_w',
+};
 const RANKS_DRAWN = 8;
 /** A value this near to its limit has reached it. */
 const REACHED = 0.97;
 
+/** @type {{ [stage: string]: string }} */
 const STAGES = {
   start: 'starting',
   build: 'building the model',
@@ -25,20 +40,35 @@ const STAGES = {
   done: 'ending',
 };
 
-/** Draws the view into `host`; while the run goes on it asks again and again. */
+/**
+ * Draws the view into `host`; while the run is going it asks again and again.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export async function showDevices(host, app) {
   if (app.run.isTraces) return showTracedDevices(host, app);
-  const view = new Devices(host, app);
-  await view.look();
+  const view = new Devices(host, app, await progressOf(app));
+  view.draw();
   view.poll();
   return view;
 }
 
+/** @param {OpenApp} app */
+function progressOf(app) {
+  return app.source.get('progress', { run: app.run.name }, app.signal);
+}
+
 class Devices {
-  constructor(host, app) {
-    Object.assign(this, { host, app, keeps: true });
+  /** @param {HTMLElement} host @param {OpenApp} app @param {ProgressAnswer} progress */
+  constructor(host, app, progress) {
+    this.host = host;
+    this.app = app;
+    this.keeps = true;
+    this.progress = progress;
+    /** @type {Map<string, LiveDevice[]>} */
     this.history = new Map();
     this.controller = new AbortController();
+    this.remember();
   }
 
   stop() {
@@ -50,12 +80,16 @@ class Devices {
   }
 
   async look() {
-    this.progress = await this.app.source.get('progress', { run: this.app.run.name }, this.app.signal);
+    this.progress = await progressOf(this.app);
+    this.remember();
+    this.draw();
+  }
+
+  remember() {
     for (const device of this.progress.live) {
       const past = this.history.get(device.device) ?? [];
       this.history.set(device.device, [...past, device].slice(-KEPT));
     }
-    this.draw();
   }
 
   async poll() {
@@ -65,7 +99,7 @@ class Devices {
         await pause(POLL_MS, signal);
         if (!document.hidden && this.host.getClientRects().length) await this.look();
       } catch (error) {
-        if (error.name === 'AbortError') return;
+        if (isAbort(error)) return;
       }
     }
   }
@@ -111,31 +145,15 @@ class Devices {
     const { live } = this.progress;
     const others = live.filter((device) => (device.pids?.length ?? 0) > 1).map((device) => device.device);
     const shared = others.length ? `Several processes use ${listed(others)}. ` : '';
-    if (live.length) return `${shared}Looked at every ${POLL_MS / 1000} s while the run goes on.`;
+    if (live.length) return `${shared}Updated every ${POLL_MS / 1000} s while the run is going.`;
     return 'Peak memory is what each rank had allocated at most; step times are those of the timed rounds.';
   }
 
   liveTable() {
     const { live } = this.progress;
-    const most = (key, limit) =>
-      Math.max(
-        1,
-        ...live.map((device) => device[limit] ?? 0),
-        ...[...this.history.values()].flat().map((device) => device[key] ?? 0),
-      );
-    const scales = {
-      memory_gib: most('memory_gib', 'memory_total_gib'),
-      utilisation_percent: 100,
-      sm_clock_mhz: most('sm_clock_mhz', 'sm_clock_max_mhz'),
-      power_w: most('power_w', 'power_limit_w'),
-    };
+    /** @param {Gauge} key */
     const has = (key) => key === 'utilisation_percent' || live.some((device) => device[key] != null);
-    const columns = [
-      ['memory_gib', 'memory, GiB'],
-      ['utilisation_percent', 'utilisation, %'],
-      ['sm_clock_mhz', 'SM clock, MHz'],
-      ['power_w', 'power, W'],
-    ].filter(([key]) => has(key));
+    const columns = GAUGES.filter(([key]) => has(key));
     return el(
       'table',
       { class: 'grid devices', 'aria-label': 'devices now' },
@@ -158,7 +176,7 @@ class Devices {
             'tr',
             {},
             el('td', {}, this.who(device)),
-            columns.map(([key]) => el('td', {}, this.gauge(device, key, scales[key]))),
+            columns.map(([key]) => el('td', {}, this.gauge(device, key))),
             el(
               'td',
               { class: 'c-link' },
@@ -170,6 +188,17 @@ class Devices {
     );
   }
 
+  /**
+   * The upper end of a figure's scale: 100 %, or the largest limit or value of all devices.
+   * @param {Gauge} key
+   */
+  fullScale(key) {
+    if (key === 'utilisation_percent') return 100;
+    const values = [...this.history.values()].flat().map((device) => device[key] ?? 0);
+    return Math.max(1, ...this.progress.live.map((device) => limitOf(device, key) ?? 0), ...values);
+  }
+
+  /** @param {LiveDevice} device */
   who(device) {
     const ranks = (
       this.progress.variants.find((one) => one.id === this.progress.stage?.variant)?.ranks ?? []
@@ -179,23 +208,20 @@ class Devices {
       device.name ? el('p', { class: 'plain' }, device.name) : null,
       ranks
         .slice(0, 4)
-        .map((rank) => el('p', {}, `rank ${rank.rank} \u00b7 ${plural(rank.local_batch, 'sample')}`)),
+        .map((rank) => el('p', {}, rankText(rank))),
       device.temperature_c == null ? null : el('p', {}, `${number(device.temperature_c)} \u00b0C`),
     ];
   }
 
-  gauge(device, key, full) {
+  /** @param {LiveDevice} device @param {Gauge} key */
+  gauge(device, key) {
     const value = device[key];
     if (value == null) return el('p', {}, '\u2013');
-    const limit = {
-      memory_gib: device.memory_total_gib,
-      sm_clock_mhz: device.sm_clock_max_mhz,
-      power_w: device.power_limit_w,
-    }[key];
+    const limit = limitOf(device, key);
     const isLimiting =
       (key === 'power_w' && atPowerCap(device)) ||
       (key === 'sm_clock_mhz' && atPowerCap(device) && value < REACHED * (limit ?? 0)) ||
-      (key === 'memory_gib' && limit && value > REACHED * limit);
+      (key === 'memory_gib' && limit != null && value > REACHED * limit);
     const of = {
       memory_gib: limit == null ? '' : `of ${number(limit, 1)}`,
       utilisation_percent: 'now',
@@ -203,6 +229,7 @@ class Devices {
       power_w: limit == null ? '' : `cap ${number(limit)}${isLimiting ? ', reached' : ''}`,
     }[key];
     const past = (this.history.get(device.device) ?? []).map((one) => one[key]).filter((one) => one != null);
+    const spoken = spokenSeries(device.device, past, key.slice(key.lastIndexOf('_') + 1));
     return [
       el(
         'div',
@@ -214,24 +241,29 @@ class Devices {
         ),
         el('span', { class: 'of' }, of),
       ),
-      sparkline(past, full, limit, spokenSeries(device.device, past, key.split('_').at(-1)), isLimiting),
+      sparkline(past, this.fullScale(key), limit, spoken, isLimiting),
     ];
   }
 
-  // What ran where, once nothing runs any more.
+  /**
+   * What ran where, once nothing runs any more.
+   * @param {VariantProgress | null} chosen
+   */
   ranTable(chosen) {
     const { run } = this.app;
     const variant = chosen ? run.byId.get(chosen.id) : run.choose(this.app.state.get('variant'), run.ranked);
     const ranks = variant?.ranks.length ? variant.ranks : (chosen?.ranks ?? []);
     const gpus = run.answer.host?.gpus ?? [];
+    /** @param {string | null} device */
     const named = (device) => gpus.find((gpu) => `cuda:${gpu.index}` === device);
     if (!ranks.length) return el('p', { class: 'muted' }, 'No steps have been recorded yet.');
+    /** @param {RankFigures | RankProgress} rank @returns {Child[]} */
     const cells = (rank) => {
       const gpu = named(rank.device);
       return [
         [
           el('div', { class: 'strong' }, rank.device),
-          el('p', {}, `rank ${rank.rank} \u00b7 ${plural(rank.local_batch, 'sample')}`),
+          el('p', {}, rankText(rank)),
         ],
         gpu?.name ?? run.answer.host?.cpu_model ?? '',
         gauged(rank.peak_gib, gpu?.memory_gib),
@@ -272,28 +304,32 @@ class Devices {
     ];
   }
 
+  /** @param {VariantProgress | null} chosen */
   picker(chosen) {
     const measured = this.progress.variants.filter((one) => one.ranks.some((rank) => rank.step.length));
-    if (measured.length < 2) return el('div', { class: 'controls' });
+    if (measured.length < 2 || !chosen) return el('div', { class: 'controls' });
     return el(
       'div',
       { class: 'controls' },
       picker(
         'variant',
-        measured.map((one) => [one.id, one.label]),
+        optionsOf(measured),
         chosen.id,
         (id) => this.app.state.go({ tab: 'devices', variant: id }),
       ),
     );
   }
 
+  /** @param {VariantProgress | null} variant */
   charts(variant) {
     const ranks = (variant?.ranks ?? []).filter((rank) => rank.step.length).slice(0, RANKS_DRAWN);
-    if (!ranks.length) return null;
+    if (!variant || !ranks.length) return null;
+    /** @param {'step_ms' | 'forward_ms'} key */
     const series = (key) =>
       ranks
         .filter((rank) => rank[key]?.some((ms) => ms > 0))
         .map((rank) => ({ name: `rank ${rank.rank}`, x: rank.step, y: rank[key] }));
+    /** @param {string} title @param {'step_ms' | 'forward_ms'} key */
     const chart = (title, key) => {
       const lines = series(key);
       return lines.length
@@ -314,14 +350,17 @@ class Devices {
   }
 }
 
-/** What a run does now and how far it is; that it stopped, if it did. */
+/**
+ * What a run does now and how far it is; that it stopped, if it did.
+ * @param {ProgressAnswer} progress
+ */
 export function runningStrip({ stage, status, done, seconds_left: left }) {
   if (status !== 'running' || !stage)
     return status === 'stopped'
       ? el(
           'p',
           { class: 'problems' },
-          'This run stopped before it was done; gpurun --resume RUN goes on with it.',
+          'This run stopped before it was done; gpurun --resume RUN continues it.',
         )
       : null;
   const doing =
@@ -337,12 +376,28 @@ export function runningStrip({ stage, status, done, seconds_left: left }) {
   );
 }
 
+/** @param {LiveDevice} device @param {Gauge} key */
+function limitOf(device, key) {
+  const limit = LIMITS[key];
+  return limit && device[limit];
+}
+
+/**
+ * `rank 1 · 34 samples`; a program's batch is not known.
+ * @param {{ rank: number, local_batch: number | null }} rank
+ */
+function rankText({ rank, local_batch: batch }) {
+  return batch == null ? `rank ${rank}` : `rank ${rank} \u00b7 ${plural(batch, 'sample')}`;
+}
+
+/** @param {LiveDevice} device */
 function atPowerCap(device) {
   return (
     device.power_w != null && device.power_limit_w != null && device.power_w >= REACHED * device.power_limit_w
   );
 }
 
+/** @param {LiveDevice[]} capped @param {LiveDevice[]} live */
 function cappedSentence(capped, live) {
   const [first] = capped;
   const fastest = Math.max(...live.map((device) => device.sm_clock_mhz ?? 0));
@@ -351,6 +406,7 @@ function cappedSentence(capped, live) {
   return `${listed(capped.map((device) => device.device))} ${capped.length > 1 ? 'run at their' : 'runs at its'} power cap of ${number(first.power_limit_w)} W${clocks}.`;
 }
 
+/** @param {number | null} value @param {number | undefined} limit @returns {Child} */
 function gauged(value, limit) {
   if (value == null) return '';
   return [

@@ -1,4 +1,4 @@
-// Devices of a folder of anybody's traces: which device each trace is of, and how much of its step it computes.
+// Devices of a directory of traces that gpurun did not record: the device of each, and how much of its step it computes.
 
 import { headline } from './controls.js';
 import { el, replace } from './dom.js';
@@ -7,7 +7,11 @@ import { brokenState, indexingState, problemNotes, untracedState } from './state
 
 const MOST_ROWS = 512;
 
-/** Draws the view into `host`. */
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export async function showTracedDevices(host, app) {
   const { title } = app.run.answer;
   const [variant] = app.run.variants;
@@ -22,7 +26,7 @@ export async function showTracedDevices(host, app) {
     host,
     headline(
       sentence(answer.ranks),
-      'What the traces tell; nobody measures here while something runs. Step: the mean of all traced steps of a rank; compute: its share.',
+      'From the traces: there are no live figures. Step: the mean of all traced steps of a rank; compute: its share.',
     ),
     problemNotes(answer.problems, answer.warnings),
     table(answer.ranks, variant.planned.traces),
@@ -30,13 +34,16 @@ export async function showTracedDevices(host, app) {
   return undefined;
 }
 
+/** @param {RankBreakdown[]} ranks */
 function sentence(ranks) {
   const devices = [...new Set(ranks.map((rank) => rank.device))];
   const more = devices.length > 3 ? ` and ${number(devices.length - 3)} more` : '';
   return `${plural(ranks.length, 'rank')} traced on ${listed(devices.slice(0, 3))}${more}.`;
 }
 
+/** @param {RankBreakdown[]} ranks @param {TraceFile[]} traces */
 function table(ranks, traces) {
+  /** @param {string} name @param {boolean} [isRight] */
   const head = (name, isRight) => el('th', { scope: 'col', class: isRight ? 'right' : null }, name);
   return el(
     'table',
@@ -63,12 +70,15 @@ function table(ranks, traces) {
   );
 }
 
+/** @param {RankBreakdown} rank @param {number} index @param {TraceFile[]} traces */
 function traceOf(rank, index, traces) {
   return traces.find((trace) => trace.rank === rank.rank) ?? traces[index];
 }
 
+/** @param {RankBreakdown} rank @param {TraceFile | undefined} trace */
 function row(rank, trace) {
   const { typical } = rank;
+  /** @param {string} text */
   const right = (text) => el('td', { class: 'right' }, text);
   return el(
     'tr',

@@ -3,42 +3,90 @@
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An HTML element. `on…` attributes are listeners, `style` is an object of CSS properties. */
+/**
+ * An HTML element. `on…` attributes are listeners, `style` is an object of CSS properties.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} name
+ * @param {Attributes<HTMLElementTagNameMap[K]>} [attributes]
+ * @param {Child[]} children
+ */
 export function el(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
 
-/** An SVG element. */
+/**
+ * An SVG element.
+ * @template {keyof SVGElementTagNameMap} K
+ * @param {K} name
+ * @param {Attributes<SVGElementTagNameMap[K]>} [attributes]
+ * @param {Child[]} children
+ */
 export function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
+/**
+ * @template {HTMLElement | SVGElement} E
+ * @param {E} element
+ * @param {Attributes<E>} attributes
+ * @param {Child[]} children
+ */
 function fill(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) setAttribute(element, key, value);
-  element.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
+  element.append(...present(children));
   return element;
 }
 
+/**
+ * The children that there are, without their nesting.
+ * @param {Child[]} children
+ * @returns {(Node | string)[]}
+ */
+function present(children) {
+  return children.flatMap((child) => {
+    if (Array.isArray(child)) return present(child);
+    return child == null || child === false ? [] : [child];
+  });
+}
+
+/** @param {HTMLElement | SVGElement} element @param {string} key @param {unknown} value */
 function setAttribute(element, key, value) {
   if (value == null || value === false) return;
-  if (key.startsWith('on')) element.addEventListener(key.slice(2), value);
-  else if (key === 'style') setStyle(element, value);
-  else if (key === 'class') element.setAttribute('class', value);
+  if (typeof value === 'function') element.addEventListener(key.slice(2), (event) => value(event));
+  else if (typeof value === 'object') setStyle(element, { ...value });
   else element.setAttribute(key, value === true ? '' : String(value));
 }
 
-// Through the object model: a style attribute as text would need an exception in the security policy.
+/**
+ * Through the object model: a style attribute as text would need an exception in the security policy.
+ * @param {HTMLElement | SVGElement} element
+ * @param {Style} properties
+ */
 function setStyle(element, properties) {
   for (const [name, value] of Object.entries(properties)) element.style.setProperty(name, String(value));
 }
 
-/** Text that only screen readers get. */
+/**
+ * Text that only screen readers get.
+ * @param {string} text
+ */
 export function hidden(text) {
   return el('span', { class: 'visually-hidden' }, text);
 }
 
-/** A table for screen readers with the figures that a chart draws. */
+/**
+ * A table for screen readers with the figures that a chart draws.
+ * @param {string} caption
+ * @param {string[]} header
+ * @param {(string | number)[][]} rows
+ */
 export function hiddenTable(caption, header, rows) {
+  /**
+   * @param {'th' | 'td'} name
+   * @param {(string | number)[]} texts
+   * @param {Attributes<HTMLElement>} attributes
+   */
+  /** @param {'th' | 'td'} name @param {(string | number)[]} texts @param {Attributes<HTMLElement>} attributes */
   const cells = (name, texts, attributes) => texts.map((text) => el(name, attributes, String(text)));
   const table = el(
     'table',
@@ -55,37 +103,73 @@ export function hiddenTable(caption, header, rows) {
   return el('div', { class: 'visually-hidden' }, table);
 }
 
-/** Replaces what is in `parent`, keeping the focus on the element with the same `data-key`. */
+/**
+ * Replaces what is in `parent`, keeping the focus on the element with the same `data-key`.
+ * @param {Element} parent
+ * @param {...Child} children
+ * @returns {undefined}
+ */
 export function replace(parent, ...children) {
-  const key = parent.contains(document.activeElement) ? document.activeElement.dataset?.key : null;
-  parent.replaceChildren(...children.flat(Infinity).filter((child) => child != null && child !== false));
-  if (key) parent.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+  const focused = document.activeElement;
+  const key = focused && parent.contains(focused) ? focused.getAttribute('data-key') : null;
+  parent.replaceChildren(...present(children));
+  if (key) found(parent, `[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
-const measure = document.createElement('canvas').getContext('2d');
+/**
+ * The first HTML element in `parent` that the selector has.
+ * @param {Element} parent
+ * @param {string} selector
+ * @returns {HTMLElement | null}
+ */
+export function found(parent, selector) {
+  return parent.querySelector(selector);
+}
 
-/** The width of the widest of these texts on the page, in px. */
+/**
+ * What a canvas is drawn with.
+ * @param {HTMLCanvasElement} canvas
+ */
+export function contextOf(canvas) {
+  const context = canvas.getContext('2d');
+  if (!context) throw new Error('This browser has no memory left for another canvas.');
+  return context;
+}
+
+const measure = contextOf(document.createElement('canvas'));
+
+/**
+ * The width of the widest of these texts on the page, in px.
+ * @param {string[]} texts
+ * @param {number} sizePx
+ */
 export function widest(texts, sizePx) {
   measure.font = `${sizePx}px ${getComputedStyle(document.body).fontFamily}`;
   return texts.reduce((most, text) => Math.max(most, measure.measureText(text).width), 0);
 }
 
-/** Calls `redraw` when the width of `element` changes; the observer ends with the element. */
+/**
+ * Calls `redraw` when the width of `element` changes; the observer ends with the element.
+ * @param {Element} element
+ * @param {(width: number) => void} redraw
+ */
 export function onWidth(element, redraw) {
   let width = 0;
   const observer = new ResizeObserver(([entry]) => {
-    if (!element.isConnected) return observer.disconnect();
-    const now = Math.round(entry.contentRect.width);
-    if (now === width || now === 0) return undefined;
+    if (!element.isConnected) observer.disconnect();
+    const now = Math.round(entry?.contentRect.width ?? 0);
+    if (now === width || now === 0 || !element.isConnected) return;
     width = now;
-    return redraw(now);
+    redraw(now);
   });
   observer.observe(element);
 }
 
-/** Whether typing goes into a field, so that single keys are no commands. */
+/**
+ * Whether typing goes into a field, so that single keys are no commands.
+ * @param {KeyboardEvent} event
+ */
 export function isTyping(event) {
-  return (
-    /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey
-  );
+  const isField = event.target instanceof Element && /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+  return isField || event.ctrlKey || event.metaKey || event.altKey;
 }

@@ -2,7 +2,7 @@
 
 import { svg } from './dom.js';
 import { number, percent, tickDecimals } from './format.js';
-import { Scale } from './scale.js';
+import { last, Scale } from './scale.js';
 
 /** How far from the baseline the axis may reach, in percent; what lies farther becomes an arrow at the edge. */
 const REACHES = [12, 25, 50, 100, 200, 400];
@@ -13,9 +13,13 @@ const MOST_NARROW = 6;
 /** Differences within this, in percent, count as the same. */
 export const SAME = 1;
 
-/** The axis: all differences within its reach, ±12 % where that is enough, with their intervals, rounded to a tick. */
+/**
+ * The axis: all differences within its reach, ±12 % where that is enough, with their intervals, rounded to a tick.
+ * @param {(DrawnDifference | null)[]} differences
+ * @returns {Axis}
+ */
 export function forestAxis(differences) {
-  const known = differences.filter((one) => one?.percent != null);
+  const known = differences.filter(isKnown);
   const reach = reachOf(known.filter((one) => one.verdict !== 'baseline' && one.verdict !== 'noise'));
   const near = known.filter((one) => Math.abs(one.percent) <= reach);
   const ends = [-2 * SAME, 2 * SAME, ...near.flatMap((one) => [one.percent, ...(one.ci ?? [])])];
@@ -27,16 +31,27 @@ export function forestAxis(differences) {
   return { scale: new Scale(Math.floor(low / step) * step, Math.ceil(to / step) * step), step };
 }
 
-function reachOf(differences) {
-  const shown = (reach) => differences.filter((one) => Math.abs(one.percent) <= reach).length;
-  return REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length) ?? REACHES.at(-1);
+/** @param {DrawnDifference | null} difference @returns {difference is KnownDifference} */
+function isKnown(difference) {
+  return difference?.percent != null;
 }
 
+/** @param {KnownDifference[]} differences */
+function reachOf(differences) {
+  /** @param {number} reach */
+  const shown = (reach) => differences.filter((one) => Math.abs(one.percent) <= reach).length;
+  return REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length) ?? last(REACHES);
+}
+
+/** @param {number} range */
 function tickStep(range) {
   return [1, 2, 4, 10, 20, 50, 100].find((step) => range <= (step < 4 ? 4 : 6) * step) ?? 200;
 }
 
-/** Marks by verdict: filled where it is one, hollow where it is open, a diamond for the baseline. */
+/**
+ * Marks by verdict: filled where it is one, hollow where it is open, a diamond for the baseline.
+ * @param {DrawnDifference['verdict']} verdict
+ */
 export function tone(verdict) {
   return verdict === 'faster' || verdict === 'slower'
     ? verdict
@@ -45,16 +60,21 @@ export function tone(verdict) {
       : 'neutral';
 }
 
-/** One row of the plot, as wide and as high as its cell. */
+/**
+ * One row of the plot, as wide and as high as its cell.
+ * @param {DrawnDifference | null} difference
+ * @param {Axis} axis
+ */
 export function forestRow(difference, axis) {
   return svg(
     'svg',
     { 'aria-hidden': 'true' },
     background(axis),
-    difference?.percent == null ? null : mark(difference, axis.scale, '50%'),
+    isKnown(difference) ? mark(difference, axis.scale, '50%') : null,
   );
 }
 
+/** @param {Axis} axis */
 function background({ scale, step }) {
   const band = svg('rect', {
     class: 'band',
@@ -75,6 +95,7 @@ function background({ scale, step }) {
   return [band, ...lines];
 }
 
+/** @param {KnownDifference} difference @param {Scale} scale @param {string} y */
 function mark(difference, scale, y) {
   const { percent: value, ci, verdict } = difference;
   const look = `tone-${tone(verdict)}`;
@@ -92,7 +113,13 @@ function mark(difference, scale, y) {
   return [bar, ...cut.map((end) => end?.(scale, y, look)), dot(verdict, scale.at(value), y, look)];
 }
 
-// An interval that goes on beyond the axis ends in a small tip.
+/**
+ * An interval that goes on beyond the axis ends in a small tip.
+ * @param {boolean} isCut
+ * @param {number} at
+ * @param {number} sign
+ * @returns {((scale: Scale, y: string, look: string) => SVGElement) | null}
+ */
 function cutEnd(isCut, at, sign) {
   if (!isCut) return null;
   return (scale, y, look) =>
@@ -103,6 +130,7 @@ function cutEnd(isCut, at, sign) {
     );
 }
 
+/** @param {DrawnDifference['verdict']} verdict @param {string} x @param {string} y @param {string} look */
 function dot(verdict, x, y, look) {
   if (verdict === 'baseline') {
     return svg(
@@ -114,6 +142,7 @@ function dot(verdict, x, y, look) {
   return svg('circle', { class: look, cx: x, cy: y, r: 3.4, 'stroke-width': 1.4 });
 }
 
+/** @param {number} value @param {Scale} scale @param {string} y @param {string} look */
 function arrow(value, scale, y, look) {
   const sign = value > scale.high ? 1 : -1;
   const at = sign > 0 ? '100%' : '0%';
@@ -134,11 +163,17 @@ function arrow(value, scale, y, look) {
   );
 }
 
-/** The axis below the rows. */
+/**
+ * The axis below the rows.
+ * @param {Axis} axis
+ */
 export function forestScale({ scale, step }) {
   const decimals = tickDecimals(step);
   const ticks = scale.ticks(step);
-  // On a narrow page there is no room for more.
+  /**
+   * On a narrow page there is no room for more.
+   * @param {number} tick
+   */
   const isSpare = (tick) => ticks.length > MOST_NARROW && Math.round(tick / step) % 2 !== 0;
   return svg(
     'svg',
@@ -161,14 +196,21 @@ export function forestScale({ scale, step }) {
   );
 }
 
-/** `98.4 %`. */
+/**
+ * `98.4 %`.
+ * @param {number} level
+ */
 export function levelText(level) {
   return `${number(100 * level, 1).replace(/\.0$/, '')} %`;
 }
 
-/** The difference in words, for hover and screen readers. */
+/**
+ * The difference in words, for hover and screen readers.
+ * @param {DrawnDifference | null} difference
+ * @param {number | null | undefined} level
+ */
 export function spokenDifference(difference, level) {
-  if (difference?.percent == null) return 'no difference measured';
+  if (!isKnown(difference)) return 'no difference measured';
   if (difference.verdict === 'baseline') return 'the baseline';
   const interval = difference.ci
     ? `, ${level ? `${levelText(level)} ` : ''}interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`

@@ -3,7 +3,12 @@
 export const MINUS = '\u2212';
 export const THIN = '\u202f';
 
-/** `1 520.3`; `signed` shows a plus too. What rounds to zero has no sign. */
+/**
+ * `1 520.3`; `signed` shows a plus too. What rounds to zero has no sign.
+ * @param {number | null | undefined} value
+ * @param {number} [decimals]
+ * @param {boolean} [signed]
+ */
 export function number(value, decimals = 0, signed = false) {
   if (value == null || !Number.isFinite(value)) return '';
   const [whole, part] = Math.abs(value).toFixed(decimals).split('.');
@@ -13,7 +18,10 @@ export function number(value, decimals = 0, signed = false) {
   return (value < 0 ? MINUS : signed ? '+' : '') + text;
 }
 
-/** Three significant digits: `48.2`, `0.134`, `1 320`. */
+/**
+ * Three significant digits: `48.2`, `0.134`, `1 320`.
+ * @param {number | null | undefined} value
+ */
 export function three(value) {
   if (value == null || !Number.isFinite(value)) return '';
   const size = Math.abs(value);
@@ -21,51 +29,84 @@ export function three(value) {
   return number(value, Math.min(3, Math.max(0, digits)));
 }
 
-/** A rate per second in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`. */
+/**
+ * A rate per second in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`.
+ * @param {number} perSecond
+ */
 export function rate(perSecond) {
   return perSecond >= 100 ? number(perSecond) : three(perSecond);
 }
 
-/** `+13.8`, always one decimal and a sign; zero has none. */
+/**
+ * `+13.8`, always one decimal and a sign; zero has none.
+ * @param {number} value
+ */
 export function percent(value) {
   return value === 0 ? '0' : number(value, 1, true);
 }
 
-/** `−5.7 to −4.1`. */
+/**
+ * `−5.7 to −4.1`.
+ * @param {Interval | null | undefined} ci
+ */
 export function interval(ci) {
   return ci ? `${percent(ci[0])} to ${percent(ci[1])}` : '';
 }
 
-/** The larger side of a confidence interval: what stands behind ± covers the interval. */
+/**
+ * The larger side of a confidence interval: ± this covers the interval.
+ * @param {number | null | undefined} middle
+ * @param {Interval | null | undefined} ci
+ */
 export function halfWidth(middle, ci) {
-  return ci ? Math.max(middle - ci[0], ci[1] - middle) : null;
+  return ci && middle != null ? Math.max(middle - ci[0], ci[1] - middle) : null;
 }
 
-/** Decimals that show the first digit of an interval's half-width, at most 3. */
+/**
+ * Decimals that show the first digit of an interval's half-width, at most 3.
+ * @param {number} half
+ */
 export function supportedDecimals(half) {
   return half > 0 ? Math.min(3, Math.max(0, -Math.floor(Math.log10(half)))) : 1;
 }
 
-/** One count of decimals for a column of ms: what the middle row's interval supports. */
+/**
+ * One count of decimals for a column of ms: what the middle row's interval supports.
+ * @param {(number | null)[]} halves
+ * @param {number[]} sizes
+ */
 export function columnDecimals(halves, sizes) {
-  const known = halves.filter((half) => half > 0).sort((a, b) => a - b);
+  const known = halves
+    .filter((half) => half != null)
+    .filter((half) => half > 0)
+    .sort((a, b) => a - b);
   if (known.length) return supportedDecimals(known[known.length >> 1]);
   const typical = [...sizes].sort((a, b) => a - b)[sizes.length >> 1] ?? 0;
   return typical >= 100 ? 0 : typical >= 10 ? 1 : 2;
 }
 
-/** The next multiple of the last decimal, so that ± never looks narrower than it is. */
+/**
+ * The next multiple of the last decimal, so that ± never looks narrower than it is.
+ * @param {number} value
+ * @param {number} decimals
+ */
 export function roundUp(value, decimals) {
   const scale = 10 ** decimals;
   return Math.ceil(value * scale - 1e-6) / scale;
 }
 
-/** Decimals that tell the ticks of a step apart. */
+/**
+ * Decimals with which ticks at this distance differ.
+ * @param {number} step
+ */
 export function tickDecimals(step) {
   return Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
 }
 
-/** A duration given in nanoseconds, with its unit: `3.40 ms`, `812 µs`, `1.20 s`. */
+/**
+ * A duration given in nanoseconds, with its unit: `3.40 ms`, `812 µs`, `1.20 s`.
+ * @param {number} ns
+ */
 export function duration(ns) {
   const size = Math.abs(ns);
   if (size >= 1e9) return `${three(ns / 1e9)} s`;
@@ -74,19 +115,21 @@ export function duration(ns) {
   return `${number(ns)} ns`;
 }
 
-/** Bytes with a decimal unit, as links are rated: `142 MB`. */
+/**
+ * Bytes with a decimal unit, as links are rated: `142 MB`.
+ * @param {number} count
+ */
 export function bytes(count) {
-  for (const [unit, size] of [
-    ['GB', 1e9],
-    ['MB', 1e6],
-    ['kB', 1e3],
-  ]) {
-    if (count >= size) return `${three(count / size)} ${unit}`;
-  }
+  if (count >= 1e9) return `${three(count / 1e9)} GB`;
+  if (count >= 1e6) return `${three(count / 1e6)} MB`;
+  if (count >= 1e3) return `${three(count / 1e3)} kB`;
   return `${number(count)} B`;
 }
 
-/** How long something takes, coarsely: `50 s`, `2 min`, `1 h 05 min`. */
+/**
+ * How long something takes, coarsely: `50 s`, `2 min`, `1 h 05 min`.
+ * @param {number} seconds
+ */
 export function coarse(seconds) {
   if (seconds < 99.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
@@ -95,17 +138,27 @@ export function coarse(seconds) {
     : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`;
 }
 
-/** `1 rank`, `2 ranks`. */
+/**
+ * `1 rank`, `2 ranks`.
+ * @param {number} count
+ * @param {string} noun
+ */
 export function plural(count, noun) {
   return `${number(count)} ${count === 1 ? noun : `${noun}s`}`;
 }
 
-/** `a, b and c`. */
+/**
+ * `a, b and c`.
+ * @param {string[]} words
+ */
 export function listed(words) {
   return words.length < 2 ? words.join('') : `${words.slice(0, -1).join(', ')} and ${words.at(-1)}`;
 }
 
-/** A sentence as it goes on after a colon. */
+/**
+ * A sentence as it goes on after a colon.
+ * @param {string} text
+ */
 export function lowerFirst(text) {
   return text[0].toLowerCase() + text.slice(1);
 }

@@ -1,9 +1,9 @@
 // Many ranks: a thin row per rank, steps across, the shade is the exposed wait. The rank that the others
 // wait for is outlined and named.
 
-import { el, onWidth, replace } from './dom.js';
+import { contextOf, el, onWidth, replace } from './dom.js';
 import { number, plural, three, tickDecimals } from './format.js';
-import { fromZero, roundStep } from './scale.js';
+import { fromZero, last, roundStep } from './scale.js';
 import { palette } from './theme.js';
 import { hideTip, showTip } from './tip.js';
 
@@ -11,12 +11,16 @@ const SHADES = 5;
 const ROW_PX = 7;
 const GAP_PX = 0.8;
 const PER_SHADE = [1, 2, 4, 6];
-/** Waits that begin above this share of the longest ones are told apart from there on. */
+/** Waits that begin above this share of the longest ones are shaded from there on. */
 const NARROW = 0.4;
 
-/** Bounds between the five shades, in ms: round, from nothing on, or within the waits where all are alike. */
+/**
+ * Bounds between the five shades, in ms: round, from nothing on, or within the waits where all are alike.
+ * @param {number[]} waits
+ */
 export function shadeBounds(waits) {
   const sorted = [...waits].sort((a, b) => a - b);
+  /** @param {number} share */
   const at = (share) => sorted[Math.floor((sorted.length - 1) * share)];
   const high = at(0.95) || 1;
   const low = at(0.15); // beyond the one or two that the others wait for
@@ -26,18 +30,28 @@ export function shadeBounds(waits) {
   return PER_SHADE.map((_, index) => (first + index) * unit);
 }
 
-/** Ranks sorted by mean wait, most first, each with its waits by step. */
+/**
+ * Ranks sorted by mean wait, most first, each with its waits by step.
+ * @param {Variant} variant
+ * @param {RankBreakdown[] | null} traced
+ * @returns {RankWaits[]}
+ */
 export function ranksByWait(variant, traced) {
-  const ranks = traced?.filter((rank) => rank.typical) ?? [];
+
+  /** @param {RankBreakdown} rank */
   const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
-  const rows = ranks.length
-    ? ranks.map((rank) => ({
-        rank: rank.rank,
-        device: deviceOf(rank),
-        waits: rank.steps.map((step) => step.exposed_wait_ms ?? 0),
-        steps: rank.steps.map((step) => step.step),
-        mean: rank.typical.exposed_wait_ms ?? 0,
-      }))
+  const typical = (traced ?? []).flatMap((rank) => {
+    if (!rank.typical) return [];
+    return {
+      rank: rank.rank,
+      device: deviceOf(rank),
+      waits: rank.steps.map((step) => step.exposed_wait_ms),
+      steps: rank.steps.map((step) => step.step),
+      mean: rank.typical.exposed_wait_ms,
+    };
+  });
+  const rows = typical.length
+    ? typical
     : variant.ranks.map((rank) => ({
         rank: rank.rank,
         device: rank.device,
@@ -48,19 +62,28 @@ export function ranksByWait(variant, traced) {
   return rows.sort((a, b) => b.mean - a.mean || a.rank - b.rank);
 }
 
-/** Draws the strip of a variant; `traced` are the ranks of its breakdown, or `null`. */
+/**
+ * Draws the strip of a variant; `traced` are the ranks of its breakdown, or `null`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ * @param {RankBreakdown[] | null} traced
+ */
 export function drawHeat(host, app, variant, traced) {
   const rows = ranksByWait(variant, traced);
-  if (!rows.length) return replace(host, el('p', { class: 'muted' }, 'No figures by rank.'));
+  if (!rows.length) {
+    replace(host, el('p', { class: 'muted' }, 'No figures by rank.'));
+    return null;
+  }
   const bounds = shadeBounds(rows.flatMap((row) => row.waits));
-  const last = rows.at(-1);
+  const slowest = last(rows);
   const { scale, step } = fromZero(Math.max(...rows.map((row) => row.mean), 0.001), 3);
   const height = rows.length * ROW_PX;
   const canvas = el('canvas', {
     height,
     style: { height: `${height}px` },
     role: 'img',
-    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${told(rows)}`,
+    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${waitSentence(rows)}`,
   });
   const means = el('canvas', { height, style: { height: `${height}px` }, 'aria-hidden': 'true' });
   replace(
@@ -78,7 +101,7 @@ export function drawHeat(host, app, variant, traced) {
         el(
           'span',
           { style: { top: `${height - ROW_PX / 2}px` } },
-          `${three(last.mean)} \u00b7 all wait for it`,
+          `${three(slowest.mean)} \u00b7 all wait for it`,
         ),
       ),
       el('span'),
@@ -99,24 +122,28 @@ export function drawHeat(host, app, variant, traced) {
   onWidth(canvas, () => paintCells(canvas, rows, bounds));
   onWidth(means, () => paintMeans(means, rows, scale));
   listen(canvas, app, variant, rows);
-  return told(rows);
+  return waitSentence(rows);
 }
 
-/** `63 ranks wait for rank 37 (cuda:5).` */
-export function told(rows) {
-  const last = rows.at(-1);
-  const waiting = rows.filter((row) => row !== last && row.mean > last.mean).length;
+/**
+ * `63 ranks wait for rank 37 (cuda:5).`
+ * @param {RankWaits[]} rows
+ */
+export function waitSentence(rows) {
+  const slowest = last(rows);
+  const waiting = rows.filter((row) => row !== slowest && row.mean > slowest.mean).length;
   const middle = rows[rows.length >> 1].mean;
-  return `${plural(waiting, 'rank')} wait${waiting === 1 ? 's' : ''} for rank ${last.rank} (${last.device}), ${three(middle)} ms of a typical step.`;
+  return `${plural(waiting, 'rank')} wait${waiting === 1 ? 's' : ''} for rank ${slowest.rank} (${slowest.device}), ${three(middle)} ms of a typical step.`;
 }
 
+/** @param {number[]} bounds */
 function shadeLegend(bounds) {
   const texts = [
     `under ${number(bounds[0], digits(bounds))}`,
     ...bounds
       .slice(1)
       .map((bound, index) => `${number(bounds[index], digits(bounds))} to ${number(bound, digits(bounds))}`),
-    `over ${number(bounds.at(-1), digits(bounds))}`,
+    `over ${number(last(bounds), digits(bounds))}`,
   ];
   return el(
     'ul',
@@ -128,10 +155,12 @@ function shadeLegend(bounds) {
   );
 }
 
+/** @param {number[]} bounds */
 function digits(bounds) {
   return Math.min(4, tickDecimals(bounds[1] - bounds[0]));
 }
 
+/** @param {RankWaits[]} rows */
 function nameMarks(rows) {
   const every = Math.max(1, Math.round(110 / ROW_PX));
   return rows.map((row, index) => {
@@ -145,6 +174,7 @@ function nameMarks(rows) {
   });
 }
 
+/** @param {RankWaits[]} rows */
 function stepAxis(rows) {
   const steps = Math.max(...rows.map((row) => row.waits.length));
   const first = rows[0].steps[0] ?? 0;
@@ -159,6 +189,7 @@ function stepAxis(rows) {
   );
 }
 
+/** @param {HTMLCanvasElement} canvas @param {RankWaits[]} rows @param {number[]} bounds */
 function paintCells(canvas, rows, bounds) {
   const context = prepare(canvas);
   const colours = palette();
@@ -176,6 +207,7 @@ function paintCells(canvas, rows, bounds) {
   context.strokeRect(0.75, (rows.length - 1) * ROW_PX - 0.2, width - 1.5, ROW_PX - 0.8);
 }
 
+/** @param {HTMLCanvasElement} canvas @param {RankWaits[]} rows @param {Scale} scale */
 function paintMeans(canvas, rows, scale) {
   const context = prepare(canvas);
   const { width } = canvas.getBoundingClientRect();
@@ -185,17 +217,25 @@ function paintMeans(canvas, rows, scale) {
   );
 }
 
+/** @param {HTMLCanvasElement} canvas */
 function prepare(canvas) {
   const { width, height } = canvas.getBoundingClientRect();
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
-  const context = canvas.getContext('2d');
+  const context = contextOf(canvas);
   context.scale(ratio, ratio);
   return context;
 }
 
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ * @param {RankWaits[]} rows
+ */
 function listen(canvas, app, variant, rows) {
+  /** @param {MouseEvent} event */
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
     const row = rows[Math.min(rows.length - 1, Math.floor((event.clientY - box.top) / ROW_PX))];
@@ -211,11 +251,11 @@ function listen(canvas, app, variant, rows) {
   });
   canvas.addEventListener('pointerleave', hideTip);
   canvas.addEventListener('click', (event) => {
-    const last = rows.at(-1).rank;
+    const slowest = last(rows).rank;
     app.state.go({
       tab: 'timeline',
       variant: variant.id,
-      rank: [...new Set([at(event).row.rank, last])].join('~'),
+      rank: [...new Set([at(event).row.rank, slowest])].join('~'),
       from: null,
       to: null,
     });

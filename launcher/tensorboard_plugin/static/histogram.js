@@ -9,7 +9,12 @@ const HEIGHT = 58;
 /** Beyond this share of the values, on the slow side, everything falls into one last bin. */
 const TAIL = 0.985;
 
-/** Equal bins over the differences, in percent; the last one takes all that is slower still. */
+/**
+ * Equal bins over the differences, in percent; the last one takes all that is slower still.
+ * @param {number[]} percents
+ * @param {number} [wanted]
+ * @returns {Bins}
+ */
 export function bins(percents, wanted = 38) {
   const sorted = [...percents].sort((a, b) => a - b);
   const most = sorted[Math.floor((sorted.length - 1) * TAIL)] ?? 1;
@@ -22,7 +27,13 @@ export function bins(percents, wanted = 38) {
   return { low: first * width, width, counts };
 }
 
-/** The histogram; `brush` is [from, to] in percent or `null`; `onbrush` hears a new one. */
+/**
+ * The histogram; `brush` is [from, to] in percent or `null`; `onbrush` hears a new one.
+ * @param {number[]} percents
+ * @param {Brush | null} brush
+ * @param {number} numSelected
+ * @param {(brush: Brush | null) => void} onbrush
+ */
 export function histogram(percents, brush, numSelected, onbrush) {
   const data = bins(percents);
   const high = data.low + data.width * data.counts.length;
@@ -39,28 +50,36 @@ export function histogram(percents, brush, numSelected, onbrush) {
       ? `${number(brush[0], 1, true)} to ${number(brush[1], 1, true)} %: ${numSelected} selected`
       : 'all',
   });
+  /** @param {number} width */
   const draw = (width) =>
-    root.replaceChildren(...parts(data, high, brush, numSelected, width).filter(Boolean));
+    root.replaceChildren(...parts(data, high, brush, numSelected, width));
   onWidth(root, draw);
   listen(root, data, high, brush, onbrush);
   return root;
 }
 
+/**
+ * @param {Bins} data
+ * @param {number} high
+ * @param {Brush | null} brush
+ * @param {number} numSelected
+ * @param {number} width
+ */
 function parts(data, high, brush, numSelected, width) {
+  /** @param {number} value */
   const x = (value) => ((value - data.low) / (high - data.low)) * width;
   const tallest = Math.max(...data.counts);
-  const bars = data.counts.map((count, index) => {
+  const bars = data.counts.flatMap((count, index) => {
+    if (!count) return [];
     const from = data.low + index * data.width;
     const height = (count / tallest) * (HEIGHT - 14);
-    return count
-      ? svg('rect', {
-          class: `bin ${shade(from, data.width)}`,
-          x: x(from),
-          width: Math.max(1, x(from + data.width) - x(from) - 1),
-          y: HEIGHT - height,
-          height,
-        })
-      : null;
+    return svg('rect', {
+      class: `bin ${shade(from, data.width)}`,
+      x: x(from),
+      width: Math.max(1, x(from + data.width) - x(from) - 1),
+      y: HEIGHT - height,
+      height,
+    });
   });
   const last = high - data.width;
   const step = roundStep((high - data.low) / 9);
@@ -85,11 +104,13 @@ function parts(data, high, brush, numSelected, width) {
   ];
 }
 
+/** @param {number} from @param {number} width */
 function shade(from, width) {
   const middle = from + width / 2;
   return Math.abs(middle) <= SAME ? 'same' : middle < 0 ? 'faster' : '';
 }
 
+/** @param {Brush | null} brush @param {number} numSelected @param {(value: number) => number} x */
 function brushParts(brush, numSelected, x) {
   if (!brush) return [];
   const [from, to] = brush.map(x);
@@ -100,11 +121,20 @@ function brushParts(brush, numSelected, x) {
   ];
 }
 
+/**
+ * @param {SVGElement} root
+ * @param {Bins} data
+ * @param {number} high
+ * @param {Brush | null} brush
+ * @param {(brush: Brush | null) => void} onbrush
+ */
 function listen(root, data, high, brush, onbrush) {
+  /** @param {PointerEvent} event */
   const value = (event) => {
     const box = root.getBoundingClientRect();
     return data.low + Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1) * (high - data.low);
   };
+  /** @param {number} at */
   const snap = (at) => Math.round(at / data.width) * data.width;
   root.addEventListener('pointerdown', (event) => {
     root.setPointerCapture(event.pointerId);
@@ -114,14 +144,14 @@ function listen(root, data, high, brush, onbrush) {
     root.addEventListener(
       'pointerup',
       (end) => {
-        const ends = [from, snap(value(end))].sort((a, b) => a - b);
-        onbrush(ends[1] - ends[0] < data.width / 2 ? null : ends);
+        const to = snap(value(end));
+        onbrush(Math.abs(to - from) < data.width / 2 ? null : [Math.min(from, to), Math.max(from, to)]);
       },
       { once: true },
     );
   });
   root.addEventListener('keydown', (event) => {
-    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const move = event.key === 'ArrowRight' ? 1 : event.key === 'ArrowLeft' ? -1 : 0;
     if (event.key === 'Escape') onbrush(null);
     if (!move) return;
     event.preventDefault();

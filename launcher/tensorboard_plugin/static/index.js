@@ -14,7 +14,10 @@ export async function render() {
   await new App(root, new HttpSource(new URL('..', import.meta.url))).start();
 }
 
-// Waits for the style, so that nothing is drawn without it and then jumps.
+/**
+ * Waits for the style, so that nothing is drawn without it and then jumps.
+ * @param {URL} address
+ */
 function styled(address) {
   return new Promise((resolve) => {
     const link = el('link', { rel: 'stylesheet', href: address.href, onload: resolve, onerror: resolve });

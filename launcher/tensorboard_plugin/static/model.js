@@ -3,14 +3,15 @@
 
 /** The answer to `run`, with the comparison's figures found by variant. */
 export class Run {
+  /** @param {RunAnswer} answer */
   constructor(answer) {
     this.answer = answer;
     this.comparison = answer.comparison;
     this.results = new Map((this.comparison?.variants ?? []).map((variant) => [variant.id, variant]));
     this.variants = answer.variants.map((variant) => new Variant(variant, this.results.get(variant.id)));
     this.byId = new Map(this.variants.map((variant) => [variant.id, variant]));
-    this.baseline = this.byId.get(this.comparison?.baseline) ?? null;
-    this.fastest = this.byId.get(this.comparison?.fastest) ?? null;
+    this.baseline = this.byId.get(this.comparison?.baseline ?? '') ?? null;
+    this.fastest = this.byId.get(this.comparison?.fastest ?? '') ?? null;
   }
 
   get name() {
@@ -41,7 +42,7 @@ export class Run {
   get ranked() {
     const ranked = this.variants.filter((variant) => variant.isRanked);
     if (this.comparison?.disturbed?.length) return ranked;
-    return ranked.sort((a, b) => a.sortKey - b.sortKey || a.stepMs - b.stepMs);
+    return ranked.sort((a, b) => a.sortKey - b.sortKey || (a.stepMs ?? 0) - (b.stepMs ?? 0));
   }
 
   /** Those that ended otherwise, in the plan's order. */
@@ -54,7 +55,11 @@ export class Run {
     return this.variants.filter((variant) => variant.hasTraces);
   }
 
-  /** The variant to begin with: the one asked for, else the fastest, else any that has what is needed. */
+  /**
+   * The variant to begin with: the one asked for, else the fastest, else any that has what is needed.
+   * @param {string | null} id
+   * @param {Variant[]} [among]
+   */
   choose(id, among = this.variants) {
     const wanted = among.find((variant) => variant.id === id);
     return wanted ?? among.find((variant) => variant === this.fastest) ?? among[0] ?? null;
@@ -63,6 +68,7 @@ export class Run {
 
 /** One variant: the plan's facts, and the comparison's figures once there are any. */
 export class Variant {
+  /** @param {PlannedVariant} planned @param {VariantResult | undefined} result */
   constructor(planned, result) {
     this.planned = planned;
     this.result = result ?? null;
@@ -94,6 +100,11 @@ export class Variant {
 
   get reason() {
     return this.result?.reason ?? this.planned.reason;
+  }
+
+  /** Unlike the second measurement of a baseline, which is a row of the ranking too. */
+  get isNoise() {
+    return false;
   }
 
   get hasTraces() {
@@ -131,8 +142,12 @@ export class Variant {
 
 const BEFORE_COMMUNICATION = ['data', 'h2d', 'forward'];
 
-/** The rank that the others wait for: its step without communication is longest. */
+/**
+ * The rank that the others wait for: its step without communication is longest.
+ * @param {RankFigures[]} ranks
+ */
 export function slowestRank(ranks) {
+  /** @type {((rank: RankFigures) => number | null)[]} */
   const works = [
     (rank) => minus(rank.step_ms, rank.exposed_comm_ms?.ablation),
     (rank) => minus(rank.span_ms, rank.exposed_comm_ms?.trace ?? exposedTraced(rank)),
@@ -146,30 +161,44 @@ export function slowestRank(ranks) {
   return timed[0] ?? null;
 }
 
+/** @param {RankFigures} rank */
 function exposedTraced(rank) {
   return rank.exposed_transfer_ms == null ? null : rank.exposed_transfer_ms + (rank.exposed_wait_ms ?? 0);
 }
 
+/** @param {number | null | undefined} a @param {number | null | undefined} b */
 function minus(a, b) {
   return a == null || b == null ? null : a - b;
 }
 
-export const FILTERS = {
+/** @type {{ [N in FilterName]: (variant: Variant) => string | null }} */
+const FILTERS = {
   strategy: (variant) => variant.strategy,
   devices: (variant) => String(variant.numDevices),
   precision: (variant) => variant.precision,
 };
 
-/** The values a filter can have in this run, in a natural order. */
+/** @type {FilterName[]} */
+export const FILTER_NAMES = ['strategy', 'devices', 'precision'];
+
+/**
+ * The values a filter can have in this run, in a natural order.
+ * @param {Run} run
+ * @param {FilterName} name
+ */
 export function filterValues(run, name) {
   const values = new Set(run.variants.map(FILTERS[name]).filter((value) => value != null));
   return [...values].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
 }
 
-/** Whether a variant passes all filters; `chosen(name)` is a list, or `null` for all. */
+/**
+ * Whether a variant passes all filters; `chosen(name)` is a list, or `null` for all.
+ * @param {Variant} variant
+ * @param {(name: FilterName) => string[] | null} chosen
+ */
 export function passes(variant, chosen) {
-  return Object.entries(FILTERS).every(([name, read]) => {
+  return FILTER_NAMES.every((name) => {
     const wanted = chosen(name);
-    return wanted == null || wanted.includes(read(variant) ?? '');
+    return wanted == null || wanted.includes(FILTERS[name](variant) ?? '');
   });
 }

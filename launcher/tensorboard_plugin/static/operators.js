@@ -1,6 +1,6 @@
-// Operators, kernels and modules: where the slowest rank's step goes by name, beside another variant.
+// Operators, kernels and modules: where the slowest rank's step goes by name, next to another variant.
 
-import { headline, picker, searchField, segmented } from './controls.js';
+import { headline, optionsOf, picker, searchField, segmented } from './controls.js';
 import { el, replace } from './dom.js';
 import { number, plural } from './format.js';
 import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
@@ -10,24 +10,30 @@ import { legend } from './phases.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { rowKeys, virtualRows } from './virtual.js';
 
+/** @type {Options} */
 const KINDS = [
   ['ops', 'Operators'],
   ['kernels', 'Kernels'],
   ['modules', 'Modules'],
 ];
+/** @type {{ [K in OperatorKind]: string }} */
 const NOUNS = { ops: 'operator', kernels: 'kernel', modules: 'module' };
 const ROW_PX = 30;
 
-/** Draws the view into `host`. */
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export async function showOperators(host, app) {
   const { run, state } = app;
-  const asked = run.byId.get(state.get('variant'));
+  const asked = run.byId.get(state.get('variant') ?? '');
   if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
   const variant = run.choose(state.get('variant'), run.traced);
   if (!variant) return untracedState(host, null, run.isRunning);
   const against = chooseAgainst(run, variant, state.get('against'));
   const label = run.isTraces ? run.answer.title : variant.label;
-  const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind', 'ops') };
+  const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind') ?? 'ops' };
   const answer = await app.traced('operators', parameters, (part) => indexingState(host, label, part));
   if (!answer) return undefined;
   if (answer.state !== 'ready')
@@ -37,7 +43,12 @@ export async function showOperators(host, app) {
   return new Operators(host, app, { variant, against, answer, label });
 }
 
-// Beside the baseline unless somebody chose; the baseline itself stands alone.
+/**
+ * Next to the baseline unless another one was chosen; the baseline itself is shown alone.
+ * @param {Run} run
+ * @param {Variant} variant
+ * @param {string | null} wanted
+ */
 function chooseAgainst(run, variant, wanted) {
   if (wanted === 'none') return null;
   const chosen = run.traced.find((one) => one.id === wanted) ?? run.baseline;
@@ -45,8 +56,22 @@ function chooseAgainst(run, variant, wanted) {
 }
 
 class Operators {
+  /**
+   * @param {HTMLElement} host
+   * @param {OpenApp} app
+   * @param {{ variant: Variant, against: Variant | null, answer: OperatorsAnswer, label: string }} found
+   */
   constructor(host, app, found) {
-    Object.assign(this, { app, ...found, keeps: true, version: found.answer.version });
+    this.app = app;
+    this.variant = found.variant;
+    this.against = found.against;
+    this.answer = found.answer;
+    this.label = found.label;
+    this.version = found.answer.version;
+    this.keeps = true;
+    this.ranks = shownRanks(found.answer, app.state.get('oprank'));
+    this.decimals = decimalsFor(found.answer.step_ms);
+    this.sorted = { key: '', direction: '' };
     this.columns = this.makeColumns();
     this.table = el('div');
     replace(
@@ -59,7 +84,10 @@ class Operators {
     this.draw();
   }
 
-  /** Only sorting and searching are done here; everything else is asked for again. */
+  /**
+   * Only sorting and searching are done here; everything else is asked for again.
+   * @param {Changes} changes
+   */
   changed(changes) {
     if (!Object.keys(changes).every((key) => key === 'opsort' || key === 'q')) return false;
     this.draw();
@@ -81,13 +109,13 @@ class Operators {
 
   controls() {
     const { run, state } = this.app;
-    const others = run.traced.filter((one) => one !== this.variant).map((one) => [one.id, one.label]);
+    const others = optionsOf(run.traced.filter((one) => one !== this.variant));
     const pickers = run.isTraces
       ? []
       : [
           picker(
             'variant',
-            run.traced.map((one) => [one.id, one.label]),
+            optionsOf(run.traced),
             this.variant.id,
             (id) => state.go({ tab: 'operators', variant: id }),
           ),
@@ -111,7 +139,7 @@ class Operators {
         pickers,
         this.rankPicker(),
       ),
-      searchField(`filter ${plural(count, this.noun)}`, state.get('q', ''), {
+      searchField(`filter ${plural(count, this.noun)}`, state.get('q') ?? '', {
         oninput: (q) => state.go({ q: q || null }),
         onleave: () => state.go({ q: null }),
       }),
@@ -128,14 +156,16 @@ class Operators {
     );
   }
 
+  /** @returns {OperatorColumn[]} */
   makeColumns() {
     const { answer } = this;
-    this.ranks = shownRanks(answer, this.app.state.get('oprank'));
     const widest = Math.max(1e-9, ...answer.rows.map((row) => row.self_ms ?? 0));
     const most = Math.max(1e-9, ...answer.rows.map((row) => Math.abs(row.difference_ms ?? 0)));
-    this.decimals = answer.step_ms >= 1000 ? 0 : answer.step_ms >= 100 ? 1 : answer.step_ms >= 1 ? 2 : 3;
+    /** @param {number | null} value */
     const ms = (value) => number(value, this.decimals);
+    /** @param {number} rank */
     const batch = (rank) => this.variant.ranks.find((one) => one.rank === rank)?.local_batch;
+    /** @type {OperatorColumn[]} */
     const columns = [
       {
         key: 'name',
@@ -150,7 +180,7 @@ class Operators {
         right: true,
         width: '70px',
         sort: (row) => row.calls,
-        cell: (row) => number(row.calls, row.calls % 1 ? 1 : 0),
+        cell: (row) => number(row.calls, Number.isInteger(row.calls) ? 0 : 1),
       },
       {
         key: 'self',
@@ -188,16 +218,17 @@ class Operators {
         total: ms(answer.step_by_rank_ms[index]),
       });
     });
-    if (this.hasAgainst) columns.push(...this.againstColumns(ms, most));
+    if (this.against && this.hasAgainst) columns.push(...this.againstColumns(this.against, ms, most));
     return columns;
   }
 
-  againstColumns(ms, most) {
-    const longer = this.answer.step_ms - this.answer.against_step_ms;
+  /** @param {Variant} against @param {(value: number | null) => string} ms @param {number} most @returns {OperatorColumn[]} */
+  againstColumns(against, ms, most) {
+    const longer = this.answer.step_ms - (this.answer.against_step_ms ?? 0);
     return [
       {
         key: 'against',
-        head: [this.against.label, el('br'), 'slowest, ms'],
+        head: [against.label, el('br'), 'slowest, ms'],
         right: true,
         width: '100px',
         className: 'c-samples',
@@ -226,23 +257,26 @@ class Operators {
   }
 
   rows() {
-    const text = this.app.state.get('q', '').toLowerCase();
-    const [key, direction] = this.app.state
-      .get('opsort', this.hasAgainst ? 'difference~down' : 'self~down')
-      .split('~');
+    const text = (this.app.state.get('q') ?? '').toLowerCase();
+    const order = this.app.state.get('opsort') ?? (this.hasAgainst ? 'difference~down' : 'self~down');
+    const [key, direction] = order.split('~');
     const column = this.columns.find((one) => one.key === key && one.sort) ?? this.columns[2];
     const sign = direction === 'down' ? -1 : 1;
     const named = this.answer.rows.filter((row) => row.name != null && row.name.toLowerCase().includes(text));
     this.sorted = { key: column.key, direction };
     const rest = text ? [] : this.answer.rows.filter((row) => row.name == null);
-    return [...named.sort((a, b) => sign * order(column.sort(a), column.sort(b))), ...rest];
+    const sort = column.sort ?? (() => null);
+    return [...named.sort((a, b) => sign * compare(sort(a), sort(b))), ...rest];
   }
 
   draw() {
     const rows = this.rows();
     const body = el('tbody');
     const isAll = !this.app.state.get('q');
-    if (isAll && !rows.some((row) => row.name != null)) return replace(this.table);
+    if (isAll && !rows.some((row) => row.name != null)) {
+      replace(this.table);
+      return;
+    }
     replace(
       this.table,
       el(
@@ -275,6 +309,7 @@ class Operators {
       );
   }
 
+  /** @param {OperatorColumn} column */
   header(column) {
     const { state } = this.app;
     const sorted =
@@ -300,9 +335,12 @@ class Operators {
     );
   }
 
+  /** @param {OperatorRow} row @param {number} index */
   row(row, index) {
     const isFound = row.name != null && row.named;
-    const open = () => isFound && this.app.state.go({ tab: 'timeline', q: row.name });
+    const open = () => {
+      if (isFound) this.app.state.go({ tab: 'timeline', q: row.name });
+    };
     return el(
       'tr',
       {
@@ -323,24 +361,27 @@ class Operators {
   /** What the rows count twice because it ran side by side, or in no step: without it they'd be longer than the step. */
   overlapRow() {
     const { answer, decimals } = this;
-    const of = (value) => (value == null ? null : 0 - value);
+    /** @param {number} value */
+    const of = (value) => 0 - value;
     const all = [answer.overlap_ms, ...answer.overlap_by_rank_ms, answer.against_overlap_ms ?? 0];
     if (all.every((value) => Number(value.toFixed(decimals)) === 0)) return null;
     return this.mutedRow(
       'above, but side by side or outside of steps',
       of(answer.overlap_ms),
       answer.overlap_by_rank_ms.map(of),
-      of(answer.against_overlap_ms),
+      answer.against_overlap_ms == null ? null : of(answer.against_overlap_ms),
     );
   }
 
+  /** @param {string} title @param {number} self @param {number[]} byRank @param {number | null} against */
   mutedRow(title, self, byRank, against) {
     const { answer, decimals } = this;
+    /** @type {{ [column: string]: number | null }} */
     const values = { self, against };
     answer.ranks.forEach((rank, index) => {
       values[`rank${rank}`] = byRank[index];
     });
-    const difference = this.hasAgainst ? self - against : null;
+    const difference = this.hasAgainst ? self - (against ?? 0) : null;
     return el(
       'tr',
       { class: 'muted' },
@@ -369,11 +410,21 @@ class Operators {
   }
 }
 
-function order(a, b) {
-  if (a == null || b == null) return (a == null) - (b == null);
-  return typeof a === 'string' ? a.localeCompare(b, 'en') : a - b;
+/** @param {string | number | null} a @param {string | number | null} b */
+function compare(a, b) {
+  if (a == null || b == null) return Number(a == null) - Number(b == null);
+  return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), 'en');
 }
 
+/**
+ * Decimals of a table whose step takes so long.
+ * @param {number} stepMs
+ */
+function decimalsFor(stepMs) {
+  return stepMs >= 1000 ? 0 : stepMs >= 100 ? 1 : stepMs >= 1 ? 2 : 3;
+}
+
+/** @param {OperatorsAnswer} answer @returns {Child} */
 function selfHead({ ranks, is_straggler: isStraggler, slowest_rank: rank }) {
   if (ranks.length < 2) return 'self, ms';
   return isStraggler ? ['self,', el('br'), `rank ${rank}, ms`] : ['self, slowest', el('br'), 'rank, ms'];

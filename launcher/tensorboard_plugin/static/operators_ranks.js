@@ -5,7 +5,11 @@ import { number } from './format.js';
 /** Columns for single ranks; more don't fit. */
 const RANKS_SHOWN = 4;
 
-/** The ranks shown: those around the wanted one, else around the slowest; none where there is but one. */
+/**
+ * The ranks shown: those around the wanted one, else around the slowest; none where there is but one.
+ * @param {OperatorsAnswer} answer
+ * @param {string | null} wanted
+ */
 export function shownRanks(answer, wanted) {
   const { ranks } = answer;
   if (ranks.length < 2) return [];
@@ -15,7 +19,11 @@ export function shownRanks(answer, wanted) {
   return ranks.slice(first, first + RANKS_SHOWN);
 }
 
-/** All groups of ranks, as `[first rank, text]` of a picker. */
+/**
+ * All groups of ranks, as `[first rank, text]` of a picker.
+ * @param {OperatorsAnswer} answer
+ * @returns {Options}
+ */
 export function rankGroups({ ranks }) {
   const firsts = ranks.filter((_, index) => index % RANKS_SHOWN === 0);
   return firsts.map((rank, group) => {

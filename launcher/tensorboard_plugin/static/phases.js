@@ -3,9 +3,13 @@
 import { el } from './dom.js';
 import { number } from './format.js';
 
+/** @type {PhaseName[]} */
 export const PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'idle'];
 
-/** What a part is, for a hover text. */
+/**
+ * What a part is, for a hover text.
+ * @type {{ [N in PhaseName]: string }}
+ */
 export const MEANING = {
   compute: 'the device computes',
   transfer: 'communication that no compute hides',
@@ -15,7 +19,11 @@ export const MEANING = {
   idle: 'nothing to do',
 };
 
-/** The parts of one rank's traced step as `{name, ms}`; they add up to its span. `null` without a trace. */
+/**
+ * The parts of one rank's traced step as `{name, ms}`; they add up to its span. `null` without a trace.
+ * @param {TracedFigures | null | undefined} rank
+ * @returns {Part[] | null}
+ */
 export function tracedParts(rank) {
   if (!rank?.span_ms) return null;
   const input = rank.input_ms ?? 0;
@@ -30,24 +38,41 @@ export function tracedParts(rank) {
   return PHASES.map((name, index) => ({ name, ms: Math.max(0, ms[index] ?? 0) }));
 }
 
-/** The same in proportion to the timed step: the terminal's bars and those of the ranking are as long as it. */
+/**
+ * The same in proportion to the timed step: the terminal's bars and those of the ranking are as long as it.
+ * @param {RankFigures | null | undefined} rank
+ * @param {number | null} stepMs
+ * @returns {Part[] | null}
+ */
 export function scaledParts(rank, stepMs) {
   const parts = tracedParts(rank);
-  if (!parts || stepMs == null) return parts;
-  return parts.map((part) => ({ ...part, ms: (part.ms * stepMs) / rank.span_ms }));
+  if (!parts || !rank?.span_ms || stepMs == null) return parts;
+  const scale = stepMs / rank.span_ms;
+  return parts.map((part) => ({ ...part, ms: part.ms * scale }));
 }
 
 /** From this share of the timed step on, traced steps are called different (launcher/compare/explain.py). */
 const TRACED_AS_TIMED = 0.15;
 
-/** Whether traced steps are so far from the timed ones that one can't stand for the other. */
+/**
+ * Whether traced steps are so far from the timed ones that neither represents the other.
+ * @param {number | null | undefined} tracedMs
+ * @param {number | null} stepMs
+ */
 export function isFarFromTimed(tracedMs, stepMs) {
-  return tracedMs > 0 && stepMs > 0 && Math.abs(tracedMs / stepMs - 1) > TRACED_AS_TIMED;
+  if (!tracedMs || !stepMs) return false;
+  return Math.abs(tracedMs / stepMs - 1) > TRACED_AS_TIMED;
 }
 
-/** Without a trace: what phases and ablation tell. Transfer then holds the waiting too. */
+/**
+ * Without a trace: what phases and ablation show. Transfer then includes the waiting.
+ * @param {RankFigures | null | undefined} rank
+ * @param {number | null} stepMs
+ * @returns {Part[] | null}
+ */
 export function timedParts(rank, stepMs) {
-  const phases = rank?.phases_ms ?? {};
+  if (!rank) return null;
+  const phases = rank.phases_ms;
   const total = Object.values(phases).reduce((sum, ms) => sum + ms, 0);
   if (!(total > 0)) return null;
   const scale = (stepMs ?? total) / Math.max(total, stepMs ?? total);
@@ -56,14 +81,18 @@ export function timedParts(rank, stepMs) {
   const parts = {
     compute: Math.max(0, busy - exposed),
     transfer: Math.min(exposed, busy),
+    wait: 0,
     copy: phases.h2d ?? 0,
     input: phases.data ?? 0,
     idle: Math.max(0, (stepMs ?? total) - total),
   };
-  return PHASES.map((name) => ({ name, ms: (parts[name] ?? 0) * (name === 'idle' ? 1 : scale) }));
+  return PHASES.map((name) => ({ name, ms: parts[name] * (name === 'idle' ? 1 : scale) }));
 }
 
-/** The legend of the phases. */
+/**
+ * The legend of the phases.
+ * @param {string[]} [names]
+ */
 export function legend(names = PHASES) {
   return el(
     'ul',
@@ -72,7 +101,11 @@ export function legend(names = PHASES) {
   );
 }
 
-/** `compute 40.8 ms, transfer 5.5 ms`, for screen readers. */
+/**
+ * `compute 40.8 ms, transfer 5.5 ms`, for screen readers.
+ * @param {Part[]} parts
+ * @param {number} decimals
+ */
 export function spoken(parts, decimals) {
   return parts
     .filter((part) => part.ms > 0)

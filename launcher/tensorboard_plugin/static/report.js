@@ -1,13 +1,15 @@
-// The first three views as one file: the same page over answers that stand in the file itself.
+// The first three views as one file: the same page over answers that are in the file itself.
 
 import { App } from './app.js';
 import { el } from './dom.js';
+import { PHASES } from './phases.js';
+import { last } from './scale.js';
 import { SourceError } from './source.js';
 import { Address, State } from './state.js';
 
 /** Draws the report from its data: gzipped JSON in base64, the text of the element `data`. */
 export async function renderReport() {
-  const data = await unpacked(document.getElementById('data').textContent);
+  const data = await unpacked(document.getElementById('data')?.textContent ?? '');
   document.title = `${data.run.title} \u00b7 gpurun`;
   const root = el('div', { id: 'gpurun' });
   document.body.append(root);
@@ -15,6 +17,7 @@ export async function renderReport() {
   await new App(root, new FileSource(data), new State(address)).start();
 }
 
+/** @param {string} text @returns {Promise<ReportData>} */
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
@@ -23,6 +26,7 @@ async function unpacked(text) {
 
 /** Answers like the server, from what the file holds. */
 export class FileSource {
+  /** @param {ReportData} data */
   constructor(data) {
     this.data = data;
     this.live = false;
@@ -32,66 +36,122 @@ export class FileSource {
     );
   }
 
+  /**
+   * @template {keyof Routes} R
+   * @param {R} route
+   * @param {Asked} [parameters]
+   * @returns {Promise<Routes[R]>}
+   */
   async get(route, parameters = {}) {
-    const timeline = this.timelines.get(parameters.variant);
-    if (route === 'runs')
-      return {
-        runs: [{ name: this.data.run.name, title: this.data.run.title, status: 'done' }],
-        reload_s: 3600,
-      };
-    if (route === 'run') return this.data.run;
-    if (route === 'steps')
-      return {
-        variants: Object.fromEntries(
-          [parameters.variant]
-            .flat()
-            .map((id) => [id, this.data.steps[id]])
-            .filter(([, steps]) => steps),
-        ),
-      };
-    if (route === 'breakdown') return timeline?.data.breakdown ?? { state: 'none', problems: [] };
-    if (route.startsWith('timeline/'))
-      return timeline ? timeline.answer(route.slice(9), parameters) : { state: 'none', problems: [] };
-    throw new SourceError(`a report as a file has no ${route}`);
+    return /** @type {Routes[R]} */ (this.answer(route, parameters)); // each case answers its own route
   }
 
+  /** @param {keyof Routes} route @param {Asked} parameters @returns {Routes[keyof Routes]} */
+  answer(route, parameters) {
+    const variants = [parameters.variant ?? []].flat();
+    const timeline = this.timelines.get(variants[0]);
+    switch (route) {
+      case 'runs':
+        return this.runs();
+      case 'run':
+        return this.data.run;
+      case 'steps':
+        return this.steps(variants);
+      case 'breakdown':
+        return timeline?.data.breakdown ?? { state: 'none', problems: [] };
+      case 'timeline/meta':
+      case 'timeline/window':
+      case 'timeline/event':
+      case 'timeline/search':
+      case 'timeline/selection':
+        return timeline?.answer(route, parameters) ?? { state: 'none', problems: [] };
+      default:
+        throw new SourceError(`a report as a file has no ${route}`);
+    }
+  }
+
+  /** @returns {RunsAnswer} */
+  runs() {
+    const { name, title, kind, version } = this.data.run;
+    return {
+      version,
+      logdir: '',
+      reload_s: 3600,
+      truncated: false,
+      runs: [{ name, title, kind, status: 'done', mtime_s: 0, version }],
+    };
+  }
+
+  /** @param {string[]} ids @returns {StepsAnswer} */
+  steps(ids) {
+    const known = ids.filter((id) => this.data.steps[id]);
+    return { variants: Object.fromEntries(known.map((id) => [id, this.data.steps[id]])) };
+  }
+
+  /** @param {'runs'} route */
   getChanged(route) {
     return this.get(route);
   }
 
-  ready(route, parameters) {
-    return this.get(route, parameters);
+  /**
+   * @template {TracedRoute} R
+   * @param {R} route
+   * @param {Asked} parameters
+   * @returns {Promise<Final<R>>}
+   */
+  async ready(route, parameters) {
+    return /** @type {Final<R>} */ (this.answer(route, parameters)); // nothing is under way in a file
+  }
+
+  /** @returns {URL} */
+  url() {
+    throw new SourceError('a report as a file has no server');
+  }
+
+  /** @returns {Promise<ArrayBuffer>} */
+  async bytes() {
+    throw new SourceError('a report as a file has no server');
   }
 }
 
 /** One variant's timeline, stored as one answer to `timeline/window` over all of it. */
 class StoredTimeline {
+  /** @param {StoredAnswers} data */
   constructor(data) {
     this.data = data;
   }
 
-  answer(name, parameters) {
-    if (this.data.meta.state !== 'ready') return this.data.meta;
-    const work = {
-      meta: () => this.data.meta,
-      window: () => this.data.window,
-      event: () => this.event(parameters),
-      search: () => this.search(parameters),
-      selection: () => this.selection(parameters),
-    }[name];
-    return { state: 'ready', problems: [], ...work() };
+  /** @param {TimelineRoute | 'timeline/meta'} route @param {Asked} asked */
+  answer(route, asked) {
+    switch (route) {
+      case 'timeline/meta':
+        return this.data.meta;
+      case 'timeline/window':
+        return this.data.window;
+      case 'timeline/event':
+        return this.event(asked);
+      case 'timeline/search':
+        return this.search(asked);
+      default:
+        return this.selection(asked);
+    }
   }
 
-  /** All blocks that have a name: `visit(lane, index)`. */
+  /**
+   * All blocks, as a lane and an index.
+   * @returns {Generator<[lane: LaneBlocks, index: number]>}
+   */
   *blocks() {
     for (const lane of this.data.window.lanes)
       for (let index = 0; index < lane.row.length; index += 1) yield [lane, index];
   }
 
+  /** @param {number} lane */
   rankOf(lane) {
     return this.data.meta.ranks.find((rank) => rank.lanes.some((one) => one.lane === lane));
   }
 
+  /** @param {Asked} asked @returns {EventAnswer} */
   event({ id, collective, rank }) {
     const link = this.data.window.links.find((one) =>
       collective == null
@@ -104,20 +164,24 @@ class StoredTimeline {
         : (link?.parts.find((part) => part[0] === Number(rank))?.[3] ?? link?.parts[0][3]);
     const pieces = [...this.blocks()].filter(([lane, index]) => lane.id[index] === wanted);
     if (!pieces.length) throw new SourceError('this block is not in the report');
-    const [lane, index] = pieces.at(-1);
+    const [lane, index] = last(pieces);
     const placed = this.rankOf(lane.lane);
+    const own = placed?.lanes.find((one) => one.lane === lane.lane);
+    if (!placed || !own) throw new SourceError('this block is not in the report');
     const [start, end] = [pieces[0][0].start_ns[pieces[0][1]], lane.end_ns[index]];
     const step = this.data.meta.steps.find(
       (one) => one.rank === placed.rank && one.start_ns <= start && start < one.end_ns,
     );
     return {
-      id: wanted,
+      state: 'ready',
+      problems: [],
+      id: lane.id[index],
       name: this.data.window.names[lane.name[index]],
       class: this.data.meta.classes[lane.class[index]],
       rank: placed.rank,
       lane: lane.lane,
       row: lane.row[index],
-      lane_label: placed.lanes.find((one) => one.lane === lane.lane).label,
+      lane_label: own.label,
       step: step?.step ?? null,
       start_ns: start,
       end_ns: end,
@@ -133,6 +197,7 @@ class StoredTimeline {
     };
   }
 
+  /** @param {Link} link @returns {CollectiveAnswer} */
   collective(link) {
     const { links } = this.data.window;
     const at = links.indexOf(link);
@@ -143,7 +208,7 @@ class StoredTimeline {
       wait_ns: from - start,
       transfer_ns: end - from,
     }));
-    const last = ranks.reduce((a, b) => (b.start_ns > a.start_ns ? b : a));
+    const late = ranks.reduce((a, b) => (b.start_ns > a.start_ns ? b : a));
     return {
       collective: link.collective,
       kind: link.kind,
@@ -151,14 +216,15 @@ class StoredTimeline {
       seq: null,
       bytes: null,
       bus_gb_per_s: null,
-      last_rank: last.rank,
+      last_rank: late.rank,
       ranks,
       next: links[at + 1]?.collective ?? null,
       previous: links[at - 1]?.collective ?? null,
     };
   }
 
-  search({ q, after_ns: after = 0 }) {
+  /** @param {Asked} asked @returns {SearchAnswer} */
+  search({ q = '', after_ns: after = 0 }) {
     const { names } = this.data.window;
     const found = [...this.blocks()]
       .filter(
@@ -178,6 +244,8 @@ class StoredTimeline {
       .sort((a, b) => a.start_ns - b.start_ns)
       .slice(0, 200);
     return {
+      state: 'ready',
+      problems: [],
       total: found.length,
       events,
       names: [
@@ -190,10 +258,13 @@ class StoredTimeline {
     };
   }
 
-  selection({ from_ns: from, to_ns: to, lanes }) {
+  /** @param {Asked} asked @returns {SelectionAnswer} */
+  selection({ from_ns: from = 0, to_ns: to = 0, lanes = '' }) {
     const wanted = new Set(lanes.split(',').map(Number));
     const { classes, ranks } = this.data.meta;
+    /** @type {Map<string, NameSum>} */
     const names = new Map();
+    /** @type {Map<number | undefined, RankSums>} */
     const sums = new Map(
       ranks.map((rank) => [
         rank.lanes.find((lane) => lane.kind === 'overview')?.lane,
@@ -205,11 +276,14 @@ class StoredTimeline {
       if (inside <= 0) continue;
       const share = inside / Math.max(1, lane.end_ns[index] - lane.start_ns[index]);
       const kind = classes[lane.class[index]];
-      if (sums.has(lane.lane)) addClass(sums.get(lane.lane), kind, share * lane.busy_ns[index]);
+      const sum = sums.get(lane.lane);
+      if (sum) addClass(sum, kind, share * lane.busy_ns[index]);
       else if (wanted.has(lane.lane) && lane.name[index] >= 0)
         addName(names, this.data.window.names[lane.name[index]], kind, inside);
     }
     return {
+      state: 'ready',
+      problems: [],
       from_ns: from,
       to_ns: to,
       span_ns: to - from,
@@ -219,12 +293,15 @@ class StoredTimeline {
   }
 }
 
+/** @param {RankSums} sum @param {string} kind @param {number} ns */
 function addClass(sum, kind, ns) {
-  if (kind === 'idle') return;
-  sum[`${kind}_ns`] = (sum[`${kind}_ns`] ?? 0) + ns;
+  const phase = PHASES.find((name) => name === kind);
+  if (!phase || phase === 'idle') return;
+  sum[`${phase}_ns`] = (sum[`${phase}_ns`] ?? 0) + ns;
   sum.idle_ns = Math.max(0, sum.idle_ns - ns);
 }
 
+/** @param {Map<string, NameSum>} names @param {string} name @param {string} kind @param {number} ns */
 function addName(names, name, kind, ns) {
   const key = `${kind} ${name}`; // a collective's waiting and its transfer are two sums
   const known = names.get(key) ?? { name, class: kind, count: 0, total_ns: 0 };

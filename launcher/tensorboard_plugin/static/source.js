@@ -1,34 +1,69 @@
-// Where answers come from: the server of the plugin (README.md beside this folder lists its routes).
+// Where answers come from: the server of the plugin (README.md in the directory above lists its routes).
 
 const POLL_MS = 500;
 
 /** A failed request, with the server's own sentence. */
 export class SourceError extends Error {}
 
+/**
+ * Whether something was cancelled: then there is nothing to say.
+ * @param {unknown} error
+ */
+export function isAbort(error) {
+  return error instanceof DOMException && error.name === 'AbortError';
+}
+
+/**
+ * What an error says.
+ * @param {unknown} error
+ */
+export function messageOf(error) {
+  return error instanceof Error ? error.message : String(error);
+}
+
 /** Asks the plugin's server. Every request can be cancelled with a signal. */
 export class HttpSource {
+  /** @param {URL} base */
   constructor(base) {
     this.base = base;
     this.live = true;
+    /** @type {Map<string, string>} */
     this.tags = new Map();
   }
 
-  /** The address of a route with its parameters. */
+  /**
+   * The address of a route with its parameters.
+   * @param {keyof Routes} route
+   * @param {Asked} [parameters]
+   */
   url(route, parameters = {}) {
     const address = new URL(route, this.base);
     for (const [key, value] of Object.entries(parameters)) {
-      for (const one of [value].flat()) if (one != null) address.searchParams.append(key, one);
+      for (const one of [value].flat()) if (one != null) address.searchParams.append(key, String(one));
     }
     return address;
   }
 
-  /** The answer as an object. */
+  /**
+   * The answer as an object.
+   * @template {keyof Routes} R
+   * @param {R} route
+   * @param {Asked} [parameters]
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Routes[R]>}
+   */
   async get(route, parameters = {}, signal = undefined) {
     const response = await this.request(this.url(route, parameters), { signal });
     return response.json();
   }
 
-  /** The answer, or `null` if nothing has changed since the last time it was asked for. */
+  /**
+   * The answer, or `null` if nothing has changed since the last time it was asked for.
+   * @param {'runs'} route
+   * @param {Asked} [parameters]
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<RunsAnswer | null>}
+   */
   async getChanged(route, parameters = {}, signal = undefined) {
     const address = this.url(route, parameters);
     const answer = await this.get(route, parameters, signal);
@@ -37,33 +72,53 @@ export class HttpSource {
     return same ? null : answer;
   }
 
+  /** @param {keyof Routes} route @param {Asked} [parameters] @param {AbortSignal} [signal] */
   async bytes(route, parameters, signal) {
     return (await this.request(this.url(route, parameters), { signal })).arrayBuffer();
   }
 
+  /** @param {URL} address @param {RequestInit} options */
   async request(address, options) {
     let response;
     try {
       response = await fetch(address, options);
     } catch (error) {
-      if (error.name === 'AbortError') throw error;
+      if (isAbort(error)) throw error;
       throw new SourceError('TensorBoard does not answer; is it still running?');
     }
     if (!response.ok) throw new SourceError(await reason(response));
     return response;
   }
 
-  /** Asks until the answer is no longer `indexing` or `building`, telling `progress` each time. */
+  /**
+   * Asks until the answer is no longer `indexing` or `building`, calling `progress` each time.
+   * @template {TracedRoute} R
+   * @param {R} route
+   * @param {Asked} parameters
+   * @param {{ signal?: AbortSignal, progress?: (answer: UnderWay) => void }} [options]
+   * @returns {Promise<Final<R>>}
+   */
   async ready(route, parameters, { signal, progress } = {}) {
     for (;;) {
+      /** @type {Routes[TracedRoute]} */
       const answer = await this.get(route, parameters, signal);
-      if (answer.state !== 'indexing' && answer.state !== 'building') return answer;
+      if (!isUnderWay(answer)) return /** @type {Final<R>} */ (answer);
       progress?.(answer);
       await pause(POLL_MS, signal);
     }
   }
 }
 
+/**
+ * Whether to ask again for what needs the index of the traces.
+ * @param {Routes[TracedRoute]} answer
+ * @returns {answer is UnderWay}
+ */
+function isUnderWay(answer) {
+  return answer.state === 'indexing' || answer.state === 'building';
+}
+
+/** @param {Response} response @returns {Promise<string>} */
 async function reason(response) {
   try {
     return (await response.json()).error ?? `the server answered ${response.status}`;
@@ -72,10 +127,18 @@ async function reason(response) {
   }
 }
 
-/** Resolves after a while, or rejects at once when the signal aborts. */
+/**
+ * Resolves after a while, or rejects at once when the signal aborts.
+ * @param {number} ms
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<void>}
+ */
 export function pause(ms, signal) {
   return new Promise((resolve, reject) => {
-    if (signal?.aborted) return reject(new DOMException('cancelled', 'AbortError'));
+    if (signal?.aborted) {
+      reject(new DOMException('cancelled', 'AbortError'));
+      return;
+    }
     const timer = setTimeout(resolve, ms);
     signal?.addEventListener(
       'abort',
@@ -85,17 +148,23 @@ export function pause(ms, signal) {
       },
       { once: true },
     );
-    return undefined;
   });
 }
 
 /** Lets only the latest of many calls run: each cancels the one before. */
 export class Latest {
   constructor() {
+    /** @type {AbortController | null} */
     this.controller = null;
   }
 
-  /** Runs `work(signal)`; `undefined` if a later call has taken its place. */
+  /**
+   * Runs `work(signal)`; `undefined` if a later call has taken its place.
+   * @template T
+   * @param {(signal: AbortSignal) => Promise<T>} work
+   * @param {number} [delayMs]
+   * @returns {Promise<T | undefined>}
+   */
   async run(work, delayMs = 0) {
     this.cancel();
     const controller = new AbortController();
@@ -105,7 +174,7 @@ export class Latest {
       const answer = await work(controller.signal);
       return controller.signal.aborted ? undefined : answer;
     } catch (error) {
-      if (error.name === 'AbortError') return undefined;
+      if (isAbort(error)) return undefined;
       throw error;
     }
   }

@@ -18,6 +18,7 @@ import { rowKeys, virtualRows } from './virtual.js';
 /** From this many variants on, a histogram chooses among them and rows are low. */
 const MANY = 40;
 
+/** @type {Column[]} */
 const COLUMNS = [
   { key: 'variant', name: 'variant', sort: (row) => row.label },
   { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
@@ -47,88 +48,111 @@ const COLUMNS = [
   },
 ];
 
-/** Draws the view into `host`. */
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export function showSplits(host, app) {
-  const { run, state } = app;
+  const { run } = app;
   if (!run.results.size) return showWaiting(host, app);
   if (run.variants.length === 1) return oneVariant(host, app);
   const view = new View(app);
   replace(
     host,
-    headline(run.answer.headline ?? run.answer.summary, subSentence(run)),
+    headline(run.answer.headline ?? '', subSentence(run)),
     view.controls(),
     ...view.parts(),
     ...view.found(),
   );
-  return { state };
+  return {};
 }
 
 class View {
+  /** @param {OpenApp} app */
   constructor(app) {
     this.app = app;
     this.run = app.run;
+    /** @param {FilterName} name */
     const chosen = (name) => app.state.list(name);
     this.passing = this.run.ranked.filter((variant) => passes(variant, chosen));
     this.others = this.run.unranked.filter((variant) => passes(variant, chosen));
     this.isMany = this.run.variants.length > MANY;
     this.rows = this.sorted(this.searched(this.withNoise()));
     this.axis = forestAxis(this.rows.map((row) => row.difference));
-    this.fullMs = Math.ceil(Math.max(0, ...this.passing.map((variant) => variant.stepMs)));
+    this.fullMs = Math.ceil(Math.max(0, ...this.passing.map((variant) => variant.stepMs ?? 0)));
     this.decimals = columnDecimals(
       this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
-      this.rows.map((row) => row.stepMs),
+      this.rows.map((row) => row.stepMs).filter((ms) => ms != null),
     );
     // A column without any figure is not shown: without a `single` variant there is no efficiency.
     this.columns = COLUMNS.filter(
-      (column) => !column.isOptional || this.run.ranked.some((row) => column.sort(row) != null),
+      (column) => !column.isOptional || this.run.ranked.some((row) => column.sort?.(row) != null),
     );
     this.baselineLabel = this.run.baseline?.label ?? 'the baseline';
     this.height = this.isMany ? 22 : 36;
+    this.position = el('span', { class: 'muted', role: 'status' });
   }
 
-  // The baseline measured twice: what differs there is noise. It stands below the baseline.
+  /**
+   * The baseline measured twice: what differs there is noise. Its row is below the baseline.
+   * @returns {Row[]}
+   */
   withNoise() {
     const noise = this.run.comparison?.noise;
-    if (noise?.aa_percent == null || !this.passing.includes(this.run.baseline)) return this.passing;
+    const { baseline } = this.run;
+    if (noise?.aa_percent == null || !baseline || !this.passing.includes(baseline)) return this.passing;
+    /** @type {Row} */
     const again = {
       isNoise: true,
-      label: this.run.baseline.label,
+      id: null,
+      label: baseline.label,
       difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' },
+      stepMs: null,
+      result: null,
+      ranks: [],
+      peakGib: null,
     };
-    const place = this.passing.indexOf(this.run.baseline) + 1;
-    return this.passing.toSpliced(place, 0, again);
+    const place = this.passing.indexOf(baseline) + 1;
+    return [...this.passing.slice(0, place), again, ...this.passing.slice(place)];
   }
 
+  /** @param {Row[]} rows */
   searched(rows) {
-    const text = this.app.state.get('q', '').toLowerCase();
+    const text = (this.app.state.get('q') ?? '').toLowerCase();
+
     const brush = this.isMany ? this.brush() : null;
-    const inBrush = (row) =>
-      !brush || (row.difference?.percent >= brush[0] && row.difference?.percent <= brush[1]);
+    /** @param {Row} row */
+    const inBrush = (row) => {
+      const at = row.difference?.percent ?? NaN;
+      return !brush || (at >= brush[0] && at <= brush[1]);
+    };
     return rows.filter((row) => row.label.toLowerCase().includes(text) && inBrush(row));
   }
 
+  /** @returns {Brush | null} */
   brush() {
     const ends = this.app.state.list('brush');
-    return ends?.length === 2 ? ends.map(Number) : null;
+    return ends?.length === 2 ? [Number(ends[0]), Number(ends[1])] : null;
   }
 
+  /** @param {Row[]} rows */
   sorted(rows) {
-    const [key, direction] = this.app.state.get('sort', '').split('~');
-    const column = COLUMNS.find((one) => one.key === key && one.sort);
-    if (!column) return rows;
+    const [key, direction] = (this.app.state.get('sort') ?? '').split('~');
+    const sort = COLUMNS.find((one) => one.key === key)?.sort;
+    if (!sort) return rows;
     const sign = direction === 'down' ? -1 : 1;
-    return [...rows].sort((a, b) => sign * compare(column.sort(a), column.sort(b)));
+    return [...rows].sort((a, b) => sign * compare(sort(a), sort(b)));
   }
 
   controls() {
     const { state } = this.app;
     const search =
       this.isMany &&
-      searchField('variant', state.get('q', ''), {
+      searchField('variant', state.get('q') ?? '', {
         oninput: (q) => state.go({ q }),
         onleave: () => state.go({ q: null }),
       });
-    this.position = el('span', { class: 'muted', role: 'status' });
     return el(
       'div',
       { class: 'controls' },
@@ -145,12 +169,13 @@ class View {
     const percents = this.passing
       .map((variant) => variant.difference?.percent)
       .filter((value) => value != null);
+    /** @param {Brush | null} ends */
     const onbrush = (ends) =>
       this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
     return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
   }
 
-  /** What the run found out beside the ranking: throughput over the batch, and what devices cost. */
+  /** What the run found out besides the ranking: throughput over the batch, and what devices cost. */
   found() {
     const shown = new Set(this.passing.map((variant) => variant.id));
     const curves = this.run.comparison?.batch_curves ?? [];
@@ -185,29 +210,34 @@ class View {
       this.height,
       this.columns.length,
       (index) => this.row(this.rows[index], index),
-      (first, end) => this.tell(first, end),
+      (first, end) => this.showPosition(first, end),
     );
-    this.tell(0, this.rows.length);
+    this.showPosition(0, this.rows.length);
     return table;
   }
 
-  /** Room for the longest label, within reason. */
+  /**
+   * Room for the longest label, within reason.
+   * @returns {{ style?: Style }}
+   */
   labelRoom() {
     const labels = this.rows.map((row) => (row.isNoise ? `${row.label} again (noise)` : row.label));
     return { style: { '--label-px': `${Math.ceil(widest(labels, 13))}px` } };
   }
 
-  tell(first, end) {
+  /** @param {number} first @param {number} end */
+  showPosition(first, end) {
     const total = this.rows.length;
     this.position.textContent = total
       ? `rows ${number(first + 1)} to ${number(end)} of ${number(total)} selected`
       : 'none selected';
   }
 
+  /** @param {Column} column */
   header(column) {
     const { state } = this.app;
     const name = typeof column.name === 'function' ? column.name(this) : column.name;
-    const [key, direction] = state.get('sort', 'none').split('~');
+    const [key, direction] = (state.get('sort') ?? 'none').split('~');
     const sorted = key === column.key ? (direction === 'down' ? 'descending' : 'ascending') : null;
     const next = sorted === 'ascending' ? `${column.key}~down` : sorted ? null : `${column.key}~up`;
     const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
@@ -215,7 +245,8 @@ class View {
       ? el(
           'button',
           { type: 'button', 'data-key': `sort:${column.key}`, onclick: () => state.go({ sort: next }) },
-          name + arrow,
+          name,
+          arrow,
         )
       : name;
     return el(
@@ -225,10 +256,14 @@ class View {
     );
   }
 
+  /** @param {Row} row @param {number} index */
   row(row, index) {
     const { app, run } = this;
     const verdict = row.difference?.verdict;
-    const open = () => row.id && app.state.go({ tab: 'where', variant: row.id });
+    const open = () => {
+      if (row.id) app.state.go({ tab: 'where', variant: row.id });
+    };
+
     const cells = this.cells(row);
     return el(
       'tr',
@@ -253,6 +288,7 @@ class View {
     );
   }
 
+  /** @param {Row} row @returns {{ [column: string]: Child }} */
   cells(row) {
     const { result } = row;
     return {
@@ -270,12 +306,13 @@ class View {
       ms: number(row.stepMs, this.decimals),
       unit: this.uncertainty(row),
       samples: three(result?.samples_per_s),
-      memory: number(row.peakGib, row.peakGib < 1 ? 2 : 1),
+      memory: number(row.peakGib, row.peakGib != null && row.peakGib < 1 ? 2 : 1),
       efficiency: result?.scaling_efficiency == null ? '' : number(100 * result.scaling_efficiency, 1),
       bar: row.isNoise ? '' : this.bar(row),
     };
   }
 
+  /** @param {Row} row */
   uncertainty(row) {
     const half = halfWidth(row.stepMs, row.result?.step_ms?.ci);
     return half == null
@@ -283,6 +320,7 @@ class View {
       : el('span', { class: 'muted' }, `\u00b1 ${number(roundUp(half, this.decimals), this.decimals)}`);
   }
 
+  /** @param {Row} row @returns {Child} */
   bar(row) {
     const rank = slowestRank(row.ranks);
     const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
@@ -301,7 +339,10 @@ class View {
     ];
   }
 
-  /** What a hover shows: the interval, the rounds, the parts. */
+  /**
+   * What a hover shows: the interval, the rounds, the parts.
+   * @param {Row} row
+   */
   exact(row) {
     if (row.isNoise)
       return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
@@ -318,11 +359,16 @@ class View {
       .join('\n');
   }
 
-  /** In ms of the traced step: the bar is as long as the timed one. */
+  /**
+   * In ms of the traced step: the bar is as long as the timed one.
+   * @param {RankFigures | null} rank
+   * @param {Row} row
+   * @param {number} decimals
+   */
   spokenParts(rank, row, decimals) {
     const traced = tracedParts(rank);
     const parts = traced ?? timedParts(rank, row.stepMs);
-    return parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
+    return rank && parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
   }
 
   /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
@@ -340,6 +386,7 @@ class View {
     );
   }
 
+  /** @param {number | null | undefined} level */
   axisRow(level) {
     const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are${this.run.hasBatches ? ' of the time per sample,' : ''} of paired rounds or launches, not of the medians in ms.`;
     return el(
@@ -351,6 +398,7 @@ class View {
     );
   }
 
+  /** @param {Variant} variant */
   unrankedRow(variant) {
     const open = () =>
       this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
@@ -370,15 +418,20 @@ class View {
   }
 }
 
+/** @param {Column} column */
 function classes(column) {
   return [`c-${column.key}`, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
 }
 
+/** @param {string | undefined} verdict */
 function toneOf(verdict) {
   return verdict === 'faster' || verdict === 'slower' ? verdict : 'muted';
 }
 
+/** @param {string | number | null | undefined} a @param {string | number | null | undefined} b */
 function compare(a, b) {
-  if (a == null || b == null) return (a == null) - (b == null);
-  return typeof a === 'string' ? a.localeCompare(b, 'en', { numeric: true }) : a - b;
+  if (a == null || b == null) return Number(a == null) - Number(b == null);
+  return typeof a === 'number' && typeof b === 'number'
+    ? a - b
+    : String(a).localeCompare(String(b), 'en', { numeric: true });
 }

@@ -10,11 +10,15 @@ const MOST_OPEN = 8;
 /** A table of more devices scrolls. */
 const MOST_ROWS = 12;
 
-/** A panel for each of these variants that is split by measured costs; `null` where none is. */
+/**
+ * A panel for each of these variants that is split by measured costs; `null` where none is.
+ * @param {Variant[]} variants
+ */
 export function balancedPanels(variants) {
-  const panels = variants
-    .filter((variant) => variant.result?.balanced)
-    .map((variant) => panel(variant, variant.result.balanced));
+  const panels = variants.flatMap((variant) => {
+    const found = variant.result?.balanced;
+    return found ? [panel(variant, found, variant.result?.split ?? [])] : [];
+  });
   if (!panels.length) return null;
   const folded = panels.splice(MOST_OPEN);
   return el(
@@ -28,8 +32,8 @@ export function balancedPanels(variants) {
   );
 }
 
-function panel(variant, found) {
-  const { split } = variant.result;
+/** @param {Variant} variant @param {Balanced} found @param {number[]} split */
+function panel(variant, found, split) {
   return el(
     'article',
     { class: 'cost', 'data-balanced': variant.id },
@@ -64,7 +68,9 @@ function panel(variant, found) {
 
 const HEADER = ['device', 'per step, ms', 'per sample, ms', 'curve', 'samples'];
 
+/** @param {Balanced} found @param {number[]} split @param {string} label */
 function figures(found, split, label) {
+  /** @param {number} index */
   const right = (index) => (index === HEADER.length - 1 ? 'right' : null);
   return el(
     'table',
@@ -89,7 +95,11 @@ function figures(found, split, label) {
   );
 }
 
-// A sample may take microseconds; the interval has the decimals of its estimate.
+/**
+ * A sample may take microseconds; the interval has the decimals of its estimate.
+ * @param {number} ms
+ * @param {Interval | null} ci
+ */
 function withInterval(ms, ci) {
   const size = Math.abs(ms);
   const decimals = size > 0 && size < 0.1 ? 4 : size < 1 ? 3 : 2;
@@ -97,11 +107,13 @@ function withInterval(ms, ci) {
   return [number(ms, decimals), ci ? el('span', { class: 'muted' }, ` (${low} to ${high})`) : null];
 }
 
+/** @param {DeviceCost} device */
 function curveWords(device) {
   const room = device.max_samples == null ? '' : `, memory for ${number(device.max_samples)}`;
   return (device.straight ? 'straight' : 'by its points') + room;
 }
 
+/** @param {Balanced} found @param {number[]} split */
 function spoken(found, split) {
   const chosen = found.devices.map((device, index) => `${device.device} ${number(split[index])}`);
   return `Time over samples of each device. Samples chosen: ${chosen.join(', ')}. T* is ${three(found.optimum_ms)} ms.`;

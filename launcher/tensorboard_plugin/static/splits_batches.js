@@ -3,14 +3,17 @@
 import { el, hiddenTable, onWidth, svg } from './dom.js';
 import { lowerFirst, number, rate } from './format.js';
 import { line, look, names, Plot, roomFor } from './plot.js';
-import { labelEvery } from './scale.js';
+import { labelEvery, last } from './scale.js';
 
 const HEIGHT = 250;
 /** Curves in one plot; further ones get a plot of their own. */
 const TOGETHER = 4;
 const NO_KNEE = 'No knee: only the largest batch is within 10 % of the best.';
 
-/** Charts of these curves; `null` where there are none. */
+/**
+ * Charts of these curves; `null` where there are none.
+ * @param {BatchCurve[]} curves
+ */
 export function batchCharts(curves) {
   if (!curves?.length) return null;
   const groups = Array.from({ length: Math.ceil(curves.length / TOGETHER) }, (_, index) =>
@@ -35,23 +38,26 @@ export function batchCharts(curves) {
   );
 }
 
+/** @param {BatchCurve[]} curves */
 function caption(curves) {
   const open = curves.filter((curve) => curve.knee == null).map((curve) => curve.label);
-  const told = open.length < curves.length ? 'Knee: the smallest batch within 10 % of the highest throughput.' : '';
-  if (!open.length) return told;
-  return curves.length === 1 ? NO_KNEE : [told, `${open.join('; ')}: ${lowerFirst(NO_KNEE)}`].filter(Boolean).join(' ');
+  const known = open.length < curves.length ? 'Knee: the smallest batch within 10 % of the highest throughput.' : '';
+  if (!open.length) return known;
+  return curves.length === 1 ? NO_KNEE : [known, `${open.join('; ')}: ${lowerFirst(NO_KNEE)}`].filter(Boolean).join(' ');
 }
 
+/** @param {BatchCurve[]} curves */
 function chart(curves) {
   const root = svg('svg', { class: 'line-chart batch-chart', role: 'img', 'aria-label': curves.map(spoken).join(' ') });
   onWidth(root, (width) => root.replaceChildren(...parts(curves, width)));
   return root;
 }
 
+/** @param {BatchCurve[]} curves @param {number} width */
 function parts(curves, width) {
   const points = curves.flatMap((curve) => curve.points);
   const batches = [...new Set(points.map((point) => point.global_batch))].sort((a, b) => a - b);
-  const [low, high] = [Math.log(batches[0]), Math.log(batches.at(-1))];
+  const [low, high] = [Math.log(batches[0]), Math.log(last(batches))];
   const room = roomFor(curves.map((curve) => curve.label));
   const plot = new Plot({
     width,
@@ -60,6 +66,7 @@ function parts(curves, width) {
     most: Math.max(...points.map((point) => point.samples_per_s)),
     share: (batch) => (high > low ? (Math.log(batch) - low) / (high - low) : 0.5),
   });
+  /** @param {BatchPoint} point @returns {Point} */
   const at = (point) => [plot.x(point.global_batch), plot.y(point.samples_per_s)];
   return [
     ...plot.frame(marks(batches, plot), 'samples/s', 'global batch, logarithmic'),
@@ -68,22 +75,30 @@ function parts(curves, width) {
     ...curves.flatMap((curve) => knee(curve, plot, at)),
     ...names([
       ...curves.map((curve, index) => nameOf(curve, index, at)),
-      ...curves.map((curve) => kneeName(curve, at)).filter(Boolean),
+      ...curves.map((curve) => kneeName(curve, at)).filter((name) => name != null),
     ]),
   ];
 }
 
+/** @param {number[]} batches @param {Plot} plot @returns {[value: number, text: string | null][]} */
 function marks(batches, plot) {
   const texts = batches.map((batch) => number(batch));
   const every = labelEvery(batches.map((batch) => plot.x(batch)), texts.map((text) => roomFor([text])));
   return batches.map((batch, index) => [batch, index % every ? null : texts[index]]);
 }
 
+/**
+ * @param {BatchCurve} curve
+ * @param {number} index
+ * @param {(point: BatchPoint) => Point} at
+ * @returns {PlacedName}
+ */
 function nameOf(curve, index, at) {
-  const [x, y] = at(curve.points.at(-1));
+  const [x, y] = at(last(curve.points));
   return { text: curve.label, x: x + 8, y: y + 4, class: index ? '' : 'strong' };
 }
 
+/** @param {BatchCurve} curve @param {Plot} plot @param {(point: BatchPoint) => Point} at */
 function knee(curve, plot, at) {
   const point = kneeOf(curve);
   if (!point) return [];
@@ -94,6 +109,7 @@ function knee(curve, plot, at) {
   ];
 }
 
+/** @param {BatchCurve} curve @param {(point: BatchPoint) => Point} at @returns {PlacedName | null} */
 function kneeName(curve, at) {
   const point = kneeOf(curve);
   if (!point) return null;
@@ -101,19 +117,22 @@ function kneeName(curve, at) {
   return { text: `knee: ${number(point.global_batch)}`, x: x + 7, y: y + 20, class: 'strong knee' };
 }
 
+/** @param {BatchCurve} curve */
 function kneeOf(curve) {
   return curve.points.find((point) => point.global_batch === curve.knee) ?? null;
 }
 
+/** @param {Point} place @param {number} index */
 function dot([cx, cy], index) {
   return svg('circle', { class: look(index), cx, cy, r: 3 });
 }
 
+/** @param {BatchCurve} curve */
 function spoken(curve) {
-  const [first, last] = [curve.points[0], curve.points.at(-1)];
-  const told = curve.knee == null ? 'no knee' : `knee at ${number(curve.knee)}`;
+  const [first, end] = [curve.points[0], last(curve.points)];
+  const place = curve.knee == null ? 'no knee' : `knee at ${number(curve.knee)}`;
   return (
     `Throughput of ${curve.label} over its global batch: ${rate(first.samples_per_s)} samples/s at ` +
-    `${number(first.global_batch)}, ${rate(last.samples_per_s)} at ${number(last.global_batch)}; ${told}.`
+    `${number(first.global_batch)}, ${rate(end.samples_per_s)} at ${number(end.global_batch)}; ${place}.`
   );
 }

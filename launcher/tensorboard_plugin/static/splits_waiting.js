@@ -4,11 +4,15 @@ import { headline } from './controls.js';
 import { runningStrip } from './devices.js';
 import { el, replace } from './dom.js';
 import { number } from './format.js';
-import { pause } from './source.js';
+import { isAbort, pause } from './source.js';
 
 const POLL_MS = 2000;
 
-/** Draws what goes on into `host` until somebody stops it: the page draws the ranking once there is one. */
+/**
+ * Draws what goes on into `host` until it is stopped: the page draws the ranking once there is one.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export async function showWaiting(host, app) {
   const controller = new AbortController();
   const look = async () =>
@@ -18,17 +22,19 @@ export async function showWaiting(host, app) {
   return { stop: () => controller.abort() };
 }
 
+/** @param {() => Promise<void>} look @param {OpenApp} app @param {AbortSignal} signal */
 async function poll(look, app, signal) {
   while (!signal.aborted && app.source.live) {
     try {
       await pause(POLL_MS, signal);
       if (!document.hidden) await look();
     } catch (error) {
-      if (error.name === 'AbortError') return;
+      if (isAbort(error)) return;
     }
   }
 }
 
+/** @param {HTMLElement} host @param {ProgressAnswer} progress */
 function draw(host, progress) {
   const rows = progress.variants.map((variant) =>
     el(
@@ -42,7 +48,7 @@ function draw(host, progress) {
     host,
     progress.status === 'running'
       ? headline('Nothing can be ranked yet.', 'Variants that run in turns are ranked together, when their launch is done.')
-      : headline('Nothing was measured to the end.', null),
+      : headline('No variant was measured completely.', null),
     runningStrip(progress),
     el(
       'table',

@@ -2,16 +2,29 @@
 
 import { headline } from './controls.js';
 import { el, replace } from './dom.js';
-import { bytes, coarse, columnDecimals, halfWidth, number, roundUp } from './format.js';
+import { bytes, coarse, number } from './format.js';
 import { legend } from './phases.js';
 import { balancedPanels } from './splits_balanced.js';
+import { subSentence } from './splits_words.js';
 
-/** The frame of every state. */
+/**
+ * The frame of every state.
+ * @param {Element} host
+ * @param {Attributes<HTMLElement>} attributes
+ * @param {...Child} children
+ * @returns {undefined}
+ */
 function box(host, attributes, ...children) {
   replace(host, el('div', { class: 'state', ...attributes }, ...children));
 }
 
-/** No run in the watched folder. */
+/**
+ * No run in the watched directory.
+ * @param {Element} host
+ * @param {string} logdir
+ * @param {number} reloadS
+ * @returns {undefined}
+ */
 export function emptyState(host, logdir, reloadS) {
   box(
     host,
@@ -22,28 +35,39 @@ export function emptyState(host, logdir, reloadS) {
       'p',
       { class: 'muted' },
       'Looking in ',
-      el('span', { style: { color: 'var(--text)' } }, logdir || 'the log folder'),
+      el('span', { style: { color: 'var(--text)' } }, logdir || 'the log directory'),
       `, again every ${number(reloadS ?? 5)} s.`,
     ),
   );
 }
 
-/** A trace is being indexed. */
+/**
+ * A trace is being indexed.
+ * @param {Element} host
+ * @param {string} label
+ * @param {UnderWay} answer
+ * @returns {undefined}
+ */
 export function indexingState(host, label, answer) {
-  const share = answer.total_bytes ? answer.done_bytes / answer.total_bytes : 0;
-  const left = answer.seconds_left == null ? '' : `, about ${coarse(answer.seconds_left)} left`;
+  if (answer.state !== 'indexing') return;
+  const { done_bytes: done, total_bytes: total, seconds_left: seconds } = answer;
+  const left = seconds == null ? '' : `, about ${coarse(seconds)} left`;
   box(
     host,
     { 'data-state': 'indexing', role: 'status' },
     headline(
       `Indexing the trace of ${label}.`,
-      `${bytes(answer.done_bytes ?? 0)} of ${bytes(answer.total_bytes ?? 0)}${left}. Once; then it opens at once.`,
+      `${bytes(done)} of ${bytes(total)}${left}. This happens once; later the trace opens immediately.`,
     ),
-    meter(share, 'indexed'),
+    meter(total ? done / total : 0, 'indexed'),
   );
 }
 
-/** A thin bar that fills. */
+/**
+ * A thin bar that fills.
+ * @param {number | null} share
+ * @param {string} label
+ */
 export function meter(share, label) {
   const percent = Math.round(100 * Math.min(1, Math.max(0, share || 0)));
   return el(
@@ -60,9 +84,16 @@ export function meter(share, label) {
   );
 }
 
-/** A trace that can't be read: which file, where in it, and, in a run of ours, what still works. */
+/**
+ * A trace that can't be read: which file, where in it, and, in a run of ours, what still works.
+ * @param {Element} host
+ * @param {string} label
+ * @param {Problem[]} problems
+ * @param {Retry} retry
+ * @returns {undefined}
+ */
 export function brokenState(host, label, problems, { again, live, isTraces }) {
-  const first = problems[0] ?? { file: '', message: 'no reason is known' };
+  const first = problems[0] ?? { file: '', message: 'no reason is known', byte: null };
   box(
     host,
     { 'data-state': 'broken' },
@@ -100,23 +131,37 @@ export function brokenState(host, label, problems, { again, live, isTraces }) {
   );
 }
 
-/** `, rank 0,` of a file that is named after its rank. */
+/**
+ * `, rank 0,` of a file that is named after its rank.
+ * @param {string} file
+ */
 function ofRank(file) {
   const rank = /(?:^|\/)rank(\d+)\./.exec(file);
   return rank ? `, rank ${rank[1]},` : '';
 }
 
+/** @param {Pick<Problem, 'message' | 'byte'>} problem */
 function whatIsWrong({ message, byte }) {
   const sentence = `${message[0].toUpperCase()}${message.slice(1)}`.replace(/\.?$/, '.');
   return saysWhere(message, byte) ? sentence : `${sentence} Byte ${number(byte)}.`;
 }
 
-/** Whether there is no place to add to a message. */
+/**
+ * Whether there is no place to add to a message.
+ * @param {string} message
+ * @param {number | null} byte
+ */
 function saysWhere(message, byte) {
   return byte == null || /\bbyte\b/.test(message);
 }
 
-/** A variant without traces: of a run that goes on, they are still to come. */
+/**
+ * A variant without traces: of a run that goes on, they are still to come.
+ * @param {Element} host
+ * @param {string | null} label
+ * @param {boolean} [isRunning]
+ * @returns {undefined}
+ */
 export function untracedState(host, label, isRunning = false) {
   if (isRunning)
     box(
@@ -139,20 +184,32 @@ export function untracedState(host, label, isRunning = false) {
     );
 }
 
-/** Somebody's traces of which none may be opened. */
+/**
+ * Traces that gpurun did not record, of which none may be opened.
+ * @param {Element} host
+ * @param {string} label
+ * @param {Problem[]} problems
+ * @returns {undefined}
+ */
 export function unopenedState(host, label, problems) {
   box(
     host,
     { 'data-state': 'unopened' },
     headline(
       `No trace of ${label} is opened.`,
-      whatIsWrong({ message: `${problems.length > 1 ? 'Each' : 'It'} ${problems[0].message}` }),
+      whatIsWrong({ message: `${problems.length > 1 ? 'Each' : 'It'} ${problems[0].message}`, byte: null }),
     ),
     problems.map((problem) => el('p', {}, el('code', {}, problem.file))),
   );
 }
 
-/** Something failed that should not have. */
+/**
+ * Something failed that should not have.
+ * @param {Element} host
+ * @param {string} message
+ * @param {() => void} again
+ * @returns {undefined}
+ */
 export function failedState(host, message, again) {
   box(
     host,
@@ -162,7 +219,11 @@ export function failedState(host, message, again) {
   );
 }
 
-/** Some files couldn't be read while others could. */
+/**
+ * Some files couldn't be read while others could.
+ * @param {Problem[]} [problems]
+ * @param {string[]} [warnings]
+ */
 export function problemNotes(problems = [], warnings = []) {
   const lines = [
     ...problems.map(
@@ -180,19 +241,18 @@ export function problemNotes(problems = [], warnings = []) {
     : null;
 }
 
-/** A run of one variant: its step and bars, no ranking. */
+/**
+ * A run of one variant: its step and bars, no ranking.
+ * @param {Element} host
+ * @param {OpenApp} app
+ */
 export function oneVariant(host, app) {
   const [variant] = app.run.variants;
-  const ci = variant.result?.step_ms?.ci;
-  const half = halfWidth(variant.stepMs, ci);
-  const decimals = columnDecimals([half], [variant.stepMs ?? 0]);
-  const sentence = variant.isRanked
-    ? `${variant.label} takes ${number(variant.stepMs, decimals)}${half ? ` \u00b1 ${number(roundUp(half, decimals), decimals)}` : ''} ms a step.`
-    : `${variant.label}: ${variant.reason ?? variant.status}`;
+  const sub = variant.isRanked ? subSentence(app.run) : `${variant.label}: ${variant.reason ?? variant.status}`;
   const bars = el('div', { class: 'where' });
   replace(
     host,
-    headline(sentence, 'Nothing to compare with, so no ranking and no difference.'),
+    headline(app.run.answer.headline ?? '', sub),
     el('div', { class: 'controls' }, legend()),
     bars,
     el(

@@ -1,12 +1,12 @@
 // Every step of a variant as a dot on a line, with the median as a tick.
 
-import { el, onWidth } from './dom.js';
+import { contextOf, el, onWidth } from './dom.js';
 import { number, three, tickDecimals } from './format.js';
 import { around, jitter, Scale } from './scale.js';
 import { palette } from './theme.js';
 import { hideTip, showTip } from './tip.js';
 
-/** Beyond this share of a variant's steps the scale doesn't follow: they stand at the edge. */
+/** Beyond this share of a variant's steps the scale doesn't follow: they are at the edge. */
 const FOLLOWED = 0.985;
 /** But for those that are no farther beyond it than this share of its length. */
 const CLOSE = 0.25;
@@ -14,7 +14,10 @@ const CLOSE = 0.25;
 const LEAST_RANGE = 0.02;
 const NEAR_PX = 7;
 
-/** One axis over the steps of all variants; a few outliers don't stretch it. */
+/**
+ * One axis over the steps of all variants; a few outliers don't stretch it.
+ * @param {Pick<Steps, 'step_ms'>[]} all
+ */
 export function stripScale(all) {
   const ends = all.flatMap(({ step_ms: steps }) => {
     const sorted = [...steps].sort((a, b) => a - b);
@@ -26,22 +29,33 @@ export function stripScale(all) {
   return isClose && most > first.scale.high ? padded([...ends, most]) : first;
 }
 
+/** @param {number[]} ends */
 function padded(ends) {
   const { scale, step } = around(ends, 5, LEAST_RANGE * Math.max(...ends, 1e-3));
   return { scale: new Scale(scale.low, scale.high + 0.1 * (scale.high - scale.low)), step };
 }
 
+/** @param {Pick<Steps, 'step_ms'>[]} all */
 function longest(all) {
   return all.reduce((most, { step_ms: steps }) => steps.reduce((a, b) => Math.max(a, b), most), 0);
 }
 
+/** @param {Scale} scale @param {number} step */
 export function stripAxis(scale, step) {
   return scale
     .ticks(step)
     .map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, tickDecimals(step))));
 }
 
-/** Draws the dots of one variant into `strip`. */
+/**
+ * Draws the dots of one variant into `strip`.
+ * @param {HTMLElement} strip
+ * @param {{ label: string, stepMs: number | null }} block
+ * @param {DrawnSteps} steps
+ * @param {Scale} scale
+ * @param {number} step
+ * @param {() => void} open
+ */
 export function drawStrip(strip, block, steps, scale, step, open) {
   const lines = scale
     .ticks(step)
@@ -53,6 +67,7 @@ export function drawStrip(strip, block, steps, scale, step, open) {
     onclick: open,
   });
   strip.replaceChildren(...lines, canvas);
+  /** @type {Dot[]} */
   let places = [];
   onWidth(canvas, () => {
     places = paint(canvas, steps, scale, middle);
@@ -71,24 +86,25 @@ export function drawStrip(strip, block, steps, scale, step, open) {
   canvas.addEventListener('pointerleave', hideTip);
 }
 
+/** @param {HTMLCanvasElement} canvas @param {DrawnSteps} steps @param {Scale} scale @param {number} middle */
 function paint(canvas, steps, scale, middle) {
   const { width, height } = canvas.getBoundingClientRect();
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
-  const context = canvas.getContext('2d');
+  const context = contextOf(canvas);
   context.scale(ratio, ratio);
   const colours = palette();
   const places = steps.step_ms.map((ms, index) => ({
     x: Math.min(1, Math.max(0, scale.share(ms))) * width,
     y: height / 2 + jitter(steps.number[index]) * (height - 8),
-    beyond: ms > scale.high,
+    isBeyond: ms > scale.high,
   }));
   context.fillStyle = colours.text;
   context.globalAlpha = 0.5;
-  for (const { x, y, beyond } of places) {
+  for (const { x, y, isBeyond } of places) {
     context.beginPath();
-    if (beyond) triangle(context, x, y);
+    if (isBeyond) triangle(context, x, y);
     else context.arc(x, y, 1.5, 0, 2 * Math.PI);
     context.fill();
   }
@@ -98,12 +114,14 @@ function paint(canvas, steps, scale, middle) {
   return places;
 }
 
+/** @param {CanvasRenderingContext2D} context @param {number} x @param {number} y */
 function triangle(context, x, y) {
   context.moveTo(x - 5, y - 3);
   context.lineTo(x, y);
   context.lineTo(x - 5, y + 3);
 }
 
+/** @param {Dot[]} places @param {number} x @param {number} y */
 function nearest(places, x, y) {
   let best = -1;
   let least = NEAR_PX ** 2;
@@ -114,7 +132,10 @@ function nearest(places, x, y) {
   return best;
 }
 
-/** The middle value; of an even number of values the mean of the two in the middle. */
+/**
+ * The middle value; of an even number of values the mean of the two in the middle.
+ * @param {number[]} values
+ */
 export function medianOf(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const middle = (sorted.length - 1) / 2;

@@ -3,7 +3,10 @@
 
 const DARK = 'dark-mode';
 
-/** Keeps `data-theme` of the document true, calling `changed` after each change. */
+/**
+ * Keeps `data-theme` of the document true, calling `changed` after each change.
+ * @param {() => void} changed
+ */
 export function followTheme(changed) {
   const root = document.documentElement;
   const system = matchMedia('(prefers-color-scheme: dark)');
@@ -27,7 +30,10 @@ function outerBody() {
   }
 }
 
-/** The palette as CSS has it now, for what is drawn on a canvas. */
+/**
+ * The palette as CSS has it now, for what is drawn on a canvas.
+ * @returns {Palette}
+ */
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   const names = [

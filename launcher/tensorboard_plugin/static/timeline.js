@@ -3,14 +3,16 @@
 
 import { number } from './format.js';
 import { brokenState, indexingState, untracedState } from './states.js';
+import { isAbort, messageOf } from './source.js';
 import { palette } from './theme.js';
 import { hideTip } from './tip.js';
 import { drawLanes, drawOverview, drawRuler } from './tl_draw.js';
 import { Feed } from './tl_feed.js';
 import { listenToKeys, listenToLanes, listenToOverview, listenToRuler } from './tl_input.js';
 import { LABEL_PX, layout, mergedSteps } from './tl_layout.js';
-import { buildPage } from './tl_page.js';
+import { buildPage, timelineParts } from './tl_page.js';
 import { click, dragged, gripped, hover, zoomTo } from './tl_pointer.js';
+import { Search } from './tl_search.js';
 import { Selection } from './tl_select.js';
 import { aroundStretch, clamped, firstWindow, panned, zoomed } from './tl_window.js';
 
@@ -19,11 +21,15 @@ const LEAST_BODY_PX = 220;
 /** With more ranks than this, only those asked for are laid out when some are. */
 const FEW_RANKS = 8;
 
-/** Draws the view into `host`. */
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export async function showTimeline(host, app) {
   const { run, state } = app;
   const variant = run.choose(state.get('variant'), run.traced);
-  const asked = run.byId.get(state.get('variant'));
+  const asked = run.byId.get(state.get('variant') ?? '');
   if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
   if (!variant) return untracedState(host, null, run.isRunning);
   const label = run.isTraces ? run.answer.title : variant.label;
@@ -38,22 +44,44 @@ export async function showTimeline(host, app) {
   return new Timeline(host, app, variant, meta);
 }
 
-class Timeline {
+export class Timeline {
+  /** @param {HTMLElement} host @param {OpenApp} app @param {Variant} variant @param {MetaAnswer} meta */
   constructor(host, app, variant, meta) {
-    Object.assign(this, { app, variant, meta, keeps: true, classes: meta.classes, version: meta.version });
+    this.app = app;
+    this.variant = variant;
+    this.meta = meta;
+    this.keeps = true;
+    this.classes = meta.classes;
+    this.version = meta.version;
     this.endNs = Math.max(1, meta.end_ns);
     this.steps = meta.apart ? [] : mergedSteps(meta.steps); // else steps of one number are one step
+    /** @type {Set<number>} */
     this.expanded = new Set();
     this.scrollTop = 0;
+    this.viewHeight = 0;
+    this.frame = 0;
+    /** @type {((name: string) => boolean) | null} */
+    this.matches = null; // whether a block's name is searched for
     this.feed = new Feed(this);
     this.selection = new Selection(this);
     this.window = this.storedWindow() ?? firstWindow(this.steps, this.endNs);
-    this.overviewLanes = meta.ranks
-      .map((rank) => ({ ...rank.lanes.find((lane) => lane.kind === 'overview'), label: rank.label }))
-      .filter((lane) => lane.lane != null);
-    this.place();
+    this.overviewLanes = meta.ranks.flatMap((rank) => {
+      const lane = rank.lanes.find((one) => one.kind === 'overview');
+      return lane ? [{ ...lane, label: rank.label }] : [];
+    });
+    this.ranks = this.shownRanks();
+    this.placed = layout(this.ranks, this.expanded);
+    const parts = timelineParts(this);
+    this.overviewCanvas = parts.overviewCanvas;
+    this.ruler = parts.ruler;
+    this.lanesCanvas = parts.lanesCanvas;
+    this.body = parts.body;
+    this.spacer = parts.spacer;
+    this.panel = parts.panel;
+    this.found = parts.found;
+    this.search = new Search(this, this.found);
     buildPage(host, this);
-    this.listen();
+    this.stopListening = this.listen();
     this.feed.askOverview();
     this.resized();
     this.scrollToRank();
@@ -62,7 +90,7 @@ class Timeline {
 
   storedWindow() {
     const { state } = this.app;
-    const [from, to] = [Number(state.get('from', NaN)), Number(state.get('to', NaN))];
+    const [from, to] = [Number(state.get('from') ?? NaN), Number(state.get('to') ?? NaN)];
     return to > from ? clamped({ from, to }, this.endNs) : null;
   }
 
@@ -72,13 +100,13 @@ class Timeline {
     return (this.app.state.list('rank') ?? []).map(Number);
   }
 
-  place() {
-    const only = this.meta.ranks.length > FEW_RANKS ? this.wantedRanks : [];
-    this.ranks = only.length ? this.meta.ranks.filter((rank) => only.includes(rank.rank)) : this.meta.ranks;
-    if (!this.ranks.length) this.ranks = this.meta.ranks;
-    this.placed = layout(this.ranks, this.expanded);
+  shownRanks() {
+    const all = this.meta.ranks;
+    const wanted = all.length > FEW_RANKS ? all.filter((rank) => this.wantedRanks.includes(rank.rank)) : [];
+    return wanted.length ? wanted : all;
   }
 
+  /** @param {PlacedTitle} title */
   titleOf(title) {
     const rank = this.variant.ranks.find((one) => one.rank === title.rank);
     return [title.label, rank?.device ?? title.device, rank ? number(rank.local_batch) : null]
@@ -87,6 +115,7 @@ class Timeline {
   }
 
   listen() {
+
     const verbs = this.verbs();
     listenToLanes(this.lanesCanvas, verbs);
     listenToRuler(this.ruler, verbs);
@@ -97,15 +126,22 @@ class Timeline {
     const observer = new ResizeObserver(onresize);
     observer.observe(this.ruler);
     addEventListener('resize', onresize);
-    this.stop = () => {
+    return () => {
       stopKeys();
       observer.disconnect();
       removeEventListener('resize', onresize);
-      for (const one of [this.feed, this.selection, this.search]) one.stop();
     };
   }
 
-  /** What mouse, touch and keys can ask for. */
+  stop() {
+    this.stopListening();
+    for (const one of [this.feed, this.selection, this.search]) one.stop();
+  }
+
+  /**
+   * What mouse, touch and keys can ask for.
+   * @returns {Verbs}
+   */
   verbs() {
     return {
       zoom: (factor, at) => this.show(zoomed(this.window, factor, at, this.endNs)),
@@ -145,9 +181,10 @@ class Timeline {
   /** Comes back to what the address says was selected or searched for. */
   restore() {
     const { state } = this.app;
-    if (state.get('sel')) this.select({ id: state.get('sel') }, false);
-    else if (state.get('range')) this.selection.restoreRange(state.list('range'));
-    if (state.get('q')) this.search.find(state.get('q'));
+    const [selected, range, text] = [state.get('sel'), state.list('range'), state.get('q')];
+    if (selected) this.select({ id: selected }, false);
+    else if (range) this.selection.restoreRange(range);
+    if (text) this.search.find(text);
   }
 
   // What is drawn: the feed's blocks, the selection, the search's matches.
@@ -185,7 +222,10 @@ class Timeline {
     });
   }
 
-  /** Shows another window. */
+  /**
+   * Shows another window.
+   * @param {Stretch} window
+   */
   show(window) {
     this.window = window;
     this.app.state.note({ from: String(window.from), to: String(window.to) });
@@ -194,6 +234,7 @@ class Timeline {
     this.feed.ask();
   }
 
+  /** @param {number} share */
   pan(share) {
     this.show(panned(this.window, share, this.endNs));
   }
@@ -205,10 +246,12 @@ class Timeline {
     else this.show({ from: 0, to: this.endNs });
   }
 
+  /** @param {Wanted} what @param {boolean} [bring] */
   select(what, bring = true) {
     this.selection.select(what, bring);
   }
 
+  /** @param {Lane} lane */
   toggle(lane) {
     if (!this.expanded.delete(lane.lane)) this.expanded.add(lane.lane);
     this.placed = layout(this.ranks, this.expanded);
@@ -220,7 +263,14 @@ class Timeline {
     return this.app.renew(this);
   }
 
-  /** An answer from the traces that are shown; where they have changed, all is drawn again. */
+  /**
+   * An answer from the traces that are shown; where they have changed, all is drawn again.
+   * @template {TimelineRoute} R
+   * @param {R} route
+   * @param {Asked} parameters
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Routes[R]>}
+   */
   async get(route, parameters, signal) {
     const asked = { run: this.app.run.name, variant: this.variant.id, ...parameters };
     const answer = await this.app.source.get(route, asked, signal);
@@ -230,7 +280,8 @@ class Timeline {
     throw new DOMException('the trace has changed', 'AbortError');
   }
 
+  /** @param {unknown} error */
   failed(error) {
-    if (error.name !== 'AbortError') this.found.textContent = error.message;
+    if (!isAbort(error)) this.found.textContent = messageOf(error);
   }
 }

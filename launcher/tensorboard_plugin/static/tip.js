@@ -1,10 +1,15 @@
-// One small text beside the pointer, for all views.
+// One small text next to the pointer, for all views.
 
 import { el } from './dom.js';
 
 const tip = el('div', { class: 'tip', role: 'tooltip', hidden: true });
 
-/** Shows `text` at a place of the window; stays inside it. */
+/**
+ * Shows `text` at a place of the window; stays inside it.
+ * @param {string} text
+ * @param {number} x
+ * @param {number} y
+ */
 export function showTip(text, x, y) {
   if (!tip.isConnected) document.body.append(tip);
   tip.textContent = text;
@@ -18,20 +23,18 @@ export function hideTip() {
   tip.hidden = true;
 }
 
-/** Attributes that show `text` (or what `text(event)` gives) while the pointer or the focus is here. */
+/**
+ * Attributes that show `text` while the pointer or the focus is here.
+ * @param {string} text
+ * @returns {Attributes<HTMLElement>}
+ */
 export function tipped(text) {
-  const say = (event) => (typeof text === 'function' ? text(event) : text);
   return {
-    onpointermove: (event) => {
-      const said = say(event);
-      if (said) showTip(said, event.clientX, event.clientY);
-      else hideTip();
-    },
+    onpointermove: (event) => showTip(text, event.clientX, event.clientY),
     onpointerleave: hideTip,
-    onfocus: (event) => {
-      const box = event.target.getBoundingClientRect();
-      const said = say(event);
-      if (said && event.target.matches(':focus-visible')) showTip(said, box.left, box.bottom - 12);
+    onfocus: ({ currentTarget }) => {
+      const box = currentTarget.getBoundingClientRect();
+      if (currentTarget.matches(':focus-visible')) showTip(text, box.left, box.bottom - 12);
     },
     onblur: hideTip,
   };

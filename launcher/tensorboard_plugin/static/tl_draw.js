@@ -1,15 +1,22 @@
 // Draws the timeline on canvases: overview, steps with ruler, lanes. Nothing here asks or listens.
 
+import { contextOf } from './dom.js';
 import { duration, number, three, tickDecimals } from './format.js';
 import { labelEvery, roundStep, ticks } from './scale.js';
 import { LABEL_PX, rowBox } from './tl_layout.js';
 
+/** @param {number} size @param {number} [weight] */
 export const FONT = (size, weight = 400) =>
   `${weight} ${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
+/** @type {{ [kind: string]: string }} */
 const CSS_NAMES = { cpu_wait: 'cpu-wait' };
 const MIN_LABEL_PX = 18;
 
-/** A canvas of the size it has on the page, ready to be drawn in CSS pixels. */
+/**
+ * A canvas of the size it has on the page, ready to be drawn in CSS pixels.
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} [height]
+ */
 export function prepare(canvas, height) {
   const width = canvas.clientWidth;
   const ratio = devicePixelRatio || 1;
@@ -17,19 +24,24 @@ export function prepare(canvas, height) {
   const tall = height ?? canvas.clientHeight;
   const size = [Math.round(width * ratio), Math.round(tall * ratio)];
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
-  const context = canvas.getContext('2d');
+  const context = contextOf(canvas);
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, tall);
   context.textBaseline = 'middle';
   return { context, width, height: tall };
 }
 
-/** What a class is filled with: a colour, or the hatch of waiting. */
+/**
+ * What a class is filled with: a colour, or the hatch of waiting.
+ * @param {Context} context
+ * @param {Palette} colours
+ * @returns {Fill}
+ */
 export function fills(context, colours) {
   const tile = document.createElement('canvas');
   const ratio = devicePixelRatio || 1;
   tile.width = tile.height = Math.round(7 * ratio);
-  const pen = tile.getContext('2d');
+  const pen = contextOf(tile);
   pen.scale(tile.width / 7, tile.height / 7);
   pen.fillStyle = colours.wait;
   pen.fillRect(0, 0, 7, 7);
@@ -47,13 +59,23 @@ export function fills(context, colours) {
     name === 'wait' ? (hatch ?? colours.wait) : (colours[CSS_NAMES[name] ?? name] ?? colours.idle);
 }
 
-/** ns → px in the plot. */
+/**
+ * ns → px in the plot.
+ * @param {Stretch} window
+ * @param {number} width
+ * @returns {ToPx}
+ */
 export function xOf(window, width) {
   const scale = (width - LABEL_PX) / (window.to - window.from);
   return (ns) => LABEL_PX + (ns - window.from) * scale;
 }
 
-/** Step names and durations above, the ruler in ms below. */
+/**
+ * Step names and durations above, the ruler in ms below.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Timeline} view
+ * @param {Palette} colours
+ */
 export function drawRuler(canvas, view, colours) {
   const { context, width, height } = prepare(canvas, 40);
   const x = xOf(view.window, width);
@@ -70,6 +92,13 @@ export function drawRuler(canvas, view, colours) {
   context.fillText('ms', 0, 30);
 }
 
+/**
+ * @param {Context} context
+ * @param {MergedStep} step
+ * @param {ToPx} x
+ * @param {number} width
+ * @param {Palette} colours
+ */
 function drawStepName(context, step, x, width, colours) {
   const from = Math.max(x(step.start_ns), LABEL_PX);
   const room = Math.min(x(step.shown_end_ns), width) - from - 8;
@@ -91,6 +120,14 @@ function drawStepName(context, step, x, width, colours) {
   context.fillText(took, from + 8 + used, 10);
 }
 
+/**
+ * @param {Context} context
+ * @param {Stretch} window
+ * @param {ToPx} x
+ * @param {number} width
+ * @param {number} height
+ * @param {Palette} colours
+ */
 function drawTicks(context, window, x, width, height, colours) {
   const stepNs = roundStep(((window.to - window.from) / (width - LABEL_PX)) * 95);
   context.font = FONT(11);
@@ -105,7 +142,12 @@ function drawTicks(context, window, x, width, height, colours) {
   }
 }
 
-/** All lanes between the top and the bottom of what is scrolled to. */
+/**
+ * All lanes between the top and the bottom of what is scrolled to.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Timeline} view
+ * @param {Palette} colours
+ */
 export function drawLanes(canvas, view, colours) {
   const { context, width, height } = prepare(canvas, view.viewHeight);
   const fill = fills(context, colours);
@@ -126,6 +168,7 @@ export function drawLanes(canvas, view, colours) {
   context.restore();
 }
 
+/** @param {Context} context @param {Timeline} view @param {ToPx} x @param {Palette} colours */
 function drawBands(context, view, x, colours) {
   view.steps.forEach((step, index) => {
     const from = x(step.start_ns);
@@ -138,6 +181,14 @@ function drawBands(context, view, x, colours) {
   });
 }
 
+/**
+ * @param {Context} context
+ * @param {Timeline} view
+ * @param {ToPx} x
+ * @param {number} top
+ * @param {number} height
+ * @param {Palette} colours
+ */
 function drawRange(context, view, x, top, height, colours) {
   if (!view.range) return;
   const [from, to] = [x(view.range.from), x(view.range.to)];
@@ -149,9 +200,18 @@ function drawRange(context, view, x, top, height, colours) {
   for (const at of [from, to]) line(context, Math.round(at) + 0.5, top, Math.round(at) + 0.5, top + height);
 }
 
+/**
+ * @param {Context} context
+ * @param {PlacedLane} lane
+ * @param {Timeline} view
+ * @param {ToPx} x
+ * @param {Fill} fill
+ * @param {Palette} colours
+ * @param {number} width
+ */
 function drawLane(context, lane, view, x, fill, colours, width) {
   const data = view.data?.lanes.get(lane.lane);
-  if (!data) return;
+  if (!view.data || !data) return;
   const { names, partOf } = view.data;
   for (const [row, [first, end]] of data.rows) {
     if (row >= lane.shownRows) continue;
@@ -177,6 +237,7 @@ function drawLane(context, lane, view, x, fill, colours, width) {
   }
 }
 
+/** @param {Context} context @param {Block} block @param {Timeline} view @param {Fill} fill */
 function drawBlock(context, block, view, fill) {
   const { from, to, box, data, index } = block;
   const wide = to - from;
@@ -193,6 +254,7 @@ function drawBlock(context, block, view, fill) {
   context.globalAlpha = 1;
 }
 
+/** @param {Context} context @param {Block} block @param {Link | undefined} link @param {Palette} colours */
 function drawLabel(context, block, link, colours) {
   const { from, to, box, kind, data, index } = block;
   const text =
@@ -217,7 +279,10 @@ function drawLabel(context, block, link, colours) {
   context.fillText(text, from + 5, box.y + box.height / 2 + 0.5);
 }
 
-/** A name without template arguments and parameters: `at::native::add`, `ncclDevKernel_AllReduce`. */
+/**
+ * A name without template arguments and parameters: `at::native::add`, `ncclDevKernel_AllReduce`.
+ * @param {string} name
+ */
 export function shortName(name) {
   const bare =
     name
@@ -229,14 +294,21 @@ export function shortName(name) {
   return parts.length > 2 ? parts.slice(-2).join('::') : bare;
 }
 
-// A collective is one thing on all ranks: thin dotted lines join its start and its end, solid where selected.
+/**
+ * A collective is one thing on all ranks: thin dotted lines join its start and its end, solid where selected.
+ * @param {Context} context
+ * @param {Timeline} view
+ * @param {ToPx} x
+ * @param {Palette} colours
+ */
 function drawLinks(context, view, x, colours) {
   for (const link of view.data?.links ?? []) {
     const isSelected = link.collective === view.selected?.collective?.collective;
     const boxes = link.parts
-      .map((part) => ({ part, lane: view.placed.byLane.get(part[1]) }))
-      .filter(({ lane }) => lane)
-      .map(({ part, lane }) => ({ part, ...rowBox(lane, part[2]) }))
+      .flatMap((part) => {
+        const lane = view.placed.byLane.get(part[1]);
+        return lane ? [{ part, ...rowBox(lane, part[2]) }] : [];
+      })
       .sort((a, b) => a.y - b.y);
     if (!isSelected && x(link.parts[0][6]) - x(link.parts[0][5]) < 6) continue;
     context.strokeStyle = isSelected ? colours.text : colours.muted;
@@ -255,6 +327,14 @@ function drawLinks(context, view, x, colours) {
   }
 }
 
+/**
+ * @param {Context} context
+ * @param {Box} box
+ * @param {number} from
+ * @param {number} to
+ * @param {Palette} colours
+ * @param {boolean} isDashed
+ */
 function outline(context, box, from, to, colours, isDashed) {
   context.strokeStyle = colours.text;
   context.lineWidth = isDashed ? 1 : 2;
@@ -264,6 +344,7 @@ function outline(context, box, from, to, colours, isDashed) {
   context.lineWidth = 1;
 }
 
+/** @param {Context} context @param {Timeline} view @param {ToPx} x @param {Palette} colours */
 function drawSelected(context, view, x, colours) {
   const { selected } = view;
   const lane = selected && view.placed.byLane.get(selected.lane);
@@ -276,6 +357,7 @@ function drawSelected(context, view, x, colours) {
   outline(context, rowBox(lane, selected.row), x(selected.start_ns), x(selected.end_ns), colours, false);
 }
 
+/** @param {Context} context @param {Timeline} view @param {number} width @param {Palette} colours */
 function drawLabels(context, view, width, colours) {
   view.placed.titles.forEach((title, index) => {
     if (index) {
@@ -304,6 +386,7 @@ function drawLabels(context, view, width, colours) {
   }
 }
 
+/** @param {Context} context @param {string} text @param {number} room */
 function fitted(context, text, room) {
   if (context.measureText(text).width <= room) return text;
   let end = text.length;
@@ -311,7 +394,12 @@ function fitted(context, text, room) {
   return `${text.slice(0, end)}\u2026`;
 }
 
-/** The whole trace, one thin row per rank, dimmed outside the window. */
+/**
+ * The whole trace, one thin row per rank, dimmed outside the window.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Timeline} view
+ * @param {Palette} colours
+ */
 export function drawOverview(canvas, view, colours) {
   const rows = view.overviewLanes;
   const rowPx = overviewRowPx(rows.length);
@@ -321,7 +409,8 @@ export function drawOverview(canvas, view, colours) {
   const bottom = rows.length * rowPx;
   rows.forEach((lane, index) => {
     const data = view.overview?.lanes.get(lane.lane);
-    for (let block = 0; data && block < data.start_ns.length; block += 1) {
+    if (!data) return;
+    for (let block = 0; block < data.start_ns.length; block += 1) {
       const kind = view.classes[data.class[block]];
       if (kind === 'idle') continue;
       const from = x(data.start_ns[block]);
@@ -344,10 +433,20 @@ export function drawOverview(canvas, view, colours) {
   drawHandles(context, from, to, bottom, colours);
 }
 
+/** @param {number} count */
 export function overviewRowPx(count) {
   return count <= 4 ? 13 : Math.max(2, Math.floor(52 / count));
 }
 
+/**
+ * @param {Context} context
+ * @param {Timeline} view
+ * @param {Lane[]} rows
+ * @param {number} rowPx
+ * @param {ToPx} x
+ * @param {number} width
+ * @param {Palette} colours
+ */
 function drawOverviewNames(context, view, rows, rowPx, x, width, colours) {
   context.font = FONT(11);
   context.fillStyle = colours.muted;
@@ -369,6 +468,13 @@ function drawOverviewNames(context, view, rows, rowPx, x, width, colours) {
   });
 }
 
+/**
+ * @param {Context} context
+ * @param {number} from
+ * @param {number} to
+ * @param {number} bottom
+ * @param {Palette} colours
+ */
 function drawHandles(context, from, to, bottom, colours) {
   context.strokeStyle = colours.text;
   context.lineWidth = 1.5;
@@ -378,6 +484,7 @@ function drawHandles(context, from, to, bottom, colours) {
   for (const at of [from, to]) context.fillRect(at - 2.5, bottom / 2 - 6, 5, 12);
 }
 
+/** @param {Context} context @param {number} x1 @param {number} y1 @param {number} x2 @param {number} y2 */
 function line(context, x1, y1, x2, y2) {
   context.beginPath();
   context.moveTo(x1, y1);
@@ -385,6 +492,14 @@ function line(context, x1, y1, x2, y2) {
   context.stroke();
 }
 
+/**
+ * @param {Context} context
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {number} height
+ * @param {() => void} draw
+ */
 function clip(context, x, y, width, height, draw) {
   context.save();
   context.beginPath();

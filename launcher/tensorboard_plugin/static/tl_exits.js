@@ -2,13 +2,18 @@
 
 import { el } from './dom.js';
 import { openInPerfetto } from './perfetto.js';
+import { messageOf } from './source.js';
 
-/** The two buttons, and what they say while the ranks are being merged. */
+/**
+ * The two buttons, and what they say while the ranks are being merged.
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ */
 export function exits(app, variant) {
   const parameters = { run: app.run.name, variant: variant.id };
   const said = el('span', { class: 'matches', role: 'status' });
-  const prepared = () =>
-    app.source.ready(
+  const prepared = async () => {
+    const answer = await app.source.ready(
       'trace/merged',
       { ...parameters, prepare: 1 },
       {
@@ -17,21 +22,26 @@ export function exits(app, variant) {
         },
       },
     );
-  const tell = async (work) => {
+    if (answer.state === 'ready') return answer;
+    const [problem] = answer.problems;
+    throw new Error(problem ? `${problem.file} ${problem.message}` : 'This variant has no traces any more.');
+  };
+  /** @param {() => Promise<void>} work */
+  const attempt = async (work) => {
     try {
       await work();
       said.textContent = '';
     } catch (error) {
-      said.textContent = error.message;
+      said.textContent = messageOf(error);
     }
   };
   const download = () =>
-    tell(async () => {
+    attempt(async () => {
       const { file } = await prepared();
-      el('a', { href: app.source.url('trace/merged', parameters).href, download: file ?? '' }).click();
+      el('a', { href: app.source.url('trace/merged', parameters).href, download: file }).click();
     });
   const perfetto = () =>
-    tell(() =>
+    attempt(() =>
       openInPerfetto(variant.label, `${variant.id}.pt.trace.json.gz`, async () => {
         await prepared();
         return app.source.bytes('trace/merged', parameters);

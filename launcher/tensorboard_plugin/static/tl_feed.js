@@ -9,11 +9,15 @@ const ASK_AFTER_MS = 40;
 
 /** Asks the server for what the window needs; what is there stays until the answer has come. */
 export class Feed {
+  /** @param {Timeline} timeline */
   constructor(timeline) {
     this.timeline = timeline;
     this.latest = new Latest();
+    /** @type {IndexedWindow | null} */
     this.data = null;
+    /** @type {IndexedWindow | null} */
     this.overview = null;
+    /** @type {(Stretch & { lanes: Set<number> }) | null} */
     this.asked = null;
   }
 
@@ -38,6 +42,7 @@ export class Feed {
       .slice(0, MOST_LANES);
   }
 
+  /** @param {number[]} lanes @param {AbortSignal} signal */
   async load(lanes, signal) {
     const { timeline } = this;
     const { from, to, widthPx } = askedFor(timeline.window, timeline.plotPx, timeline.endNs);

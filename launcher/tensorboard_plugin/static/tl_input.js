@@ -7,11 +7,18 @@ const CLICK_PX = 4;
 const ZOOM_PER_PX = 0.0022;
 const HANDLE_PX = 7;
 
-/** Listens on the lanes: wheel and pinch zoom, drags pan, shift and a drag choose a stretch. */
+/**
+ * Listens on the lanes: wheel and pinch zoom, drags pan, shift and a drag choose a stretch.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Verbs} verbs
+ */
 export function listenToLanes(canvas, verbs) {
+  /** @type {Map<number, PointerEvent>} */
   const pointers = new Map();
   let moved = 0;
+  /** @type {number | null} */
   let start = null;
+  /** @param {MouseEvent} event */
   const share = (event) => {
     const box = canvas.getBoundingClientRect();
     return (event.clientX - box.left - LABEL_PX) / (box.width - LABEL_PX);
@@ -34,6 +41,7 @@ export function listenToLanes(canvas, verbs) {
     pointers.set(event.pointerId, event);
     return undefined;
   });
+  /** @param {PointerEvent} event */
   const end = (event) => {
     const wasOne = pointers.size === 1;
     if (!pointers.delete(event.pointerId) || event.type === 'pointercancel' || !wasOne) return;
@@ -46,6 +54,7 @@ export function listenToLanes(canvas, verbs) {
   canvas.addEventListener('dblclick', (event) => verbs.open(event));
 }
 
+/** @param {WheelEvent} event @param {number} at @param {Verbs} verbs */
 function onWheel(event, at, verbs) {
   if (at < 0) return; // over the names the page and the lanes scroll
   event.preventDefault();
@@ -55,19 +64,33 @@ function onWheel(event, at, verbs) {
   else verbs.zoom(Math.exp(event.deltaY * unit * ZOOM_PER_PX * (event.ctrlKey ? 4 : 1)), at);
 }
 
-// Two fingers: the distance between them zooms, their middle pans.
+/**
+ * Two fingers: the distance between them zooms, their middle pans.
+ * @param {Map<number, PointerEvent>} pointers
+ * @param {PointerEvent} event
+ * @param {(event: MouseEvent) => number} share
+ * @param {Verbs} verbs
+ */
 function pinch(pointers, event, share, verbs) {
   const before = [...pointers.values()].map(share);
   const now = [...pointers].map(([id, old]) => share(id === event.pointerId ? event : old));
+  /** @param {number[]} ends */
   const spread = (ends) => Math.max(Math.abs(ends[0] - ends[1]), 0.01);
+  /** @param {number[]} ends */
   const middle = (ends) => (ends[0] + ends[1]) / 2;
   verbs.zoom(spread(before) / spread(now), middle(now));
   verbs.pan(middle(before) - middle(now));
 }
 
-/** Listens on the ruler: a drag chooses a stretch of time, whose sums are shown. */
+/**
+ * Listens on the ruler: a drag chooses a stretch of time, whose sums are shown.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Verbs} verbs
+ */
 export function listenToRuler(canvas, verbs) {
+  /** @type {number | null} */
   let start = null;
+  /** @param {MouseEvent} event */
   const share = (event) => {
     const box = canvas.getBoundingClientRect();
     return (event.clientX - box.left - LABEL_PX) / (box.width - LABEL_PX);
@@ -88,9 +111,16 @@ export function listenToRuler(canvas, verbs) {
   });
 }
 
-/** Listens on the overview: the window is dragged, its handles resize it, a click elsewhere brings it there. */
+/**
+ * Listens on the overview: the window is dragged, its handles resize it, a click elsewhere brings it there.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Timeline} view
+ * @param {Verbs} verbs
+ */
 export function listenToOverview(canvas, view, verbs) {
+  /** @type {Grip | null} */
   let grip = null;
+  /** @param {MouseEvent} event */
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
     return ((event.clientX - box.left - LABEL_PX) / (box.width - LABEL_PX)) * view.endNs;
@@ -130,8 +160,12 @@ export function listenToOverview(canvas, view, verbs) {
   });
 }
 
-/** Keys for the whole tab; gives a function that stops listening. */
+/**
+ * Keys for the whole tab; gives a function that stops listening.
+ * @param {Verbs} verbs
+ */
 export function listenToKeys(verbs) {
+  /** @type {{ [key: string]: () => void }} */
   const commands = {
     w: () => verbs.zoom(0.7, 0.5),
     s: () => verbs.zoom(1 / 0.7, 0.5),
@@ -142,6 +176,7 @@ export function listenToKeys(verbs) {
     p: () => verbs.neighbour('previous'),
     escape: verbs.clear,
   };
+  /** @param {KeyboardEvent} event */
   const onkey = (event) => {
     const command = isTyping(event) ? null : commands[event.key.toLowerCase()];
     if (!command) return;

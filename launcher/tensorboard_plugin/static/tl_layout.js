@@ -10,9 +10,16 @@ const LANE_GAP_PX = 6;
 /** Rows of a thread that are drawn before its label is clicked. */
 const FIRST_ROWS = 4;
 
-/** Places of ranks and lanes, in px from the top, and the height of all of them. */
+/**
+ * Places of ranks and lanes, in px from the top, and the height of all of them.
+ * @param {MetaRank[]} ranks
+ * @param {Set<number>} expanded
+ * @returns {Layout}
+ */
 export function layout(ranks, expanded) {
+  /** @type {PlacedTitle[]} */
   const titles = [];
+  /** @type {PlacedLane[]} */
   const lanes = [];
   let y = 0;
   for (const rank of ranks) {
@@ -28,6 +35,13 @@ export function layout(ranks, expanded) {
   return { titles, lanes, height: y, byLane: new Map(lanes.map((lane) => [lane.lane, lane])) };
 }
 
+/**
+ * @param {Lane} lane
+ * @param {number} rank
+ * @param {number} y
+ * @param {boolean} isExpanded
+ * @returns {PlacedLane}
+ */
 function place(lane, rank, y, isExpanded) {
   const isThread = lane.kind === 'thread';
   const rows = isThread && !isExpanded ? Math.min(lane.rows, FIRST_ROWS) : Math.max(1, lane.rows);
@@ -45,17 +59,31 @@ function place(lane, rank, y, isExpanded) {
   };
 }
 
-/** Lanes that lie at least partly between two heights. */
+/**
+ * Lanes that lie at least partly between two heights.
+ * @param {Layout} placed
+ * @param {number} top
+ * @param {number} bottom
+ */
 export function lanesBetween(placed, top, bottom) {
   return placed.lanes.filter((lane) => lane.y < bottom && lane.y + lane.height > top);
 }
 
-/** Top and height of one row's blocks. */
+/**
+ * Top and height of one row's blocks.
+ * @param {PlacedLane} lane
+ * @param {number} row
+ * @returns {Box}
+ */
 export function rowBox(lane, row) {
   return { y: lane.y + row * lane.rowPx, height: lane.rowPx - 2 };
 }
 
-/** Steps over all ranks: from the first start to the last end of each. */
+/**
+ * Steps over all ranks: from the first start to the last end of each.
+ * @param {TracedStep[]} steps
+ * @returns {MergedStep[]}
+ */
 export function mergedSteps(steps) {
   const merged = new Map();
   for (const step of steps) {
@@ -74,7 +102,11 @@ export function mergedSteps(steps) {
   }));
 }
 
-/** The answer to `timeline/window`, with blocks found by lane and row. */
+/**
+ * The answer to `timeline/window`, with blocks found by lane and row.
+ * @param {WindowAnswer} answer
+ * @returns {IndexedWindow}
+ */
 export function indexed(answer) {
   const lanes = new Map(answer.lanes.map((lane) => [lane.lane, { ...lane, rows: rowRanges(lane.row) }]));
   const partOf = new Map();
@@ -82,7 +114,10 @@ export function indexed(answer) {
   return { ...answer, lanes, partOf };
 }
 
-// Columns are ordered by row, then start: of each row, [first, end).
+/**
+ * Columns are ordered by row, then start: of each row, [first, end).
+ * @param {number[]} rows
+ */
 function rowRanges(rows) {
   const ranges = new Map();
   rows.forEach((row, index) => {
@@ -93,10 +128,16 @@ function rowRanges(rows) {
   return ranges;
 }
 
-/** Index of the block of a lane's row that covers `ns`, or is within `slack_ns` of it; −1 if there is none. */
+/**
+ * Index of the block of a lane's row that covers `ns`, or is within `slack_ns` of it; −1 if there is none.
+ * @param {IndexedLane | undefined} lane
+ * @param {number} row
+ * @param {number} ns
+ * @param {number} slackNs
+ */
 export function blockAt(lane, row, ns, slackNs) {
   const range = lane?.rows.get(row);
-  if (!range) return -1;
+  if (!lane || !range) return -1;
   let [low, high] = range;
   while (low < high) {
     const middle = (low + high) >> 1;

@@ -12,6 +12,7 @@ export function legendHere() {
 
 /** What single keys do. */
 export function keyHints() {
+  /** @param {string} name */
   const key = (name) => el('kbd', {}, name);
   return el(
     'div',

@@ -1,6 +1,6 @@
 // The elements around and of the timeline: headline, controls, canvases, panel.
 
-import { headline, picker, searchField } from './controls.js';
+import { headline, optionsOf, picker, searchField } from './controls.js';
 import { el, hiddenTable, replace } from './dom.js';
 import { duration, lowerFirst, number, plural, three } from './format.js';
 import { isFarFromTimed } from './phases.js';
@@ -8,24 +8,36 @@ import { problemNotes } from './states.js';
 import { exits } from './tl_exits.js';
 import { keyHints, legendHere } from './tl_legend.js';
 import { hintPanel } from './tl_panel.js';
-import { Search } from './tl_search.js';
 
-/** Builds the page of a timeline into `host`, and gives the timeline its elements. */
+/**
+ * The elements that a timeline draws on and writes to.
+ * @param {TimelineFacts} view
+ * @returns {TimelineParts}
+ */
+export function timelineParts(view) {
+  const keys = 'W and S zoom, A and D pan, F fits, N and P go to the next and previous collective.';
+  const lanesCanvas = canvas('lanes', `${sentence(view)} ${keys}`);
+  const spacer = el('div');
+  return {
+    overviewCanvas: canvas(
+      'overview',
+      'the whole trace; arrow keys move the window, with Shift they resize it',
+    ),
+    ruler: el('canvas', { 'data-canvas': 'ruler', 'aria-hidden': 'true' }),
+    lanesCanvas,
+    spacer,
+    body: el('div', { class: 'body' }, lanesCanvas, spacer),
+    panel: el('section', { class: 'panel', 'aria-label': 'selection', 'aria-live': 'polite' }),
+    found: el('span', { class: 'matches', role: 'status' }),
+  };
+}
+
+/**
+ * Builds the page of a timeline into `host`.
+ * @param {HTMLElement} host
+ * @param {Timeline} view
+ */
 export function buildPage(host, view) {
-  view.overviewCanvas = canvas(
-    'overview',
-    'the whole trace; arrow keys move the window, with Shift they resize it',
-  );
-  view.ruler = el('canvas', { 'data-canvas': 'ruler', 'aria-hidden': 'true' });
-  view.lanesCanvas = canvas(
-    'lanes',
-    `${sentence(view)} W and S zoom, A and D pan, F fits, N and P go to the next and previous collective.`,
-  );
-  view.spacer = el('div');
-  view.body = el('div', { class: 'body' }, view.lanesCanvas, view.spacer);
-  view.panel = el('section', { class: 'panel', 'aria-label': 'selection', 'aria-live': 'polite' });
-  view.found = el('span', { class: 'matches', role: 'status' });
-  view.search = new Search(view, view.found);
   replace(
     host,
     headline(sentence(view), subSentence(view)),
@@ -38,10 +50,12 @@ export function buildPage(host, view) {
   hintPanel(view.panel);
 }
 
+/** @param {string} name @param {string} label */
 function canvas(name, label) {
   return el('canvas', { class: name, tabindex: 0, 'aria-label': label, 'data-canvas': name });
 }
 
+/** @param {TracedStep[]} steps */
 function stepTable(steps) {
   const rows = steps.map((step) => [
     step.step,
@@ -51,6 +65,7 @@ function stepTable(steps) {
   return hiddenTable('steps, ms', ['step', 'start', 'duration'], rows);
 }
 
+/** @param {TimelineFacts} view */
 function sentence({ app, variant, steps, meta }) {
   const said = variant.planned.explanation;
   const label = app.run.isTraces ? app.run.answer.title : variant.label;
@@ -59,6 +74,7 @@ function sentence({ app, variant, steps, meta }) {
   return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
 }
 
+/** @param {TimelineFacts} view */
 function subSentence({ app, variant, meta, endNs }) {
   const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? '; ranks on one clock' : '';
   const found = `${number(meta.num_events)} events in ${duration(endNs)}${clock}.`;
@@ -71,17 +87,22 @@ function subSentence({ app, variant, meta, endNs }) {
   return `${found} Recorded after the measurement, with the profiler on${steps}.`;
 }
 
-/** A warning where what is seen here is far from what was timed. */
+/**
+ * A warning where what is seen here is far from what was timed.
+ * @param {TimelineFacts} view
+ */
 function farFromTimed({ app, variant, meta }) {
   return !app.run.isTraces && isFarFromTimed(meanStepMs(meta.steps), variant.stepMs)
     ? ['Traced steps are far from the timed ones: what is seen here is not what was measured.']
     : [];
 }
 
+/** @param {TracedStep[]} steps */
 function meanStepMs(steps) {
   return steps.length && steps.reduce((sum, step) => sum + step.end_ns - step.start_ns, 0) / steps.length / 1e6;
 }
 
+/** @param {Timeline} view */
 function controls(view) {
   const { app, variant } = view;
   return el(
@@ -94,17 +115,18 @@ function controls(view) {
   );
 }
 
+/** @param {Timeline} view */
 function choice({ app, variant }) {
   const { run, state } = app;
   if (run.isTraces || !run.traced.length) return null;
-  const options = run.traced.map((one) => [one.id, one.label]);
-  return picker('variant', options, variant.id, (id) =>
+  return picker('variant', optionsOf(run.traced), variant.id, (id) =>
     state.go({ tab: 'timeline', variant: id, sel: null, range: null, from: null, to: null, rank: null }),
   );
 }
 
+/** @param {Timeline} view */
 function search(view) {
-  return searchField('kernel, operator or stream', view.app.state.get('q', ''), {
+  return searchField('kernel, operator or stream', view.app.state.get('q') ?? '', {
     oninput: (q) => view.search.find(q),
     onenter: (back) => view.search.next(back ? -1 : 1),
     onleave: () => {
@@ -114,6 +136,7 @@ function search(view) {
   });
 }
 
+/** @param {Timeline} view */
 function allRanks({ app, ranks, meta }) {
   if (ranks.length >= meta.ranks.length) return null;
   const onclick = () => app.state.go({ tab: 'timeline', rank: null });

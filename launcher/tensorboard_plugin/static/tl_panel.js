@@ -7,10 +7,16 @@ import { tipped } from './tip.js';
 import { shortName } from './tl_draw.js';
 
 const NAMES_SHOWN = 8;
-/** A collective has two sums of one name. */
+/**
+ * A collective has two sums of one name.
+ * @type {{ [kind: string]: string }}
+ */
 const PART_OF = { wait: 'waiting, ', transfer: 'transfer, ' };
 
-/** Nothing selected: what can be done here. */
+/**
+ * Nothing selected: what can be done here.
+ * @param {HTMLElement} panel
+ */
 export function hintPanel(panel) {
   replace(
     panel,
@@ -23,27 +29,34 @@ export function hintPanel(panel) {
   );
 }
 
-/** An event: name, what it means, the same collective on all ranks, figures. */
+/**
+ * An event: name, what it means, the same collective on all ranks, figures.
+ * @param {HTMLElement} panel
+ * @param {EventAnswer} event
+ * @param {GoTo} goTo
+ */
 export function eventPanel(panel, event, goTo) {
   const { collective } = event;
   replace(
     panel,
     el('div', {}, el('h2', {}, event.name), el('div', { class: 'small' }, whereIs(event)), explained(event)),
-    collective ? collectiveFigure(collective, event, goTo) : launchFigure(event, goTo),
+    collective ? collectiveFigure(collective, goTo) : launchFigure(event, goTo),
     figures(firstFigures(event, goTo)),
     figures(secondFigures(event)),
   );
 }
 
+/** @param {EventAnswer} event */
 function whereIs(event) {
   const step = event.step == null ? null : `step ${number(event.step)}`;
   return [event.lane_label, `rank ${event.rank}`, step].filter(Boolean).join(' \u00b7 ');
 }
 
+/** @param {EventAnswer} event */
 function explained(event) {
   const { collective } = event;
   const own = collective?.ranks.find((rank) => rank.rank === event.rank);
-  if (!own) return null;
+  if (!collective || !own) return null;
   const moved = `moved ${collective.bytes ? `${bytes(collective.bytes)} ` : ''}in ${duration(own.transfer_ns)}`;
   const hiddenText =
     event.exposed_ns === 0
@@ -51,8 +64,8 @@ function explained(event) {
       : event.exposed_ns == null
         ? ''
         : `${duration(event.exposed_ns)} of it ${event.exposed_ns < event.duration_ns ? 'is' : 'are'} not hidden by compute.`;
-  const told =
-    own.wait_ns > 0
+  const sentence =
+    own.wait_ns
       ? [
           'Waited ',
           el('strong', { class: 'slower' }, duration(own.wait_ns)),
@@ -63,13 +76,15 @@ function explained(event) {
           moved[0].toUpperCase() + moved.slice(1),
           '.',
         ];
-  return [el('p', {}, told), el('p', { class: 'small' }, hiddenText)];
+  return [el('p', {}, sentence), el('p', { class: 'small' }, hiddenText)];
 }
 
-function collectiveFigure(collective, event, goTo) {
+/** @param {CollectiveAnswer} collective @param {GoTo} goTo */
+function collectiveFigure(collective, goTo) {
   const ranks = collective.ranks;
   const start = Math.min(...ranks.map((rank) => rank.start_ns));
-  const end = Math.max(...ranks.map((rank) => rank.start_ns + rank.wait_ns + rank.transfer_ns));
+  const end = Math.max(...ranks.map((rank) => rank.start_ns + (rank.wait_ns ?? 0) + rank.transfer_ns));
+  /** @param {number} ns */
   const share = (ns) => `${(100 * ns) / Math.max(1, end - start)}%`;
   const rows = ranks
     .slice(0, NAMES_SHOWN)
@@ -81,8 +96,8 @@ function collectiveFigure(collective, event, goTo) {
         el(
           'div',
           { class: 'same-bar' },
-          sameBar('wait', rank.start_ns - start, rank.wait_ns, rank, share, goTo),
-          sameBar('transfer', rank.start_ns + rank.wait_ns - start, rank.transfer_ns, rank, share, goTo),
+          sameBar('wait', rank.start_ns - start, rank.wait_ns ?? 0, rank, share, goTo),
+          sameBar('transfer', rank.start_ns + (rank.wait_ns ?? 0) - start, rank.transfer_ns, rank, share, goTo),
         ),
       ),
     );
@@ -109,6 +124,14 @@ function collectiveFigure(collective, event, goTo) {
   );
 }
 
+/**
+ * @param {string} name
+ * @param {number} at
+ * @param {number} length
+ * @param {CollectiveRank} rank
+ * @param {(ns: number) => string} share
+ * @param {GoTo} goTo
+ */
 function sameBar(name, at, length, rank, share, goTo) {
   if (!(length > 0)) return null;
   const isWide = parseFloat(share(length)) > 16;
@@ -125,27 +148,31 @@ function sameBar(name, at, length, rank, share, goTo) {
   );
 }
 
+/** @param {EventAnswer} event @param {GoTo} goTo */
 function launchFigure(event, goTo) {
   if (!event.launches?.count) return el('div');
+  const { count, first_id: first } = event.launches;
+  const show = () => first != null && goTo({ id: first });
   return el(
     'div',
     { class: 'small' },
-    `Launches ${plural(event.launches.count, 'block')} on the device. `,
-    event.launches.first_id == null
+    `Launches ${plural(count, 'block')} on the device. `,
+    first == null
       ? null
       : el(
           'a',
           {
             tabindex: 0,
             role: 'button',
-            onclick: () => goTo({ id: event.launches.first_id }),
-            onkeydown: (key) => key.key === 'Enter' && goTo({ id: event.launches.first_id }),
+            onclick: show,
+            onkeydown: (key) => key.key === 'Enter' && show(),
           },
           'Show the first',
         ),
   );
 }
 
+/** @param {Figure[]} pairs */
 function figures(pairs) {
   return el(
     'dl',
@@ -156,7 +183,9 @@ function figures(pairs) {
   );
 }
 
+/** @param {EventAnswer} event @param {GoTo} goTo @returns {Figure[]} */
 function firstFigures(event, goTo) {
+  /** @param {{ id: number, name: string } | null} other */
   const link = (other) =>
     other &&
     el(
@@ -182,8 +211,10 @@ function firstFigures(event, goTo) {
   ];
 }
 
+/** @param {EventAnswer} event @returns {Figure[]} */
 function secondFigures(event) {
   const { collective } = event;
+  /** @type {Figure[]} */
   const pairs = [
     ['starts at, ms', three(event.start_ns / 1e6)],
     [
@@ -202,7 +233,13 @@ function secondFigures(event) {
   ];
 }
 
-/** Several blocks that are too narrow to be told apart. */
+/**
+ * Several blocks that are too narrow to be drawn apart.
+ * @param {HTMLElement} panel
+ * @param {string} kind
+ * @param {number} count
+ * @param {number} busyNs
+ */
 export function mergedPanel(panel, kind, count, busyNs) {
   replace(
     panel,
@@ -219,8 +256,12 @@ export function mergedPanel(panel, kind, count, busyNs) {
   );
 }
 
-/** Sums over a stretch of time: classes per rank, then the names with most time. */
-export function sumsPanel(panel, sums, classOf) {
+/**
+ * Sums over a stretch of time: classes per rank, then the names with most time.
+ * @param {HTMLElement} panel
+ * @param {SelectionAnswer} sums
+ */
+export function sumsPanel(panel, sums) {
   const steps = sums.ranks.slice(0, NAMES_SHOWN).map((rank) => rankSums(rank, sums.span_ns));
   const left = sums.ranks.length - steps.length;
   replace(
@@ -232,7 +273,7 @@ export function sumsPanel(panel, sums, classOf) {
       el(
         'p',
         { class: 'small' },
-        `from ${three(sums.from_ns / 1e6)} to ${three(sums.to_ns / 1e6)} ms; Esc lets go`,
+        `from ${three(sums.from_ns / 1e6)} to ${three(sums.to_ns / 1e6)} ms; Esc clears`,
       ),
       steps,
       left > 0 ? el('div', { class: 'small' }, `and ${plural(left, 'more rank')}`) : null,
@@ -250,7 +291,7 @@ export function sumsPanel(panel, sums, classOf) {
             el(
               'dt',
               { class: 'name-cell' },
-              el('span', { class: `swatch ${classOf(one.class)}` }),
+              el('span', { class: `swatch ${one.class}` }),
               el('span', { title: one.name }, `${PART_OF[one.class] ?? ''}${shortName(one.name)}`),
             ),
             el('dd', {}, `${three(one.total_ns / 1e6)} \u00b7 ${number(one.count)}`),
@@ -260,6 +301,7 @@ export function sumsPanel(panel, sums, classOf) {
   );
 }
 
+/** @param {RankSums} rank @param {number} spanNs */
 function rankSums(rank, spanNs) {
   const parts = PHASES.map((name) => ({ name, ns: rank[`${name}_ns`] ?? 0 })).filter((part) => part.ns > 0);
   const said = parts.map((part) => `${part.name} ${three(part.ns / 1e6)}`).join(', ');

@@ -1,15 +1,19 @@
 // Searching the timeline: matches keep their colour, Enter goes from one to the next.
 
 import { duration, number } from './format.js';
+import { last } from './scale.js';
 import { Latest } from './source.js';
 
-/** A search on a timeline; `said` is the element that tells how many were found. */
+/** A search on a timeline; `said` is the element that says how many were found. */
 export class Search {
+  /** @param {Timeline} timeline @param {HTMLElement} said */
   constructor(timeline, said) {
     this.timeline = timeline;
     this.said = said;
     this.latest = new Latest();
+    /** @type {Hits | null} */
     this.hits = null;
+    /** @type {Promise<void> | null} */
     this.finding = null;
   }
 
@@ -17,7 +21,10 @@ export class Search {
     this.latest.cancel();
   }
 
-  /** Looks for names that contain `text`; an empty one lets go. */
+  /**
+   * Looks for names that contain `text`; an empty one ends the search.
+   * @param {string} text
+   */
   find(text) {
     const q = text.trim();
     this.timeline.app.state.note({ q: q || null });
@@ -25,7 +32,10 @@ export class Search {
     this.timeline.matches = null;
     this.said.textContent = '';
     this.timeline.redraw();
-    if (!q) return this.latest.cancel();
+    if (!q) {
+      this.latest.cancel();
+      return;
+    }
     const lower = q.toLowerCase();
     this.timeline.matches = (name) => name.toLowerCase().includes(lower);
     this.finding = this.latest
@@ -43,36 +53,35 @@ export class Search {
           : 'nothing found';
       })
       .catch((error) => this.timeline.failed(error));
-    return this.finding;
   }
 
-  /** Selects the next match, or with −1 the one before, once they are known. */
+  /**
+   * Selects the next match, or with −1 the one before, once they are known.
+   * @param {number} sign
+   */
   async next(sign) {
     await this.finding;
     if (!this.hits?.events.length) return;
     const { hits } = this;
     hits.at += sign;
     if (hits.at < 0) hits.at = hits.events.length - 1;
-    if (hits.at >= hits.events.length) await this.more();
+    if (hits.at >= hits.events.length) await this.more(hits);
     const event = hits.events[hits.at];
     if (!event) return;
     this.timeline.select({ id: event.id });
     this.said.textContent = `${number(hits.at + 1)} of ${number(hits.total)}`;
   }
 
-  // The server gives the first few hundred from a time on; after the last of them come those behind it.
-  async more() {
-    const { hits } = this;
-    const last = hits.events.at(-1);
+  /**
+   * The server gives the first few hundred from a time on; after the last of them come those behind it.
+   * @param {Hits} hits
+   */
+  async more(hits) {
     const isAll = hits.events.length >= hits.total;
-    const answer = isAll
-      ? null
-      : await this.timeline.get(
-          'timeline/search',
-          { q: hits.q, after_ns: last.start_ns + 1 },
-          this.timeline.app.signal,
-        );
-    if (answer?.events?.length) hits.events.push(...answer.events);
+    const asked = { q: hits.q, after_ns: last(hits.events).start_ns + 1 };
+    const { signal } = this.timeline.app;
+    const answer = isAll ? null : await this.timeline.get('timeline/search', asked, signal);
+    if (answer?.state === 'ready' && answer.events.length) hits.events.push(...answer.events);
     else hits.at = 0;
   }
 }

@@ -1,16 +1,19 @@
 // What is selected on a timeline: one event, a collective on all its ranks, or a stretch of time.
 
 import { Latest } from './source.js';
-import { LABEL_PX, MOST_LANES } from './tl_layout.js';
+import { LABEL_PX, MOST_LANES, rowBox } from './tl_layout.js';
 import { eventPanel, hintPanel, sumsPanel } from './tl_panel.js';
 import { clamped } from './tl_window.js';
 
 /** The selection of a timeline; the timeline draws it. */
 export class Selection {
+  /** @param {Timeline} timeline */
   constructor(timeline) {
     this.timeline = timeline;
     this.latest = new Latest();
+    /** @type {EventAnswer | null} */
     this.event = null;
+    /** @type {Stretch | null} */
     this.range = null;
   }
 
@@ -28,7 +31,11 @@ export class Selection {
     this.timeline.redraw();
   }
 
-  /** Selects an event (or a collective on a rank); `bring` moves the window where it isn't in view. */
+  /**
+   * Selects an event (or a collective on a rank); `bring` moves the window where it isn't in view.
+   * @param {Wanted} what
+   * @param {boolean} [bring]
+   */
   select(what, bring = true) {
     const { timeline } = this;
     this.latest
@@ -45,6 +52,7 @@ export class Selection {
       .catch((error) => timeline.failed(error));
   }
 
+  /** @param {EventAnswer} event */
   bring(event) {
     const { timeline } = this;
     const { from, to } = timeline.window;
@@ -53,16 +61,20 @@ export class Selection {
       const middle = (event.start_ns + event.end_ns) / 2;
       timeline.show(clamped({ from: middle - span / 2, to: middle + span / 2 }, timeline.endNs));
     }
+    const folded = timeline.placed.byLane.get(event.lane);
+    if (folded && event.row >= folded.shownRows) timeline.toggle(folded);
     const lane = timeline.placed.byLane.get(event.lane);
     if (!lane) return;
-    if (event.row >= lane.shownRows) timeline.toggle(lane);
-    const { y } = timeline.placed.byLane.get(event.lane);
-    if (y < timeline.scrollTop || y + lane.rowPx > timeline.scrollTop + timeline.viewHeight)
+    const { y, height } = rowBox(lane, event.row);
+    if (y < timeline.scrollTop || y + height > timeline.scrollTop + timeline.viewHeight)
       timeline.body.scrollTop = y - timeline.viewHeight / 2;
-    this.uncover(y + lane.height);
+    this.uncover(y + height);
   }
 
-  // The panel stays at the bottom of the window, over what the page has there: scrolls a lane out of it.
+  /**
+   * The panel stays at the bottom of the window, over what the page has there: scrolls a lane out of it.
+   * @param {number} bottom
+   */
   uncover(bottom) {
     const { panel, body } = this.timeline;
     const seen = panel.getBoundingClientRect().top;
@@ -70,22 +82,31 @@ export class Selection {
     if (at > seen) scrollBy(0, at - seen + LABEL_PX / 8);
   }
 
-  /** Goes to the `next` or `previous` collective of the same group; to one in the window if none is selected. */
+  /**
+   * Goes to the `next` or `previous` collective of the same group; to one in the window if none is selected.
+   * @param {'next' | 'previous'} way
+   */
   neighbour(way) {
-    const collective = this.event?.collective;
+    const { event } = this;
     const { data, window } = this.timeline;
-    if (collective && collective[way] != null)
-      this.select({ collective: collective[way], rank: this.event.rank });
-    else if (!collective && data?.links.length) {
+    const next = event?.collective?.[way];
+    if (event && next != null) this.select({ collective: next, rank: event.rank });
+    else if (!event?.collective && data?.links.length) {
       const link = data.links.find((one) => one.parts[0][4] >= window.from) ?? data.links[0];
       this.select({ id: link.parts[0][3] });
     }
   }
 
-  /** Chooses the stretch between two shares of the window; once the choice is done it is summed up. */
+  /**
+   * Chooses the stretch between two shares of the window; once the choice is done it is summed up.
+   * @param {number} a
+   * @param {number} b
+   * @param {boolean} isDone
+   */
   choose(a, b, isDone) {
     const { timeline } = this;
     const { from: start, to: end } = timeline.window;
+    /** @param {number} share */
     const ns = (share) => start + Math.min(Math.max(share, 0), 1) * (end - start);
     const [from, to] = [ns(a), ns(b)].sort((x, y) => x - y).map(Math.round);
     this.range = to > from ? { from, to } : null;
@@ -96,7 +117,10 @@ export class Selection {
     this.sumUp(from, to);
   }
 
-  /** Chooses the stretch that the address has, as far as the trace has it. */
+  /**
+   * Chooses the stretch that the address has, as far as the trace has it.
+   * @param {string[]} ends
+   */
   restoreRange(ends) {
     const [from, to] = ends.map(Number).map((ns) => Math.min(Math.max(Math.round(ns), 0), this.timeline.endNs));
     if (!(to > from)) return;
@@ -104,6 +128,7 @@ export class Selection {
     this.sumUp(from, to);
   }
 
+  /** @param {number} from @param {number} to */
   sumUp(from, to) {
     const { timeline } = this;
     const lanes = timeline.placed.lanes.slice(0, MOST_LANES).map((lane) => lane.lane);
@@ -111,7 +136,7 @@ export class Selection {
       .run(async (signal) => {
         const asked = { from_ns: from, to_ns: to, lanes: lanes.join(',') };
         const sums = await timeline.get('timeline/selection', asked, signal);
-        if (sums.state === 'ready') sumsPanel(timeline.panel, sums, (name) => name);
+        if (sums.state === 'ready') sumsPanel(timeline.panel, sums);
       })
       .catch((error) => timeline.failed(error));
   }

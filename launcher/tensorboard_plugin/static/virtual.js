@@ -7,14 +7,30 @@ const BEYOND = 20;
 /** Tables up to this long are simply drawn. */
 const SHORT = 120;
 
-/** Which of `count` rows of one height are in view, as [first, end). */
+/**
+ * Which of `count` rows of one height are in view, as [first, end).
+ * @param {number} top
+ * @param {number} viewHeight
+ * @param {number} rowHeight
+ * @param {number} count
+ * @param {number} [beyond]
+ * @returns {[first: number, end: number]}
+ */
 export function visibleRows(top, viewHeight, rowHeight, count, beyond = BEYOND) {
   const first = Math.max(0, Math.floor(-top / rowHeight) - beyond);
   const end = Math.min(count, Math.ceil((viewHeight - top) / rowHeight) + beyond);
   return first < end ? [first, end] : [0, Math.min(count, beyond)];
 }
 
-/** Fills `body` (a tbody) with rows made by `rowOf(index)`; `seen(first, end)` hears what is in view. */
+/**
+ * Fills `body` (a tbody) with rows made by `rowOf(index)`; `seen(first, end)` hears what is in view.
+ * @param {HTMLElement} body
+ * @param {number} count
+ * @param {number} rowHeight
+ * @param {number} columns
+ * @param {(index: number) => HTMLElement} rowOf
+ * @param {(first: number, end: number) => void} [seen]
+ */
 export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () => {}) {
   if (count <= SHORT) {
     body.replaceChildren(...Array.from({ length: count }, (_, index) => rowOf(index)));
@@ -23,14 +39,18 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
   let drawn = '';
   let drawnFirst = 0;
   const draw = () => {
-    if (!body.isConnected && drawn) return stop();
+    if (!body.isConnected && drawn) {
+      stop();
+      return;
+    }
     const top = body.isConnected ? body.getBoundingClientRect().top : 0;
     const [first, end] = visibleRows(top, innerHeight, rowHeight, count);
     const inView = visibleRows(top - 74, innerHeight - 74, rowHeight, count, 0);
     seen(...inView);
-    if (drawn === `${first}-${end}`) return undefined;
-    const focused = drawnFirst + [...body.children].indexOf(document.activeElement) - 1; // after the spacer
+    if (drawn === `${first}-${end}`) return;
+    const focused = [...body.children].findIndex((row) => row === document.activeElement);
     const hadFocus = body.contains(document.activeElement);
+    const before = drawnFirst;
     drawn = `${first}-${end}`;
     drawnFirst = first;
     const rows = Array.from({ length: end - first }, (_, index) => rowOf(first + index));
@@ -40,8 +60,7 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
       spacer((count - end) * rowHeight, columns),
     );
     // Arrow keys go on from the row that they had come to, which is another element now.
-    if (hadFocus) rows[focused - first]?.focus({ preventScroll: true });
-    return undefined;
+    if (hadFocus) rows[before + focused - 1 - first]?.focus({ preventScroll: true }); // after the spacer
   };
   const stop = () => {
     removeEventListener('scroll', draw);
@@ -53,6 +72,7 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
   requestAnimationFrame(draw);
 }
 
+/** @param {number} height @param {number} columns */
 function spacer(height, columns) {
   return el(
     'tr',
@@ -61,15 +81,19 @@ function spacer(height, columns) {
   );
 }
 
-/** Arrow keys move between rows, Enter opens. */
+/**
+ * Arrow keys move between rows, Enter opens.
+ * @param {KeyboardEvent & { currentTarget: HTMLElement }} event
+ * @param {() => void} open
+ */
 export function rowKeys(event, open) {
-  const row = event.target.closest('tr');
-  if (event.key === 'Enter' && event.target === row) return open();
-  const next = { ArrowDown: 'nextElementSibling', ArrowUp: 'previousElementSibling' }[event.key];
-  if (!next || event.target !== row) return undefined;
+  const row = event.currentTarget;
+  if (event.target !== row) return;
+  if (event.key === 'Enter') open();
+  if (event.key !== 'ArrowDown' && event.key !== 'ArrowUp') return;
   event.preventDefault();
+  const next = event.key === 'ArrowDown' ? 'nextElementSibling' : 'previousElementSibling';
   let other = row[next];
   while (other && !other.hasAttribute('tabindex')) other = other[next];
-  other?.focus({ preventScroll: false });
-  return undefined;
+  if (other instanceof HTMLElement) other.focus({ preventScroll: false });
 }

@@ -1,7 +1,7 @@
-// Where time goes: one stacked bar per rank on one scale, a sentence beside it, every step as a dot.
+// Where time goes: one stacked bar per rank on one scale, a sentence next to it, every step as a dot.
 
 import { filters, headline } from './controls.js';
-import { el, hiddenTable, onWidth, replace, widest } from './dom.js';
+import { el, found, hiddenTable, onWidth, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
 import { passes } from './model.js';
@@ -12,16 +12,20 @@ import { drawStrip, stripAxis, stripScale } from './strip.js';
 import { tipped } from './tip.js';
 import { farNotes, sentence, subSentence, tracesSentence } from './where_words.js';
 
-/** So many variants are drawn before somebody asks for all. */
+/** Variants that are drawn until all are asked for. */
 const FIRST = 12;
 /** From one bar's top to the next. */
 const BAR_PX = 25;
 const RANKS_SENTENCE =
-  'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank beside the slowest one.';
+  'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank next to the slowest one.';
 /** From this many ranks on, a thin row per rank. */
 export const MANY_RANKS = 9;
 
-/** Draws the view into `host`. */
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 export async function showWhere(host, app) {
   if (app.run.isTraces) return showTraces(host, app);
   const { run, state } = app;
@@ -53,12 +57,14 @@ export async function showWhere(host, app) {
   return {};
 }
 
-function counted(number_, total) {
-  return number_ === total
+/** @param {number} chosen @param {number} total */
+function counted(chosen, total) {
+  return chosen === total
     ? null
-    : el('span', { class: 'muted' }, `${number(number_)} of ${plural(total, 'variant')} chosen`);
+    : el('span', { class: 'muted' }, `${number(chosen)} of ${plural(total, 'variant')} chosen`);
 }
 
+/** @param {Variant[]} all @param {Variant[]} shown @param {State} state */
 function more(all, shown, state) {
   if (shown.length >= all.length || all[0]?.ranks.length >= MANY_RANKS) return null;
   return el(
@@ -72,34 +78,41 @@ function more(all, shown, state) {
   );
 }
 
+/** @param {Variant[]} all @param {string | null} id @param {number} most */
 function chosenFirst(all, id, most) {
   const shown = all.slice(0, most);
   const chosen = all.find((variant) => variant.id === id);
   return chosen && !shown.includes(chosen) ? [chosen, ...shown] : shown;
 }
 
-/** Bars, sentences and dots of these variants. */
+/**
+ * Bars, sentences and dots of these variants.
+ * @param {HTMLElement} grid
+ * @param {OpenApp} app
+ * @param {Variant[]} variants
+ */
 export function drawBlocks(grid, app, variants) {
   const blocks = variants.map((variant) => blockOf(variant)).filter((block) => block.ranks.length);
   drawGrid(grid, app, blocks);
-  const wanted = blocks.filter((block) => block.steps == null);
-  if (wanted.length)
+  if (blocks.length)
     app
-      .steps(wanted.map((block) => block.id))
+      .steps(blocks.map((block) => block.id))
       .then((steps) => fillStrips(grid, app, blocks, steps))
       .catch(() => {});
 }
 
+/** @param {Variant} variant @returns {Bars} */
 function blockOf(variant) {
-  const all = variant.ranks.map((rank) => ({
-    rank: rank.rank,
-    who: who(variant, rank),
-    parts: tracedParts(rank) ?? timedParts(rank, variant.stepMs),
-  }));
-  const ranks = all.filter((rank) => rank.parts);
+  const ranks = variant.ranks.flatMap((rank) => {
+    const parts = tracedParts(rank) ?? timedParts(rank, variant.stepMs);
+    return parts ? [{ rank: rank.rank, who: who(variant, rank), parts }] : [];
+  });
   // One process with several devices has one trace, and one bar for all of them.
-  if (ranks.length === 1 && all.length > 1)
-    ranks[0].who = `${variant.ranks.map((rank) => rank.device).join(', ')} \u00b7 ${variant.ranks.map((rank) => number(rank.local_batch)).join('/')}`;
+  if (ranks.length === 1 && variant.ranks.length > 1)
+    ranks[0].who = withBatch(
+      variant.ranks.map((rank) => rank.device).join(', '),
+      variant.ranks.map((rank) => rank.local_batch),
+    );
   const half = halfWidth(variant.stepMs, variant.result?.step_ms?.ci);
   const timed = variant.stepMs == null ? null : `${three(variant.stepMs)} ms a step as timed.`;
   return {
@@ -114,11 +127,23 @@ function blockOf(variant) {
   };
 }
 
+/** @param {Variant} variant @param {RankFigures} rank */
 function who(variant, rank) {
   const device = variant.strategy === 'ddp' ? `rank ${rank.rank} \u00b7 ${rank.device}` : rank.device;
-  return `${device} \u00b7 ${number(rank.local_batch)}`;
+  return withBatch(device, [rank.local_batch]);
 }
 
+/**
+ * `cuda:0 · 34`; a program's batches are not known.
+ * @param {string} device
+ * @param {(number | null)[]} batches
+ */
+function withBatch(device, batches) {
+  const known = batches.filter((batch) => batch != null);
+  return known.length ? `${device} \u00b7 ${known.map((batch) => number(batch)).join('/')}` : device;
+}
+
+/** @param {HTMLElement} grid @param {OpenApp} app @param {Bars[]} blocks */
 function drawGrid(grid, app, blocks) {
   const longest = Math.max(0, ...blocks.flatMap((block) => [endMs(block), ...block.ranks.map(sumOf)]));
   const { scale, step } = fromZero(longest, 9);
@@ -146,10 +171,12 @@ function drawGrid(grid, app, blocks) {
   onWidth(grid, () => fitValues(grid));
 }
 
+/** @param {RankBar} rank */
 function sumOf(rank) {
   return rank.parts.reduce((sum, part) => sum + part.ms, 0);
 }
 
+/** @param {Bars} block @param {BarContext} context */
 function blockRows(block, context) {
   const { app, scale, decimals } = context;
   const chosen = app.state.get('variant') === block.id;
@@ -198,14 +225,23 @@ function blockRows(block, context) {
   );
 }
 
-/** Where the total of a variant without traces stands: behind its step, which all its bars make out. */
-function endMs({ isTraced, stepMs }) {
-  return isTraced ? 0 : (stepMs ?? 0);
+/**
+ * Where the total of a variant without traces is: behind its step, which all its bars make up.
+ * @param {Bars} block
+ */
+function endMs(block) {
+  return block.isTraced ? 0 : (block.stepMs ?? 0);
 }
 
-/** The step's length: of each rank as it was traced, or once as it was timed. */
+/**
+ * The step's length: of each rank as it was traced, or once as it was timed.
+ * @param {Bars} block
+ * @param {Scale} scale
+ * @param {number} decimals
+ */
 function totals(block, scale, decimals) {
   const { ranks } = block;
+  /** @param {number} at @param {number} ms @param {Style} style */
   const total = (at, ms, style) =>
     el('span', { class: 'total', style: { left: scale.at(at), ...style } }, number(ms, decimals));
   const timed = endMs(block);
@@ -215,6 +251,7 @@ function totals(block, scale, decimals) {
   );
 }
 
+/** @param {Bars} block @param {RankBar} rank @param {BarContext} context */
 function bar(block, rank, { app, scale, decimals }) {
   const total = sumOf(rank);
   const open = () =>
@@ -243,17 +280,22 @@ function bar(block, rank, { app, scale, decimals }) {
   );
 }
 
-/** Prints each value whose segment has room for it, with 2 px to spare on either side. */
+/**
+ * Prints each value whose segment has room for it, with 2 px to spare on either side.
+ * @param {HTMLElement} root
+ */
 export function fitValues(root) {
   const segments = [...root.querySelectorAll('[data-value]')];
   const widths = segments.map((segment) => segment.getBoundingClientRect().width);
   segments.forEach((segment, index) => {
+    const text = segment.getAttribute('data-value') ?? '';
     const plate = segment.classList.contains('wait') ? 8 : 0;
-    const fits = widest([segment.dataset.value], 12) + 4 + plate <= widths[index];
-    segment.replaceChildren(...(fits ? [el('i', {}, segment.dataset.value)] : []));
+    const fits = widest([text], 12) + 4 + plate <= widths[index];
+    segment.replaceChildren(...(fits ? [el('i', {}, text)] : []));
   });
 }
 
+/** @param {Scale} scale @param {number} step */
 function axis(scale, step) {
   const decimals = step < 1 ? Math.ceil(-Math.log10(step)) : 0;
   return el(
@@ -263,6 +305,12 @@ function axis(scale, step) {
   );
 }
 
+/**
+ * @param {HTMLElement} grid
+ * @param {OpenApp} app
+ * @param {Bars[]} blocks
+ * @param {{ [id: string]: DrawnSteps }} steps
+ */
 function fillStrips(grid, app, blocks, steps) {
   const { scale, step } = stripScale(blocks.map((block) => steps[block.id]).filter(Boolean));
   const counts = new Set(blocks.map((block) => steps[block.id]?.step_ms.length).filter(Boolean));
@@ -275,31 +323,43 @@ function fillStrips(grid, app, blocks, steps) {
     return;
   }
   head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
+  /** @param {Bars} block */
   const open = (block) =>
     block.canOpen && app.state.go({ tab: 'timeline', variant: block.id, from: null, to: null });
   for (const block of blocks) {
-    const strip = [...grid.querySelectorAll('[data-strip]')].find((one) => one.dataset.strip === block.id);
+    const strip = found(grid, `[data-strip="${CSS.escape(block.id)}"]`);
     if (strip && steps[block.id]) drawStrip(strip, block, steps[block.id], scale, step, () => open(block));
   }
-  replace(grid.querySelector('.strip-axis.strip-scale'), stripAxis(scale, step));
+  const axisPlace = grid.querySelector('.strip-axis');
+  if (axisPlace) replace(axisPlace, stripAxis(scale, step));
 }
 
-/** A variant of many ranks: a row per rank, steps across, sorted by wait. */
+/**
+ * A variant of many ranks: a row per rank, steps across, sorted by wait.
+ * @param {HTMLElement} grid
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ */
 async function drawRanks(grid, app, variant) {
   grid.className = '';
   const answer = variant.hasTraces
     ? await app.breakdown(variant.id, (part) => indexingState(grid, variant.label, part))
-    : { state: 'none' };
+    : null;
   if (answer === undefined) return;
-  if (answer.state === 'broken') brokenState(grid, variant.label, answer.problems, app.retry());
-  else {
-    const sentenceOfRanks = drawHeat(grid, app, variant, answer.state === 'ready' ? answer.ranks : null);
-    if (sentenceOfRanks)
-      grid.parentElement.querySelector('h1').textContent = `${variant.label}: ${sentenceOfRanks}`;
+  if (answer?.state === 'broken') {
+    brokenState(grid, variant.label, answer.problems, app.retry());
+    return;
   }
+  const said = drawHeat(grid, app, variant, answer?.state === 'ready' ? answer.ranks : null);
+  const title = grid.parentElement?.querySelector('h1');
+  if (said && title) title.textContent = `${variant.label}: ${said}`;
 }
 
-/** A folder of anybody's traces: the same bars, from the traces alone. */
+/**
+ * A directory of traces that gpurun did not record: the same bars, from the traces alone.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
 async function showTraces(host, app) {
   const [variant] = app.run.variants;
   if (!variant?.hasTraces) return untracedState(host, null);
@@ -310,6 +370,10 @@ async function showTraces(host, app) {
       ? brokenState(host, app.run.answer.title, answer.problems, app.retry())
       : untracedState(host, null);
   const ranks = answer.ranks.filter((rank) => rank.typical?.span_ms);
+  const bars = ranks.flatMap((rank) => {
+    const parts = tracedParts(rank.typical);
+    return parts ? [{ rank: rank.rank, who: `rank ${rank.rank} \u00b7 ${rank.device}`, parts }] : [];
+  });
   const block = {
     id: variant.id,
     label: app.run.answer.title,
@@ -318,11 +382,7 @@ async function showTraces(host, app) {
     isTraced: true,
     half: null,
     canOpen: true,
-    ranks: ranks.map((rank) => ({
-      rank: rank.rank,
-      who: `rank ${rank.rank} \u00b7 ${rank.device}`,
-      parts: tracedParts(rank.typical),
-    })),
+    ranks: bars,
   };
   const grid = el('div', { class: 'where' });
   replace(
@@ -346,11 +406,11 @@ async function showTraces(host, app) {
   return undefined;
 }
 
+/** @param {RankBreakdown[]} ranks @returns {DrawnSteps} */
 function tracedSteps(ranks) {
   const steps = ranks[0].steps ?? [];
   const spans = steps.map((_, index) => Math.max(...ranks.map((rank) => rank.steps[index]?.span_ms ?? 0)));
   return {
-    total: steps.length,
     number: steps.map((one) => one.step),
     round: steps.map(() => 0),
     step_ms: spans,

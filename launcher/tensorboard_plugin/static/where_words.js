@@ -4,7 +4,11 @@ import { number, plural, three } from './format.js';
 import { slowestRank } from './model.js';
 import { isFarFromTimed, timedParts, tracedParts } from './phases.js';
 
-/** What the leader's step consists of, in a sentence. */
+/**
+ * What the leader's step consists of, in a sentence.
+ * @param {Variant} leader
+ * @param {Run} run
+ */
 export function sentence(leader, run) {
   const rank = slowestRank(leader.ranks);
   const parts = tracedParts(rank) ?? timedParts(rank, leader.stepMs);
@@ -16,7 +20,7 @@ export function sentence(leader, run) {
     leader === run.fastest && run.ranked.length > 1 ? `${leader.label}, the fastest,` : leader.label;
   const lost =
     loss.ms >= 0.005 * total
-      ? `; the largest rest is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
+      ? `; the largest other part is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
       : '';
   const timed = isFarFromTimed(rank.span_ms, leader.stepMs)
     ? ` (in traced steps; timed ones take ${three(leader.stepMs)} ms)`
@@ -24,7 +28,10 @@ export function sentence(leader, run) {
   return `${who} computes for ${number((100 * compute.ms) / total)} % of its step${lost}${timed}.`;
 }
 
-/** A warning where bars aren't the steps that rank their variants; none where they are. */
+/**
+ * A warning where bars aren't the steps that rank their variants; none where they are.
+ * @param {Variant[]} variants
+ */
 export function farNotes(variants) {
   const far = variants.filter((variant) =>
     isFarFromTimed(slowestRank(variant.ranks)?.span_ms, variant.stepMs),
@@ -35,8 +42,10 @@ export function farNotes(variants) {
     : [];
 }
 
+/** @param {PhaseName} name */
 function lossWord(name) {
   return {
+    compute: 'compute',
     transfer: 'exposed transfer',
     wait: 'waiting',
     copy: 'copying',
@@ -45,17 +54,23 @@ function lossWord(name) {
   }[name];
 }
 
-/** What the bars are. */
+/**
+ * What the bars are.
+ * @param {Variant[]} variants
+ */
 export function subSentence(variants) {
   const untraced = variants.filter((variant) => !slowestRank(variant.ranks)?.span_ms);
   const traced =
     'Each bar is a rank\u2019s traced step: the mean of those in which least else ran. Transfer, wait and copy count only where no compute hides them.';
   if (!untraced.length) return traced;
-  const timed = 'Without a trace, parts come from the timed phases, and transfer holds the waiting too.';
+  const timed = 'Without a trace, parts come from the timed phases, and transfer includes the waiting.';
   return untraced.length === variants.length ? timed : `${traced} ${timed}`;
 }
 
-/** What a step takes, as `gpurun trace` says it, and whom the ranks wait for. */
+/**
+ * What a step takes, as `gpurun trace` says it, and which rank the others wait for.
+ * @param {BreakdownAnswer} answer
+ */
 export function tracesSentence({ mean, ranks, straggler }) {
   if (!mean?.span_ms) return 'These traces have no steps to divide.';
   const share = number((100 * mean.compute_ms) / mean.span_ms);

@@ -1,1 +1,1 @@
-"""Clocks, events and memory of the devices that a rank computes on."""
+"""What a rank does on its devices: `runtime` is the interface, `cpu` and `cuda` are a kind of device each."""

@@ -1,7 +1,9 @@
-"""Clocks that time the phases of steps without slowing them: nothing is synchronised before `read`."""
+"""Clocks that time steps without slowing them down: nothing is synchronized before the times are read."""
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +22,7 @@ class StepTiming:
 
 
 class Clock(Protocol):
-    """What a block of steps is timed with."""
+    """Times a block of steps and the phases in them."""
 
     def start(self) -> None:
         """Begins a block: the next step starts now."""
@@ -32,20 +34,38 @@ class Clock(Protocol):
         """The step ends now, and the next one begins."""
 
     def read(self) -> list[StepTiming]:
-        """The steps since `start`; on a GPU this is the one place that waits for it."""
+        """The steps since `start`; on a GPU only this method waits for it."""
+
+
+class Stamps(Protocol):
+    """Points in time that are compared later, when they are known: taking one costs next to nothing."""
+
+    device: torch.device
+
+    def now(self) -> Any:
+        """This moment; on a GPU the moment at which the work submitted so far will be done."""
+
+    def elapsed_ns(self, start: Any, end: Any) -> int | None:
+        """Nanoseconds between two moments; `None` while the later one is in the future."""
+
+    def wait(self) -> None:
+        """Returns when no moment is in the future."""
 
 
 class Event(Protocol):
-    """The part of `torch.cuda.Event` that is used; tests put fakes in its place."""
+    """The part of a device's timing event (`torch.cuda.Event`) that is used; tests have fakes of it."""
 
     def record(self) -> None: ...
 
     def elapsed_time(self, end_event: Any) -> Any:
         """Milliseconds, as float, from this event to `end_event`."""
 
+    def query(self) -> bool:
+        """Whether the work before the event is done."""
+
 
 @dataclass
-class CpuClock:
+class HostClock:
     """`time.perf_counter_ns`: monotonic, with a resolution of tens of nanoseconds."""
 
     now_ns: Callable[[], int] = time.perf_counter_ns
@@ -65,8 +85,8 @@ class CpuClock:
 
 
 @dataclass
-class CudaClock:
-    """CUDA events on the current stream; the host runs ahead of them as it does without a profiler.
+class EventClock:
+    """Events on the device's current stream; the host runs ahead of them as it does in training.
 
     Events are reused from block to block, since creating one costs as much as recording it.
     """
@@ -112,11 +132,35 @@ def step_timings(marks: list[tuple[str, int]]) -> list[StepTiming]:
     return steps
 
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock that tells when work on `device` is done, not when it was submitted."""
-    if device.type != "cuda":
-        return CpuClock()
-    return CudaClock(
-        new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        synchronize=lambda: torch.cuda.synchronize(device),
-    )
+class EventStamps:
+    """Events on the device's current stream; they are queried, not waited for."""
+
+    def __init__(
+        self, device: torch.device, new_event: Callable[[], Event], synchronize: Callable[[], None]
+    ) -> None:
+        self.device, self._new_event, self._synchronize = device, new_event, synchronize
+
+    def now(self) -> Event:
+        event = self._new_event()
+        event.record()
+        return event
+
+    def elapsed_ns(self, start: Event, end: Event) -> int | None:
+        return round(start.elapsed_time(end) * 1e6) if end.query() else None
+
+    def wait(self) -> None:
+        self._synchronize()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keeps Python's garbage collector out of timed steps: it would slow one rank and make the others wait.
+
+    And out of large imports, which make objects and no garbage: a tenth of their time would go into looking.
+    """
+    gc.collect(0)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -9,17 +9,15 @@ from typing import Literal
 import torch
 
 from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import FailureRecord
 
 Kind = Literal["exception", "oom", "exit", "user"]
 
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|failed to allocate memory"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|ALLOC_FAILED",
-    re.IGNORECASE,
+    "|".join(error for kind in ACCELERATORS.values() for error in kind.memory_errors), re.IGNORECASE
 )
-"""Words of torch's CPU allocator, cuBLAS, cuDNN, NCCL and errno 12."""
 
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was closed|was lost)|closed by (remote )?peer|reset by peer"

@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.records import (
     VariantFacts,
 )
 from gpurun.launcher.worker.accelerators.clock import StepTiming
-from gpurun.launcher.worker.meters.interference import QUIET, BlockNoise
+from gpurun.launcher.worker.meters.noise import QUIET, BlockNoise
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gpurun.launcher.worker.accelerators.runtime import allow_tf32
 from gpurun.launcher.worker.base.nested import Tree, map_tensors
 
 
@@ -25,7 +26,7 @@ class Precision:
 
     def apply(self) -> None:
         """Sets what float32 matrix products of this process compute in."""
-        set_tf32(self.name == "tf32")
+        allow_tf32(self.name == "tf32")
 
     def prepare_model(self, model: nn.Module) -> None:
         """Casts the weights, in place, and sets what float32 matrix products compute in."""
@@ -61,11 +62,3 @@ PRECISIONS = {
         Precision("fp16", torch.float32, torch.float16, 1.2e-2),
     )
 }
-
-
-def set_tf32(allowed: bool) -> None:
-    """Whether float32 products on CUDA may round their inputs to 10 bits; a process has one setting."""
-    mode = "tf32" if allowed else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]

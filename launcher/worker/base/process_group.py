@@ -2,21 +2,20 @@
 
 import gc
 import os
+import signal
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from gpurun.launcher.machine.loopback import LOOPBACK
-from gpurun.launcher.machine.network import family_of
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of
+from gpurun.launcher.machine.network import LOOPBACK, family_of
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.rundir.records import LaunchConfig
-from gpurun.launcher.worker.entry.child import finish
-
-__all__ = ["close_group", "finish", "init_group"]
 
 _POLL_S = 0.005
 _RENDEZVOUS_TIMEOUT_S = 120.0
@@ -26,19 +25,33 @@ _RENDEZVOUS_TIMEOUT_S = 120.0
 def init_group(order: LaunchConfig, rank: int) -> None:
     """Joins all ranks of the launch.
 
-    With `nccl`, tensors on the CPU go by gloo.
+    Tensors on the CPU always use the CPU's backend.
 
     Raises:
         TimeoutError: rank 0 has not opened the store in time.
     """
-    # Both libraries would otherwise take the first interface that the host's name resolves to.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    backend = "cpu:gloo,cuda:nccl" if order.backend == "nccl" else "gloo"
+    stay_on_this_machine()
     port_file = RunDir(Path(order.run_dir)).rendezvous(order.launch)
     enter = open_store if rank == 0 else join_store
     store = enter(port_file, order.world_size, order.address)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=order.world_size)
+    dist.init_process_group(backend_of(order, rank), store=store, rank=rank, world_size=order.world_size)
+
+
+def stay_on_this_machine() -> None:
+    """Keeps collectives on the loopback interface, unless the job names another one.
+
+    The backends would otherwise take the first interface that the host's name resolves to.
+    """
+    for kind in ACCELERATORS.values():
+        os.environ.setdefault(kind.interface_variable, "lo")
+
+
+def backend_of(order: LaunchConfig, rank: int) -> str:
+    """What `init_process_group` takes: `gloo`, or `cpu:gloo,cuda:nccl`."""
+    kind = accelerator_of(order.devices[rank])
+    if order.backend is None or order.backend == CPU.backend:
+        return CPU.backend
+    return f"{CPU.name}:{CPU.backend},{kind.name}:{order.backend}"
 
 
 def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
@@ -86,3 +99,18 @@ def close_group() -> None:
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()
+
+
+def serve_store(argv: Sequence[str]) -> None:
+    """The store through which a program's ranks find each other, in a process that outlives all of them.
+
+    `torchrun` keeps it in its agent: then no rank hosts it, a rank may end before the others, and the port is
+    taken before any rank reads it.
+
+    Args:
+        argv: the file for the port, the number of ranks, and the address to listen on.
+    """
+    path, world_size, address = argv
+    store = open_store(Path(path), int(world_size), address)
+    while store is not None:
+        signal.pause()

@@ -12,12 +12,13 @@ import torch
 from gpurun.launcher.rundir.files import append_lines
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
-from gpurun.launcher.worker.base.collection import no_garbage_collection
+from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.base.user_error import users_code
-from gpurun.launcher.worker.meters.interference import BlockNoise, NoiseMeter
+from gpurun.launcher.worker.meters.noise import BlockNoise, NoiseMeter
 from gpurun.workloads.probes.base import Case, Probe, Site
 
 BLOCK_MS = 10.0
@@ -107,8 +108,7 @@ class ProbeBench:
 
     def synchronize(self) -> None:
         for device in self.site.devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            runtime_of(device).synchronize(device)
 
     def record(self, round_: int, case: Case, repetitions: int, time_ns: float) -> PointRecord:
         return PointRecord(

@@ -9,12 +9,20 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from gpurun.launcher.machine.process_tree import SHIELDED, die_with
 from gpurun.launcher.processes.protocol import StartRequest
-from gpurun.launcher.worker.entry.beacon import light_beacon
+from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlBlock, make_folder, socket_path, stacks_path
+from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
+
+FLIGHT_RECORDER_ENTRIES = "2000"
+"""Collectives that torch remembers per rank; what NCCL's recorder has by default, 1 MB as JSON."""
+
+_kept: list[object] = []
+"""Servers that live as long as the process."""
 
 
 def run_rank(request: StartRequest, server: int) -> NoReturn:
@@ -52,7 +60,7 @@ def become_rank(request: StartRequest) -> None:
         os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep what they began with
     if request.control:
         try:
-            light_beacon(Path(request.control), request.rank)
+            make_observable(Path(request.control), request.rank)
         except OSError as error:
             print_to_log(f"can't write {request.control}: {error.strerror}")
             finish(
@@ -104,30 +112,50 @@ def call_entry(request: StartRequest) -> int:
     return 0
 
 
-def exit_code(end: SystemExit) -> int:
-    """The exit code that Python itself would end with."""
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code & 0xFF
-    print_to_log(str(end.code))
-    return 1
+def make_observable(folder: Path, rank: int) -> None:
+    """Writes stacks on a signal, says what collectives there were on a socket, and has a control block.
 
-
-def print_to_log(text: str) -> None:
-    """Writes a line, if the disk still takes one: the exit code must tell it then."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: user code has closed the stream
-        sys.stderr.write(text + "\n")
-
-
-def finish(code: int) -> NoReturn:
-    """Ends the process without running destructors: gloo's threads abort in about one of nine.
-
-    Whatever should survive has been written: the streams are flushed, files are closed by their owners.
+    Raises:
+        OSError: the folder can't be written.
     """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:
-            continue  # The disk may be full, or user code may have closed the stream.
-    os._exit(code)
+    make_folder(folder)
+    # A file of its own: a program may close its stderr, or send it elsewhere.
+    stacks = os.open(stacks_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACKS_SIGNAL, file=stacks)
+    if "torch" in sys.modules:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
+        answer_about_collectives(folder, rank)
+    # Last: whoever sees the block may send the signal, which would kill a process that isn't ready for it.
+    _kept.append(ControlBlock(folder, rank, create=True))
+
+
+def answer_about_collectives(folder: Path, rank: int) -> None:
+    """Has torch answer on a socket, from a thread in C++ that needs no GIL.
+
+    Without it, stacks remain: an older torch has no such server, and some file systems have no sockets.
+    """
+    try:
+        from torch._C._distributed_c10d import _WorkerServer
+    except ImportError:
+        return
+    socket = socket_path(folder, rank)
+    socket.unlink(missing_ok=True)
+    # By way of /proc, since the path of a socket may have 107 bytes only.
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(RuntimeError), quiet_stderr():
+        _kept.append(_WorkerServer(f"/proc/self/fd/{fd}/{socket.name}"))
+    os.close(fd)
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keeps a line that torch logs at the start of its server out of the rank's log."""
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)

@@ -8,22 +8,21 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import read_json
-from gpurun.launcher.rundir.records import LaunchConfig, LossOver, VariantConfig
-from gpurun.launcher.worker.accelerators.clock import clock_for
+from gpurun.launcher.rundir.records import LaunchConfig, LossOver
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone, Group, Peers
-from gpurun.launcher.worker.base.process_group import close_group, finish, init_group
+from gpurun.launcher.worker.base.process_group import close_group, init_group
 from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench, site_of
-from gpurun.launcher.worker.entry.child import exit_code, print_to_log
-from gpurun.launcher.worker.meters.energy import meter_for
-from gpurun.launcher.worker.meters.interference import noise_meter
-from gpurun.launcher.worker.profiling.on_request import Live, open_block
-from gpurun.launcher.worker.profiling.traced_steps import trace_steps
+from gpurun.launcher.worker.meters.noise import noise_meter
+from gpurun.launcher.worker.profiling.on_request import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load import load_workload
-from gpurun.launcher.worker.training.timed_rounds import Bench
+from gpurun.launcher.worker.training.timed_rounds import Bench, meter_for
+from gpurun.launcher.worker.training.traces import Live, profile
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from gpurun.workloads.probes.base import Probe
@@ -89,7 +88,7 @@ def measure(journal: Journal, peers: Peers) -> None:
         return
     device = torch.device(order.devices[rank])
     trainer = Trainer(workload, order, rank)
-    clock = clock_for(device)
+    clock = runtime_of(device).clock(device)
     journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
     live = Live(order, rank, open_block(journal.run, order.launch, rank))
@@ -124,31 +123,3 @@ def loss_over(workload: Workload) -> LossOver:
     if workload.reduction == "sum":
         return "sum"
     return "mean" if workload.count is None else "counted"
-
-
-def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
-    """A trace per variant, in steps of their own after all timing."""
-    order = journal.order
-    if order.profile is None or order.profile.steps == 0:
-        return
-    for variant in order.variants:
-        journal.enter("profile", variant.id)
-        profile_variant(trainer, journal, variant, peers)
-        peers.barrier()
-
-
-def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, peers: Peers) -> None:
-    """One trace per rank that is to be recorded."""
-    order, rank, run = journal.order, journal.rank, journal.run
-    wanted = order.profile
-    assert wanted is not None
-    trace_steps(
-        trainer,
-        variant,
-        wanted,
-        peers,
-        run.trace(variant.id, rank),
-        rank=rank,
-        all_threads=order.strategy == "dp",
-        snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
-    )

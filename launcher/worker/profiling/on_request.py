@@ -9,12 +9,9 @@ from torch.profiler import profile
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import CaptureRequest, LaunchConfig, ProfileConfig, VariantConfig
-from gpurun.launcher.worker.base.peers import Peers
-from gpurun.launcher.worker.entry.child import print_to_log
+from gpurun.launcher.rundir.records import CaptureRequest, ProfileConfig
+from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
-from gpurun.launcher.worker.profiling.traced_steps import trace_steps
-from gpurun.launcher.worker.training.trainer import Trainer
 
 
 def open_block(run: RunDir, launch: str, rank: int) -> ControlBlock | None:
@@ -36,43 +33,6 @@ def trace_path(run: RunDir, launch: str, number: int, rank: int) -> Path:
 
 def profile_order(request: CaptureRequest) -> ProfileConfig:
     return ProfileConfig(request.steps, ranks=request.ranks)
-
-
-@dataclass
-class Live:
-    """For workloads, whose ranks agree on the moment when they all take a trace: between two blocks."""
-
-    order: LaunchConfig
-    rank: int
-    block: ControlBlock | None
-    answered: int = 0
-
-    def count_step(self) -> None:
-        if self.block is not None:
-            self.block.count_step()
-
-    @property
-    def asked(self) -> float:
-        """Number of the newest request that this rank knows of; the ranks take the highest of theirs."""
-        return float(self.block.bell) if self.block is not None else 0.0
-
-    def answer(self, asked: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
-        """Takes the traces of the requests that have not been answered yet, in steps of their own."""
-        run = RunDir(Path(self.order.run_dir))
-        while self.answered < asked:
-            self.answered += 1
-            try:
-                self.take(run, trainer, variant, peers)
-            except MachineError as error:  # nothing that only looks at a job may end it
-                print_to_log(str(error))
-
-    def take(self, run: RunDir, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
-        """One request's trace."""
-        request = read_request(run, self.order.launch, self.answered)
-        path = trace_path(run, self.order.launch, self.answered, self.rank)
-        dp = self.order.strategy == "dp"
-        wanted = profile_order(request)
-        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=dp)
 
 
 @dataclass

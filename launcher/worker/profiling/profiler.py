@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.records import ProfileConfig
+from gpurun.launcher.worker.accelerators.runtime import available_runtime
 
 MAX_ALLOCATIONS = 1_000_000
 """Of a snapshot; older ones are forgotten."""
@@ -66,11 +66,8 @@ def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable
 
 
 def new_profiler(order: ProfileConfig, all_threads: bool) -> profile:
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
     return profile(
-        activities=activities,
+        activities=available_runtime().activities,
         record_shapes=order.shapes,
         profile_memory=order.memory,
         with_stack=order.stacks or order.modules,  # modules are recorded as a part of Python's stacks
@@ -80,26 +77,24 @@ def new_profiler(order: ProfileConfig, all_threads: bool) -> profile:
 
 
 def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Waits for the current GPU, if this process has one."""
+    available_runtime().synchronize()
 
 
 @contextmanager
 def memory_history(snapshot: Path | None) -> Iterator[None]:
     """Keeps what is allocated and freed within it, with stacks, in `snapshot`; does nothing on the CPU."""
-    if snapshot is None or not torch.cuda.is_available():
+    if snapshot is None:
         yield
         return
-    torch.cuda.memory._record_memory_history(stacks="python", max_entries=MAX_ALLOCATIONS)
-    try:
+    with available_runtime().memory_history(MAX_ALLOCATIONS) as dump:
         yield
-        export(torch.cuda.memory._dump_snapshot, snapshot)
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
+        if dump is not None:
+            export(dump, snapshot)
 
 
 def export(write: Callable[[str], object], path: Path) -> None:
-    """Has `write` make a file beside `path`, then replaces it: a reader never sees half of one."""
+    """Has `write` make a file next to `path`, then renames it: a reader never sees half of one."""
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

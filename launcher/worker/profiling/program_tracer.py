@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.records import ProfileConfig
-from gpurun.launcher.worker.entry.child import print_to_log
+from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
 
 

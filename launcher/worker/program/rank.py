@@ -13,9 +13,9 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import ProgramConfig, VariantFacts
 from gpurun.launcher.stats.steady import first_traced_step
+from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
-from gpurun.launcher.worker.base.process_group import await_port
-from gpurun.launcher.worker.entry.child import exit_code, finish, print_to_log
+from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.profiling.on_request import StepCapture, open_block
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import keep_groups_alive, watch_steps
@@ -119,9 +119,7 @@ def main(argv: Sequence[str]) -> None:
 def join_launch(order: ProgramConfig, run: RunDir) -> None:
     """What `init_process_group` finds in the environment: the port of the launch's store."""
     os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(order.launch)))
-    # Both libraries would otherwise take the first interface that the host's name resolves to.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    stay_on_this_machine()
     os.environ.pop("OPENBLAS_NUM_THREADS", None)  # meant for the server
 
 

@@ -8,13 +8,12 @@ from typing import Any
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
-from gpurun.launcher.worker.accelerators.memory import peak_bytes
-from gpurun.launcher.worker.accelerators.stamps import Stamps, stamps_for_program
-from gpurun.launcher.worker.entry.child import print_to_log
+from gpurun.launcher.worker.accelerators.clock import Stamps
+from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
+from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.profiling.on_request import StepCapture
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
-from gpurun.launcher.worker.program.steady_steps import Classifier
-from gpurun.launcher.worker.program.step_boundary import Pace
+from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
 
 FLUSH_NS = 500_000_000
 """Records are written this often: seldom enough to cost nothing, often enough to see that steps go on."""
@@ -38,7 +37,7 @@ class StepRecorder:
     calls: int = 0
     """Of any optimizer."""
     classifier: Classifier = field(init=False)
-    _pace: Pace = field(default_factory=Pace)
+    _boundary: StepBoundary = field(default_factory=StepBoundary)
     _is_marked: bool = False
     """Whether the program marks its steps itself."""
     _depth: int = 0
@@ -59,7 +58,7 @@ class StepRecorder:
         self.calls += 1
         if self._is_marked or self._closed:
             return
-        answer = self._pace.call(optimizer)
+        answer = self._boundary.call(optimizer)
         if answer == "inside":
             return
         now = self._now()
@@ -120,7 +119,7 @@ class StepRecorder:
 
     def _now(self) -> Any:
         if self.stamps is None:
-            self.stamps = stamps_for_program()
+            self.stamps = used_runtime().stamps()
         return self.stamps.now()
 
     def _end(self, now: Any, kind: Kind) -> None:
@@ -143,7 +142,7 @@ class StepRecorder:
     def _records(self) -> list[StepRecord]:
         if self.stamps is None or not self._ended:
             return []
-        peak = peak_bytes(self.stamps.device)
+        peak = runtime_of(self.stamps.device).peak_bytes(self.stamps.device)
         records = []
         while self._ended:
             start, end, kind = self._ended[0]

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.workloads.base import on_device
 
@@ -44,7 +45,7 @@ class Ddp:
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
         self.model = DistributedDataParallel(
             Skippable(model) if skippable else model,
-            device_ids=[device] if device.type == "cuda" else None,
+            device_ids=None if accelerator_of(device.type).is_host else [device],
             gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
             find_unused_parameters=find_unused,
         )

@@ -1,15 +1,69 @@
 """DataParallel: one process owns all devices."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, parallel_apply
+from torch.nn.parallel._functions import Scatter
 
-from gpurun.launcher.worker.base.nested import Tree
-from gpurun.launcher.worker.strategies.apply_times import apply_times_ms
-from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
-from gpurun.launcher.worker.strategies.cuda_parallel import CudaDataParallel
+from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.nested import Tree, map_tensors, split_rows, tensors_of, with_tensors
+from gpurun.launcher.worker.strategies.cpu_parallel import (
+    CpuDataParallel,
+    Replica,
+    make_replica,
+    replica_tensors,
+)
 from gpurun.launcher.worker.strategies.single import OneProcess
+from gpurun.launcher.worker.strategies.threads import ThreadState, run_replicas
+
+
+class StockDataParallel(DataParallel[nn.Module]):
+    """torch's class for GPUs, but for how the batch is cut and which replicas run."""
+
+    chunks: Sequence[int] = ()
+
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        """Outputs of all samples on the first device; device i computes `chunks[i]` of them, maybe none."""
+        self.chunks = chunks
+        return super().forward(inputs)
+
+    def scatter(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        """Each device's inputs; every tensor is cut by the same sizes, so no rows are lost."""
+        parts = split_rows(inputs, self.chunks)
+        columns = [self.scatter_tensor(tensor, device_ids) for tensor in tensors_of(inputs)]
+        rows = zip(*columns, strict=True)
+        return [with_tensors(part, row) for part, row in zip(parts, rows, strict=True)], [{} for _ in parts]
+
+    def scatter_tensor(self, tensor: Tensor, device_ids: Sequence[Any]) -> Sequence[Tensor]:
+        """The tensor's samples by device; one without dimensions goes to all."""
+        if tensor.dim():
+            pieces: Sequence[Tensor] = Scatter.apply(device_ids, list(self.chunks), 0, tensor)  # type: ignore[no-untyped-call]
+            return pieces
+        kind = self.src_device_obj.type
+        return [tensor.to(torch.device(kind, index), non_blocking=True) for index in device_ids]
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Outputs of the replicas that got samples."""
+        used = [i for i, size in enumerate(self.chunks) if size]
+        state = ThreadState.current()
+        calls: list[Any] = [partial(call_replica, replicas[i], state, i) for i in used]
+        return parallel_apply(calls, [inputs[i] for i in used], None, [self.device_ids[i] for i in used])
+
+
+def call_replica(replica: Callable[..., Tree], state: ThreadState, index: int, *inputs: Any) -> Tree:
+    """One replica's outputs, computed in the state of the thread that called the model."""
+    with state.restored(index):
+        return replica(*inputs)
 
 
 class Dp(OneProcess):
@@ -17,10 +71,10 @@ class Dp(OneProcess):
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
         self.device, self.devices, self.network = devices[0], tuple(devices), model
-        self.model: CpuDataParallel | CudaDataParallel = (
-            CudaDataParallel(model, device_ids=list(devices))
-            if self.device.type == "cuda"
-            else CpuDataParallel(model, len(devices))
+        self.model: CpuDataParallel | StockDataParallel = (
+            CpuDataParallel(model, len(devices))
+            if accelerator_of(self.device.type).is_host
+            else StockDataParallel(model, device_ids=list(devices))
         )
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
@@ -29,3 +83,45 @@ class Dp(OneProcess):
     def apply_times_ms(self, inputs: Tree, chunks: Sequence[int]) -> list[float]:
         """What each replica's forward and backward take, all at once; infinite where memory runs out."""
         return apply_times_ms(self.network, self.devices, inputs, chunks)
+
+
+def apply_times_ms(
+    network: nn.Module, devices: Sequence[torch.device], inputs: Tree, chunks: Sequence[int]
+) -> list[float]:
+    """Milliseconds of each device's forward and backward; 0 without samples, infinite without memory.
+
+    Without what DataParallel itself adds: copying the model, scattering inputs, gathering outputs, the loss.
+    """
+    parts = split_rows(inputs, chunks)
+    replicas = [
+        replica_on(network, index, device, part)
+        for index, (device, part) in enumerate(zip(devices, parts, strict=True))
+        if chunks[index]
+    ]
+    calls = [(replica.index, partial(timed_ms, replica, devices[replica.index])) for replica in replicas]
+    found = dict(zip((replica.index for replica in replicas), run_replicas(calls), strict=True))
+    return [found.get(index, 0.0) for index in range(len(devices))]
+
+
+def replica_on(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica:
+    """A copy of the network with its part of the inputs, both on `device`."""
+    parameters, buffers = replica_tensors(network, index, device)
+    trainable = [parameters[p] for p in network.parameters() if p.requires_grad]
+    moved = map_tensors(lambda tensor: tensor.to(device), inputs)
+    return Replica(index, make_replica(network, parameters, buffers), trainable, moved)
+
+
+def timed_ms(replica: Replica, device: torch.device) -> float:
+    """Runs the replica forwards and backwards; the loss' gradient is taken to be one everywhere."""
+    runtime = runtime_of(device)
+    try:
+        runtime.synchronize(device)
+        start_ns = time.perf_counter_ns()
+        replica.run()
+        replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
+        runtime.synchronize(device)
+        return (time.perf_counter_ns() - start_ns) / 1e6
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return math.inf
+        raise

@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from gpurun.launcher.worker.meters.run_queue import note_end
+from gpurun.launcher.machine.accelerators import ACCELERATORS
+from gpurun.launcher.worker.meters.cpu_time import note_end
 from gpurun.workloads.base import on_device
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class ThreadState:
 
     @classmethod
     def current(cls) -> "ThreadState":
-        active = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        active = [device for device in ACCELERATORS if torch.is_autocast_enabled(device)]
         return cls(torch.is_grad_enabled(), tuple((d, torch.get_autocast_dtype(d)) for d in active))
 
     @contextmanager

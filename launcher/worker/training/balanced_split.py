@@ -6,8 +6,6 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Protocol
 
-import torch
-
 from gpurun.launcher.balance.calibrate import (
     BLOCK_MS,
     MAX_BLOCK_STEPS,
@@ -19,6 +17,7 @@ from gpurun.launcher.balance.calibrate import (
 from gpurun.launcher.balance.refine import Split
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
@@ -188,5 +187,4 @@ def check_memory(error: BaseException) -> None:
 def release(trainer: Trainer) -> None:
     """Frees what a step that ran out of memory left behind."""
     trainer.model.zero_grad(set_to_none=True)
-    if trainer.device.type == "cuda":
-        torch.cuda.empty_cache()
+    runtime_of(trainer.device).release_memory()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
-from gpurun.launcher.worker.base.preserve import preserved, random_state
 from gpurun.launcher.worker.training.trainer import Trainer
-from gpurun.launcher.worker.training.try_out import has_batch_norm
+from gpurun.launcher.worker.training.try_out import has_batch_norm, preserved
 
 CHECK_STEP = 0
 """The step whose batch is used, for all variants alike."""
@@ -90,9 +90,10 @@ def one_device_reference(trainer: Trainer, global_batch: int, rank: int) -> Refe
     """The gradient of the whole batch on rank 0's device, if that device can hold it."""
     gradient, draws_random = None, False
     if rank == 0:
-        before = random_state(trainer.device)
+        runtime = runtime_of(trainer.device)
+        before = runtime.random_state(trainer.device)
         gradient = gradient_if_it_fits(trainer, global_batch)
-        draws_random = not torch.equal(before, random_state(trainer.device))
+        draws_random = not torch.equal(before, runtime.random_state(trainer.device))
     fits, random = trainer.strategy.share([float(gradient is not None), float(draws_random)])
     return Reference(ONE_DEVICE if fits else None, gradient, bool(random))
 
@@ -106,8 +107,7 @@ def gradient_if_it_fits(trainer: Trainer, num_samples: int) -> Gradient | None:
             raise
     # Only here, behind the handler: until then the traceback holds the tensors that filled the memory.
     trainer.model.zero_grad(set_to_none=True)
-    if trainer.device.type == "cuda":
-        torch.cuda.empty_cache()
+    runtime_of(trainer.device).release_memory()
     return None
 
 

@@ -13,8 +13,9 @@ from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.rundir.files import append_lines, read_json
 from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
 from gpurun.launcher.units import format_count
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import words_of
-from gpurun.launcher.worker.entry.child import finish, print_to_log
 from gpurun.launcher.worker.strategies.single import Single
 from gpurun.launcher.worker.training.balanced_split import check_memory, release
 from gpurun.launcher.worker.training.load import load_workload
@@ -83,8 +84,7 @@ def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
             if order.keeps_gradients:
                 fill_gradients(trainer.model)
             trainer.step(trainer.prepare(variant, step), NoClock())
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize(trainer.device)
+        runtime_of(trainer.device).synchronize(trainer.device)
         return True
     except (RuntimeError, MemoryError) as error:
         check_memory(error)

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.strategies.base import Strategy
@@ -85,7 +86,7 @@ def forward_backward(
 
 def to_device(micro: MicroBatch, device: torch.device, clock: PhaseClock) -> tuple[Tree, Tree]:
     """The micro-batch's inputs and targets on the device; on the CPU they are there without a phase."""
-    if device.type == "cpu":
+    if accelerator_of(device.type).is_host:
         return micro.inputs, micro.targets
     inputs, targets = (
         map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)

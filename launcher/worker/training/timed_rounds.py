@@ -10,14 +10,12 @@ from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, Varian
 from gpurun.launcher.stats.looks import decided_variants
 from gpurun.launcher.stats.schedule import Block, round_blocks
 from gpurun.launcher.stats.steady import ablation_steps, block_steps, is_steady
-from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
-from gpurun.launcher.worker.accelerators.memory import peak_bytes, reset_peak
-from gpurun.launcher.worker.base.collection import no_garbage_collection
+from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
-from gpurun.launcher.worker.meters.energy import NO_METER, difference
-from gpurun.launcher.worker.meters.interference import NoiseMeter, noise_meter
-from gpurun.launcher.worker.profiling.on_request import Live
+from gpurun.launcher.worker.meters.noise import NoiseMeter, noise_meter
+from gpurun.launcher.worker.training.traces import Live
 from gpurun.launcher.worker.training.trainer import Trainer
 
 MAX_WARMUP_STEPS = 30
@@ -38,7 +36,7 @@ class Bench:
     journal: Journal
     device: torch.device
     live: Live
-    meter: EnergyMeter = NO_METER
+    meter: EnergyMeter = field(default_factory=EnergyMeter)
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
@@ -123,12 +121,13 @@ class Bench:
     def run_block(self, variant: VariantConfig, block: Block, round_: int) -> float:
         """Runs and records one block; this rank's mean step in ns."""
         self.journal.enter("round", variant.id, round_)
-        reset_peak(self.device)
+        runtime = runtime_of(self.device)
+        runtime.reset_peak(self.device)
         self.noise.clear()
         before_mj = self.meter.read_mj()
         timings = self.run_steps(variant, self.block_steps[variant.id])
-        energy_mj = difference(before_mj, self.meter.read_mj())
-        peak, noise = peak_bytes(self.device), self.noise.per_step(len(timings))
+        energy_mj = energy_between_mj(before_mj, self.meter.read_mj())
+        peak, noise = runtime.peak_bytes(self.device), self.noise.per_step(len(timings))
         kind: Kind = block.kind
         self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
         return sum(timing.step_ns for timing in timings) / len(timings)
@@ -162,3 +161,17 @@ class Bench:
             (largest,) = self.peers.maximum([float(nbytes)])
             self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(PREFETCH_BYTES // largest)))
         return self.prefetch[variant.id]
+
+
+def energy_between_mj(before_mj: float | None, after_mj: float | None) -> float | None:
+    """Millijoules between two readings; `None` where one is missing, or the driver has begun anew."""
+    if before_mj is None or after_mj is None or after_mj < before_mj:
+        return None
+    return after_mj - before_mj
+
+
+def meter_for(order: LaunchConfig, rank: int) -> EnergyMeter:
+    """The energy meter of a rank's own devices."""
+    names = order.devices if order.strategy == "dp" else (order.devices[rank],)
+    devices = [torch.device(name) for name in names]
+    return runtime_of(devices[0]).energy_meter(devices)

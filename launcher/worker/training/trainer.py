@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
-from gpurun.launcher.worker.base.collection import no_garbage_collection
+from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
 from gpurun.launcher.worker.strategies.base import Strategy
@@ -26,12 +27,13 @@ from gpurun.launcher.worker.training.batches import (
     StepInput,
     check_dataset_size,
 )
-from gpurun.launcher.worker.training.compiled import compile_in_place
 from gpurun.launcher.worker.training.step import NoClock, PhaseClock, forward_backward
 from gpurun.launcher.worker.training.try_out import batch_warning, try_out
 from gpurun.workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
+SHAPES_PER_VARIANT = 4
+"""Its own batch, a smaller last micro-batch, the whole batch of the gradient check, and one to spare."""
 CHECK_LOSS_SCALE = 1024.0
 """By what fp16 losses are scaled in the gradient check: no underflow, and far from an overflow."""
 
@@ -185,7 +187,7 @@ def on_cpu(value: Any) -> Any:
 def source_of(workload: Workload, order: LaunchConfig, rank: int, precision: Precision) -> Source:
     """Where this rank's samples come from."""
     positions = tuple(range(len(order.devices))) if order.strategy == "dp" else (rank,)
-    pin = torch.device(order.devices[rank]).type == "cuda"
+    pin = not accelerator_of(order.devices[rank]).is_host
     layout = Layout(positions, precision, pin, order.channels_last)
     source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
     return source(workload, order.seed, layout)
@@ -221,3 +223,18 @@ def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
         what = "optimizer(parameters) must give an optimizer"
         raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
     return optimizer
+
+
+def compile_in_place(model: nn.Module, num_variants: int) -> None:
+    """Has `model` compiled when it is first called with inputs of some shape.
+
+    Every shape gets a graph of its own: one for all shapes would be worse for some splits than for others.
+    Threads compile nothing in this process's name: worker processes of the compiler would take cores from
+    the ranks that are measured.
+    """
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, SHAPES_PER_VARIANT * num_variants)
+    inductor.compile_threads = 1
+    model.compile(dynamic=False)

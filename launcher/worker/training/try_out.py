@@ -1,15 +1,17 @@
 """One small step of a workload before anything is measured, so that its author can read what is wrong."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.units import plural
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory, words_of
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.base.preserve import preserved
 from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
@@ -77,6 +79,20 @@ def try_step(
         has_unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
     flops, num_samples = counting.count.known_flops, sum(micro.chunks)
     return Trial(has_unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
+
+
+@contextmanager
+def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Undoes what forward and backward in it change: buffers, gradients and torch's random state."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with runtime_of(device).forked_random_state(device):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        model.zero_grad(set_to_none=True)
 
 
 def batch_warning(workload: Workload, source: Source, global_batch: int) -> str | None:

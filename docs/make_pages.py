@@ -1,0 +1,143 @@
+"""Writes what the pages take from the program: `make docs`, or `python docs/make_pages.py`.
+
+Whole pages: the job file's reference, the workloads, the commands. In the others: the floors, and what
+`gpurun report` prints of a recorded run, in each code block below a comment
+`<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns or `piped`.
+"""
+
+import re
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from gpurun.launcher import FLOORS
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.jobfile.docs.catalogue import workload_reference
+from gpurun.launcher.jobfile.docs.reference import job_reference
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import RunDir
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
+_REPORT = re.compile(
+    r"(<!-- report of (?P<run>docs/runs/\S+), (?P<width>\d+ columns|piped): (?P<command>.+) -->\n```\n)"
+    r".*?(?=^```$)",
+    re.DOTALL | re.MULTILINE,
+)
+_FLOORS = re.compile(r"(?<=<!-- floors -->\n\n).*?(?=\n\n)", re.DOTALL)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COMMANDS_HEAD = """\
+# Commands
+
+Made by `make docs` from what `gpurun COMMAND --help` prints.
+
+`gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout; messages
+go to stderr. Every RUN may be a run directory, `runs/NAME/latest`, or `runs/NAME`.
+
+Exit codes:
+
+| code | meaning |
+|---|---|
+| 0 | ok, also with variants that ran out of memory, were skipped or stayed unsteady |
+| 2 | the job file or the command line is wrong, or a `--fail-slower` gate could not be decided |
+| 3 | the machine lacks what the job asks for |
+| 4 | a variant failed or timed out, all variants ran out of memory, or a node was lost |
+| 5 | a `--fail-slower` gate tripped |
+| 130 | interrupted |
+"""
+
+
+def main() -> None:
+    """Writes every page that differs, and names it."""
+    for path, text in pages():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page with something made in it, as it should read."""
+    made = {
+        "docs/job-file.md": job_reference,
+        "docs/workloads.md": workload_reference,
+        "docs/commands.md": command_reference,
+    }
+    for name, make in made.items():
+        yield ROOT / name, make()
+    for name in PAGES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        if name not in made:
+            yield ROOT / name, _FLOORS.sub(floors(), _REPORT.sub(_with_report, text))
+
+
+def _with_report(match: re.Match[str]) -> str:
+    run, width, command = match["run"], match["width"], match["command"]
+    return f"{match[1]}$ {command}\n{report(ROOT / run, None if width == 'piped' else int(width.split()[0]))}"
+
+
+def floors() -> str:
+    """The packages in the order in which they may import each other, from the bottom."""
+    rows = (", ".join(f"`{name}`" for name in packages.split()) for packages in FLOORS)
+    return textwrap.fill(" · ".join(rows), 130, break_on_hyphens=False)
+
+
+def report(run: Path, width: int | None) -> str:
+    """The run's table in a terminal of `width` columns, or piped; without the commands below it."""
+    with tempfile.TemporaryDirectory() as directory:  # what is found in traces is kept with them
+        copy = Path(directory) / run.name
+        shutil.copytree(run, copy)
+        text = render_table(compare_run(RunDir(copy)), width or 80, plain=width is None)
+    lines = _COLOUR.sub("", text).splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def command_reference() -> str:
+    """`docs/commands.md`: every command with its arguments and options, in the order of `gpurun --help`."""
+    context = click.Context(cli, info_name="gpurun")
+    parts = [_COMMANDS_HEAD]
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        if command is not None and not command.hidden:
+            parts.append(_command(name, command, context))
+    return "\n".join(parts)
+
+
+def _command(name: str, command: click.Command, parent: click.Context) -> str:
+    context = click.Context(command, info_name=name, parent=parent)
+    usage = " ".join(command.collect_usage_pieces(context))
+    lines = [f"## gpurun {name}", "", "```", f"gpurun {name} {usage}".rstrip(), "```", ""]
+    lines += [_prose(part) for part in (command.help or "").replace("\b", "").strip().split("\n\n")]
+    options = [
+        record
+        for each in command.params
+        if isinstance(each, click.Option) and (record := each.get_help_record(context))
+    ]
+    if options:
+        lines += ["| option | meaning |", "|---|---|"]
+        lines += [f"| `{_cell(names)}` | {_cell(text)} |" for names, text in options]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _prose(paragraph: str) -> str:
+    """A paragraph of a docstring on one line; an example as code."""
+    text = " ".join(paragraph.split())
+    if text.startswith("Example: "):
+        return f"Example: `{text.removeprefix('Example: ')}`\n"
+    return text.replace("[", "\\[").replace("*", "\\*") + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()

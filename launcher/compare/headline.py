@@ -1,0 +1,226 @@
+"""What a run found out, in words: one headline, then the sentences that go with it.
+
+Every report shows the same: the terminal, Markdown, HParams, the tab, the HTML file and JSON.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpurun.launcher.compare.explain import remaining_loss, why_slower
+from gpurun.launcher.compare.figures.probes import probe_summary
+from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_NAMED
+from gpurun.launcher.compare.label import variant_label, varied_texts
+from gpurun.launcher.compare.model import Difference, Interval, VariantResult
+from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
+from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.plan.model import PROGRAM, Plan
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.units import format_ms, format_percent, format_percent_interval, plural
+
+MORE_LAUNCHES = "steps: {launches: 6}"
+"""What to add to the job file to have launches compared."""
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The answer to the question of the run."""
+
+    headline: str
+    """One sentence, with its number."""
+    details: tuple[str, ...] = ()
+    """Sentences: further differences, their causes, what even the fastest loses, what to do next."""
+
+    @property
+    def summary(self) -> str:
+        return " ".join((self.headline, *self.details))
+
+
+def conclude(
+    plan: Plan,
+    results: Sequence[VariantResult],
+    standings: Standings | None,
+    interference: Sequence[str] = (),
+    complete: bool = True,
+) -> Conclusion:
+    """Which variant is fastest, by how much and how surely; or why none is.
+
+    Args:
+        plan: of the run.
+        results: of all variants.
+        standings: leader and rivals; `None` if nothing was measured, or variants do different work.
+        interference: what else was in the times of the variants; then none is ranked.
+        complete: whether nothing is left to measure.
+    """
+    if not is_one_task(plan):
+        return Conclusion(_separate_work(plan, results))
+    ran = [result for result in results if result.wall_s is not None]
+    if standings is None and ran:
+        return Conclusion(_without_steps(ran))
+    if interference:
+        return _not_ranked(results, interference)
+    return ranking_conclusion(standings, plan.baseline, complete)
+
+
+def is_one_task(plan: Plan) -> bool:
+    """Whether all variants do the same work, so that one of them can be the fastest."""
+    workloads = {variant.workload for variant in plan.variants}
+    return len(workloads) == 1 and not any(is_probe(name) for name in workloads)
+
+
+def ranking_conclusion(standings: Standings | None, baseline: str, complete: bool = True) -> Conclusion:
+    """The conclusion about variants that do the same work.
+
+    Args:
+        standings: leader and rivals; `None` if nothing was measured.
+        baseline: id of the variant that the others were compared with.
+        complete: whether nothing is left to measure.
+    """
+    if standings is None:
+        when = "could be measured" if complete else "has been measured yet"
+        return Conclusion(f"No variant {when}, so none is fastest.")
+    found = _lead(standings, baseline)
+    remaining = remaining_loss(standings.leader, alone=not standings.rivals)
+    return Conclusion(found.headline, (*found.details, *([remaining] if remaining else [])))
+
+
+def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> str:
+    """The headline over variants that are not compared with each other."""
+    if is_probe(plan.workload):
+        return probe_summary(plan.workload, {_place(result): result.probe for result in results})
+    workloads = dict.fromkeys(variant.workload for variant in plan.variants)
+    return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
+
+
+def _place(result: VariantResult) -> str:
+    """The name of a micro-benchmark's variant: `2 devices`, with what else varies."""
+    return " ".join((plural(len(result.devices), "device"), *varied_texts(result.varied)))
+
+
+def _without_steps(ran: Sequence[VariantResult]) -> str:
+    """The headline over programs that ran to their end, and of which nothing else is known."""
+    if len(ran) > 1:
+        return f"{len(ran)} variants ran to their end; no steps were seen, so none is fastest."
+    return f"{variant_label(ran[0])} ran for {ran[0].wall_s:.1f} s; no steps were seen."
+
+
+def _not_ranked(results: Sequence[VariantResult], reasons: Sequence[str]) -> Conclusion:
+    """Why there is no ranking, and what to do about it."""
+    more = len(reasons) - MOST_NAMED
+    others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
+    hot = any(rank.throttled for result in results for rank in result.ranks)
+    limit = "" if hot else f" (at most {QUEUE_PERCENT:.0f} % is accepted)"
+    return Conclusion(
+        f"These splits can't be ranked: {'; '.join(reasons[:MOST_NAMED])}{others}{limit}.",
+        (COOL_DOWN if hot else LESS_AT_ONCE,),
+    )
+
+
+def _lead(standings: Standings, baseline: str) -> Conclusion:
+    """Which variant leads, and whether that is sure."""
+    if not standings.rivals:
+        return Conclusion(_alone(standings.leader))
+    undecided = [rival for rival in standings.rivals if not rival.is_slower]
+    if not undecided:
+        return _clear_lead(standings, baseline)
+    if all(rival.behind.ci is None for rival in undecided):
+        return _unproven_lead(standings, undecided)
+    return Conclusion(_close_race(standings.leader, undecided))
+
+
+def _alone(leader: VariantResult) -> str:
+    step = leader.step_ms
+    if leader.strategy == PROGRAM and step is not None:
+        return f"{variant_label(leader)}: {format_ms(step.median)} ms per step."
+    time = f", {format_ms(step.median)} ms per step" if step else ""
+    return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."
+
+
+def _clear_lead(standings: Standings, baseline: str) -> Conclusion:
+    """The leader against the baseline; against the runner-up where it is the baseline itself."""
+    leader, runner_up = standings.leader, standings.rivals[0]
+    name = variant_label(leader)
+    reference = next((rival.result for rival in standings.rivals if rival.result.id == baseline), None)
+    difference = leader.vs_baseline
+    if reference is None or difference is None or difference.percent is None:
+        return Conclusion(f"Fastest: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader))
+    headline = f"Fastest: {name}, {_faster(leader, reference, difference)}."
+    details = _why(reference, leader)
+    if runner_up.result.id != baseline:
+        details += (f"{_slower(runner_up, leader)}.", *_why(runner_up.result, leader))
+    return Conclusion(headline, details)
+
+
+def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusion:
+    """Which rival can't be ranked for want of rounds or launches; then what is established."""
+    leader, closest = standings.leader, undecided[0]
+    others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
+    gap = format_percent(_median_gap_percent(leader, closest.result), signed=True)
+    headline = (
+        f"Fastest by median: {variant_label(leader)}; {variant_label(closest.result)}{others} can't be ranked"
+        f" ({gap} by median, but {_too_few(closest)})."
+    )
+    established = next((rival for rival in standings.rivals if rival.is_slower), None)
+    if established is None:
+        return Conclusion(headline)
+    return Conclusion(headline, (f"{_slower(established, leader)}.", *_why(established.result, leader)))
+
+
+def _too_few(rival: Rival) -> str:
+    """Why there is no interval, and how to get one."""
+    if rival.shares_launches:
+        return f"{plural(rival.result.rounds, 'round')} can't tell that from chance"
+    launches = plural(rival.result.launches, "launch")
+    return f"{launches} can't tell that from chance: set {MORE_LAUNCHES}"
+
+
+def _close_race(leader: VariantResult, undecided: Sequence[Rival]) -> str:
+    """The best of them and the closest rival that an interval can't tell from it."""
+    closest = next(rival for rival in undecided if rival.behind.ci is not None)
+    what = "variant" if leader.strategy == PROGRAM else "split"
+    names = f"{variant_label(leader)} and {variant_label(closest.result)}"
+    others = len(undecided) - 1
+    more = f", nor can {plural(others, 'other')} from {variant_label(leader)}" if others else ""
+    return f"No {what} is clearly fastest: {names} can't be told apart ({_signed(closest.behind)}){more}."
+
+
+def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:
+    """`12 % faster than the baseline ddp 32/32 (11 to 13)`; of other batches by the time per sample."""
+    percent, ci = _mirrored(difference)
+    interval = f" ({format_percent_interval(percent, ci)})" if ci else ""
+    by = format_percent(percent, ci)
+    how = "faster" if leader.global_batch == reference.global_batch else "less time per sample"
+    return f"{by} {how} than the baseline {variant_label(reference)}{interval}"
+
+
+def _slower(rival: Rival, leader: VariantResult) -> str:
+    """`ddp 48/16 is 18 % slower (17 to 19)`; of other batches by the time per sample."""
+    name, percent, ci = variant_label(rival.result), rival.behind.percent, rival.behind.ci
+    if percent is None or ci is None:
+        return f"{name} is slower"
+    by, interval = format_percent(percent, ci), format_percent_interval(percent, ci)
+    if rival.result.global_batch == leader.global_batch:
+        return f"{name} is {by} slower ({interval})"
+    return f"{name} takes {by} more time per sample ({interval})"
+
+
+def _why(slower: VariantResult, leader: VariantResult) -> tuple[str, ...]:
+    """`In ddp 48/16 rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch.`, where traces show it."""
+    reason = why_slower(slower, leader)
+    return (f"In {variant_label(slower)} {reason}.",) if reason else ()
+
+
+def _mirrored(difference: Difference) -> tuple[float, Interval | None]:
+    """Percent of time saved instead of added: `12 % faster` is −12 % of the baseline's step time."""
+    ci = difference.ci
+    return -(difference.percent or 0.0), None if ci is None else (-ci[1], -ci[0])
+
+
+def _signed(difference: Difference) -> str:
+    percent, ci = difference.percent or 0.0, difference.ci
+    interval = f", {format_percent_interval(percent, ci)}" if ci else ""
+    return f"{format_percent(percent, ci, signed=True)}{interval}"
+
+
+def _median_gap_percent(leader: VariantResult, other: VariantResult) -> float:
+    """How much longer the other takes per sample, by the medians in the table."""
+    return 100 * (time_per_sample(other) / time_per_sample(leader) - 1)

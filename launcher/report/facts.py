@@ -1,0 +1,79 @@
+"""Sentences below every table: noise, gradients, notes, warnings; the same in terminal, Markdown and tab."""
+
+from collections.abc import Mapping
+from math import ceil, floor, log10
+
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
+from gpurun.launcher.report.terminal.cells import interval_text
+from gpurun.launcher.units import format_number
+
+DISAGREEMENT = 0.05
+"""Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
+
+
+def fact_lines(comparison: Comparison) -> list[str]:
+    """Noise, the level of the verdicts, gradients, and the run's notes; what doesn't apply has no line."""
+    compared = any(one.vs_baseline and one.vs_baseline.ci for one in comparison.variants)
+    return [
+        *noise_lines(comparison.noise, comparison.ci_level if compared else None),
+        *gradient_lines(comparison.variants),
+        *comparison.notes,
+    ]
+
+
+def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
+    """How much the same thing differs from itself, and how sure the verdicts are."""
+    lines = []
+    if noise.aa_percent is not None:
+        interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
+        percent = format_number(noise.aa_percent, 1)
+        lines.append(f"Noise: the same split measured twice differs by {percent} %{interval}.")
+    if noise.launch_scatter_percent is not None:
+        lines.append(
+            f"Launches of the baseline scatter by {noise.launch_scatter_percent:.1f} % (standard deviation)."
+        )
+    if ci_level is not None:
+        lines.append(f"Verdicts and ± in 'vs baseline' use {100 * ci_level:.1f} % confidence.")
+    return lines
+
+
+def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
+    """One sentence per reference that gradients were compared with, and one for what was not compared."""
+    by_reference: dict[str, list[VariantResult]] = {}
+    for variant in variants:
+        if variant.gradient_error is not None:
+            by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
+    names = {variant.id: variant_label(variant) for variant in variants}
+    return [_agreement(found, reference, names) for reference, found in by_reference.items()]
+
+
+def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str, str]) -> str:
+    worst = max(variants, key=lambda variant: variant.gradient_error or 0.0)
+    error = worst.gradient_error or 0.0
+    other = names.get(reference, reference)
+    if error > DISAGREEMENT:
+        return f"Gradients of {variant_label(worst)} differ from those of {other} by {error:.2g} (relative)."
+    return f"Gradients agree with {other} {'exactly' if error == 0 else f'to {_one_digit_up(error)}'}."
+
+
+def _one_digit_up(error: float) -> str:
+    """One significant digit, rounded up so that the claim holds: `2e-7`."""
+    exponent = floor(log10(error))
+    digit = ceil(error / 10**exponent)
+    if digit == 10:
+        digit, exponent = 1, exponent + 1
+    return f"{digit}e{exponent}" if exponent < -2 else f"{digit * 10**exponent:g}"
+
+
+def warning_lines(variants: tuple[VariantResult, ...]) -> list[str]:
+    """Every warning once, with the variants that it concerns unless it concerns all; unsteadiness too."""
+    concerned: dict[str, list[VariantResult]] = {}
+    for variant in variants:
+        unsteady = (f"unsteady: {variant.reason}",) if variant.status == "unsteady" else ()
+        for warning in (*unsteady, *variant.warnings):
+            concerned.setdefault(warning, []).append(variant)
+    return [
+        warning if len(found) == len(variants) else f"{', '.join(map(variant_label, found))}: {warning}"
+        for warning, found in concerned.items()
+    ]

@@ -1,0 +1,91 @@
+"""The CPU: a device is a share of the host's cores, and its memory is the process's."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.worker.accelerators.clock import Clock, HostClock, Stamps
+from gpurun.launcher.worker.accelerators.runtime import Runtime, Write
+
+
+class CpuStamps:
+    """`time.perf_counter_ns`."""
+
+    device = torch.device("cpu")
+
+    def now(self) -> int:
+        return time.perf_counter_ns()
+
+    def elapsed_ns(self, start: int, end: int) -> int | None:
+        return end - start
+
+    def wait(self) -> None:
+        pass
+
+
+class CpuRuntime(Runtime):
+    """Work on the CPU is done when its call returns: there is nothing to wait for."""
+
+    activities = (ProfilerActivity.CPU,)
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        return
+
+    def clock(self, device: torch.device) -> Clock:
+        return HostClock()
+
+    def stamps(self) -> Stamps:
+        return CpuStamps()
+
+    def reset_peak(self, device: torch.device) -> None:
+        # "5" resets the high-water mark of the resident set. Source: Linux, proc(5).
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:  # a container may forbid it; the peak is then that of the process so far
+            return
+
+    def peak_bytes(self, device: torch.device) -> int | None:
+        """Resident memory of the process at its peak."""
+        try:
+            status = Path("/proc/self/status").read_text()
+        except OSError:
+            return None
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return None
+
+    def release_memory(self) -> None:
+        return
+
+    @contextmanager
+    def memory_history(self, max_entries: int) -> Iterator[Write | None]:
+        yield None
+
+    def random_state(self, device: torch.device) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @contextmanager
+    def forked_random_state(self, device: torch.device) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[]):  # which always includes the CPU
+            yield
+
+    def allow_tf32(self, allowed: bool) -> None:
+        return
+
+    def energy_meter(self, devices: Sequence[torch.device]) -> EnergyMeter:
+        return EnergyMeter()
+
+    def throttling(self, device: torch.device) -> Callable[[], str | None]:
+        return lambda: None

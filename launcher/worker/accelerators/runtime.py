@@ -1,0 +1,123 @@
+"""The interface to a kind of device, and which class implements it: the table is `machine.accelerators`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib import import_module
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
+from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.worker.accelerators.clock import Clock, Stamps
+
+Write = Callable[[str], object]
+
+
+class Runtime(ABC):
+    """One kind of device, as this process uses it. All devices passed to it are of that kind."""
+
+    activities: Sequence[ProfilerActivity]
+    """What `torch.profiler` records."""
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Whether torch can use such a device in this process."""
+
+    @abstractmethod
+    def is_initialized(self) -> bool:
+        """Whether this process has used such a device."""
+
+    @abstractmethod
+    def synchronize(self, device: torch.device | None = None) -> None:
+        """Waits for all work submitted to `device`, by default the current one."""
+
+    @abstractmethod
+    def clock(self, device: torch.device) -> Clock:
+        """A clock that measures when work on `device` is done, not when it was submitted."""
+
+    @abstractmethod
+    def stamps(self) -> Stamps:
+        """Points in time on the current device."""
+
+    @abstractmethod
+    def reset_peak(self, device: torch.device) -> None:
+        """Begins a new memory peak at what is in use now."""
+
+    @abstractmethod
+    def peak_bytes(self, device: torch.device) -> int | None:
+        """Peak memory since `reset_peak`, in bytes; `None` where it can't be measured."""
+
+    @abstractmethod
+    def release_memory(self) -> None:
+        """Returns memory that torch's allocator caches but no tensor uses."""
+
+    @abstractmethod
+    def memory_history(self, max_entries: int) -> AbstractContextManager[Write | None]:
+        """Records allocations inside the context.
+
+        Yields a function that writes them to a file; `None` where torch can't record them.
+        """
+
+    @abstractmethod
+    def random_state(self, device: torch.device) -> torch.Tensor:
+        """The state of the generator that random layers on `device` draw from."""
+
+    @contextmanager
+    def forked_random_state(self, device: torch.device) -> Iterator[None]:
+        """Restores the random state of `device` and of the CPU afterwards."""
+        with torch.random.fork_rng(devices=[device], device_type=device.type):
+            yield
+
+    @abstractmethod
+    def allow_tf32(self, allowed: bool) -> None:
+        """Whether float32 products on this kind may round their inputs to 10 bits; one mode per process."""
+
+    @abstractmethod
+    def energy_meter(self, devices: Sequence[torch.device]) -> EnergyMeter:
+        """The energy counters of the devices."""
+
+    @abstractmethod
+    def throttling(self, device: torch.device) -> Callable[[], str | None]:
+        """A function that returns why the clock of `device` is low now; `None` where it isn't."""
+
+
+@cache
+def runtime_of_kind(kind: str) -> Runtime:
+    """The runtime of a row of the table.
+
+    Raises:
+        SpecError: there is no such row.
+    """
+    return load(accelerator_of(kind))
+
+
+def load(kind: Accelerator) -> Runtime:
+    module, _, name = kind.runtime.partition(":")
+    runtime: Runtime = getattr(import_module(module), name)()
+    return runtime
+
+
+def runtime_of(device: torch.device) -> Runtime:
+    """The runtime of a device's kind."""
+    return runtime_of_kind(device.type)
+
+
+def available_runtime() -> Runtime:
+    """Of the GPUs that torch can use in this process; of the CPU where there are none."""
+    found = (runtime_of_kind(kind.name) for kind in gpu_kinds())
+    return next((runtime for runtime in found if runtime.is_available()), runtime_of_kind(CPU.name))
+
+
+def used_runtime() -> Runtime:
+    """Of the GPUs that this process has used; of the CPU where it has used none."""
+    found = (runtime_of_kind(kind.name) for kind in gpu_kinds())
+    return next((runtime for runtime in found if runtime.is_initialized()), runtime_of_kind(CPU.name))
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Sets the mode of float32 products on every kind of device."""
+    for kind in ACCELERATORS:
+        runtime_of_kind(kind).allow_tf32(allowed)

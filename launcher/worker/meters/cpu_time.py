@@ -1,0 +1,101 @@
+"""How long threads of this process waited for a core, and other processes had one, as the kernel counts it.
+
+A thread can only have waited for another process as long as one ran. What it waited beyond that, it waited
+for threads of its own process: the replicas of `dp` do so whenever there are more of them than cores.
+
+The kernel samples `/proc/stat` and rounds it to 10 ms: the difference between two readings is off by some
+milliseconds either way, and may be negative. Only the mean of many is right.
+
+Sources: Linux, Documentation/scheduler/sched-stats.rst: the second number of /proc/PID/task/TID/schedstat;
+Documentation/filesystems/proc.rst, section "Miscellaneous kernel statistics in /proc/stat".
+"""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Set
+from functools import lru_cache
+from pathlib import Path
+
+from gpurun.launcher.machine.accelerators import ACCELERATORS
+
+COMMUNICATING = tuple(kind.backend for kind in ACCELERATORS.values())
+"""In the names of threads that communicate during a step: they queue behind their own rank's computing."""
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+PROGRAMS = slice(0, 3)
+"""user, nice, system: not idle, waiting for I/O, interrupts, or stolen by the hypervisor."""
+
+_lock = threading.Lock()
+_ended_ns: Counter[str] = Counter()
+
+
+def waited_ns() -> dict[str, int] | None:
+    """Nanoseconds in the run queue since its start, by thread that computes; `None` if not counted.
+
+    Threads that have ended count together with those of the same name before them, if they called
+    `note_end`; the kernel forgets the others.
+    """
+    try:
+        threads = {thread: _waited_ns(f"/proc/self/task/{thread}") for thread in _computing()}
+    except (OSError, ValueError, IndexError):
+        return None
+    return {**_ended_ns, **threads}
+
+
+def note_end() -> None:
+    """Keeps the calling thread's share beyond its end, which is about to come."""
+    try:
+        waited = _waited_ns("/proc/thread-self")
+    except (OSError, ValueError, IndexError):
+        return
+    with _lock:
+        _ended_ns[threading.current_thread().name] += waited
+
+
+def _computing() -> list[str]:
+    return [thread for thread in os.listdir("/proc/self/task") if not _communicates(thread)]
+
+
+@lru_cache(maxsize=4096)
+def _communicates(thread: str) -> bool:
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            return any(word in file.read() for word in COMMUNICATING)
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        return False
+
+
+def _waited_ns(folder: str) -> int:
+    try:
+        with open(f"{folder}/schedstat", "rb", buffering=0) as file:
+            return int(file.read(100).split()[1])
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        return 0
+
+
+def others_ns() -> int | None:
+    """CPU time of all other processes on this one's cores since the machine started, less what this one ran
+    elsewhere: only the difference of two readings means something. `None` where the kernel doesn't count."""
+    try:
+        text = Path("/proc/stat").read_text()
+        return cores_ns(text, os.sched_getaffinity(0)) - time.process_time_ns()
+    except (OSError, ValueError):
+        return None
+
+
+def cores_ns(stat: str, cores: Set[int]) -> int:
+    """CPU time that programs took of `cores`, by the text of `/proc/stat`.
+
+    Raises:
+        ValueError: it lists none of them.
+    """
+    lines = (line.split() for line in stat.splitlines() if line.startswith("cpu"))
+    ticks = {name: sum(map(int, counts[PROGRAMS])) for name, *counts in lines}
+    named = {f"cpu{core}" for core in cores} & ticks.keys()
+    if not named:
+        raise ValueError("none of the cores is listed")
+    if named == ticks.keys() - {"cpu"}:
+        return ticks["cpu"] * TICK_NS  # rounded once, not once per core
+    return sum(ticks[name] for name in named) * TICK_NS

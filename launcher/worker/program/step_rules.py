@@ -1,0 +1,88 @@
+"""Which optimizer calls end a step of a program, and which of its steps count. Pure: no torch, no clock."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpurun.launcher.rundir.records import Kind, StepRecord
+from gpurun.launcher.stats.steady import WINDOW_STEPS, is_steady, warmup_minimum
+
+TAKEOVER_CALLS = 100
+"""Calls of other optimizers without one of the pacing optimizer, after which another sets the pace."""
+
+MAX_WARMUP_STEPS = 30
+"""After so many steps a program counts as warm, steady or not; the result says which."""
+
+Answer = Literal["end", "restart", "inside"]
+"""What a call means: a step ends · the next step begins here, what was before is none · nothing."""
+
+
+@dataclass
+class StepBoundary:
+    """One optimizer sets the pace: the one whose first call came last. From call to call of it is a step.
+
+    - One optimizer: however many micro-batches are accumulated before a call, and however often it
+      evaluates a closure, a call ends one step.
+    - Several that step in turn (a GAN's two, one per parameter in an optimizer-in-backward, a wrapper around
+      another): the last of them sets the pace, so that a step has a call of each.
+    - One that has stopped (it is gone, or others stepped 100 times without it): whichever steps next.
+    """
+
+    _pacer: "weakref.ref[object] | None" = None
+    _known: "weakref.WeakSet[object]" = field(default_factory=weakref.WeakSet)
+    _calls_without: int = 0
+
+    def call(self, optimizer: object) -> Answer:
+        """What this call of `optimizer` means."""
+        pacer = self._pacer() if self._pacer is not None else None
+        if optimizer is pacer:
+            self._calls_without = 0
+            return "end"
+        self._calls_without += 1
+        if pacer is None or optimizer not in self._known or self._calls_without > TAKEOVER_CALLS:
+            self._known.add(optimizer)
+            self._pacer = weakref.ref(optimizer)
+            self._calls_without = 0
+            return "restart"
+        return "inside"
+
+
+@dataclass
+class Classifier:
+    """Takes a rank's steps as they come and returns their records.
+
+    The rank is warm when its last two windows of 5 steps agree, asked after every fifth step. Rounds are of 5
+    steps by number; ranks that are warm earlier than others have some to themselves, which don't count.
+    """
+
+    launch: str
+    warmup: int
+    is_warm: bool = False
+    unsteady: str | None = None
+    """Why the warm-up never became steady."""
+    count: int = 0
+    num_timed: int = 0
+    num_skipped: int = 0
+    _warmup_ns: list[int] = field(default_factory=list)
+
+    def add(self, step_ns: int, kind: Kind, peak_bytes: int | None = None) -> StepRecord:
+        """The record of the next step; `kind` is `timed` for one that nothing special happened in."""
+        number = self.count
+        self.count += 1
+        self.num_skipped += kind == "skipped"
+        if kind == "timed" and not self.is_warm:
+            kind = "warmup"
+            self._warm_up(step_ns)
+        self.num_timed += kind == "timed"
+        round_ = number // WINDOW_STEPS + 1 if kind == "timed" else 0
+        return StepRecord(self.launch, round_, 0, number, kind, step_ns, {}, peak_bytes)
+
+    def _warm_up(self, step_ns: int) -> None:
+        self._warmup_ns.append(step_ns)
+        count, minimum = len(self._warmup_ns), warmup_minimum(self.warmup)
+        if count % WINDOW_STEPS or count < minimum:
+            return
+        steady = is_steady(self._warmup_ns, minimum)
+        self.is_warm = steady or count >= max(MAX_WARMUP_STEPS, minimum)
+        if self.is_warm and not steady:
+            self.unsteady = f"no steady step within {count} warm-up steps"

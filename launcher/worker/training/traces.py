@@ -1,0 +1,108 @@
+"""Traces of a workload's variants, in untimed steps of their own in which all ranks take part."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.control import ControlBlock
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from gpurun.launcher.worker.base.exit import print_to_log
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.profiling.on_request import profile_order, read_request, trace_path
+from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
+from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.trainer import Trainer
+
+
+def trace_steps(
+    trainer: Trainer,
+    variant: VariantConfig,
+    wanted: ProfileConfig,
+    peers: Peers,
+    path: Path,
+    *,
+    rank: int,
+    all_threads: bool,
+    snapshot: Path | None = None,
+) -> None:
+    """One trace at `path`; inputs are drawn before it begins. A rank that isn't recorded runs the same steps.
+
+    Raises:
+        MachineError: the trace can't be written.
+    """
+    inputs = iter([trainer.prepare(variant, step) for step in range(wanted.steps + 1)])
+
+    def run_one_step() -> None:
+        trainer.step(next(inputs), NoClock())
+
+    if wanted.ranks is None or rank in wanted.ranks:
+        capture(run_one_step, wanted, path, align=peers.barrier, all_threads=all_threads, snapshot=snapshot)
+    else:
+        run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)
+
+
+@dataclass
+class Live:
+    """For workloads, whose ranks agree on the moment when they all take a trace: between two blocks."""
+
+    order: LaunchConfig
+    rank: int
+    block: ControlBlock | None
+    answered: int = 0
+
+    def count_step(self) -> None:
+        if self.block is not None:
+            self.block.count_step()
+
+    @property
+    def asked(self) -> float:
+        """Number of the newest request that this rank knows of; the ranks take the highest of theirs."""
+        return float(self.block.bell) if self.block is not None else 0.0
+
+    def answer(self, asked: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
+        """Takes the traces of the requests that have not been answered yet, in steps of their own."""
+        run = RunDir(Path(self.order.run_dir))
+        while self.answered < asked:
+            self.answered += 1
+            try:
+                self.take(run, trainer, variant, peers)
+            except MachineError as error:  # nothing that only looks at a job may end it
+                print_to_log(str(error))
+
+    def take(self, run: RunDir, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
+        """One request's trace."""
+        request = read_request(run, self.order.launch, self.answered)
+        path = trace_path(run, self.order.launch, self.answered, self.rank)
+        dp = self.order.strategy == "dp"
+        wanted = profile_order(request)
+        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=dp)
+
+
+def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
+    """A trace per variant, in steps of their own after all timing."""
+    order = journal.order
+    if order.profile is None or order.profile.steps == 0:
+        return
+    for variant in order.variants:
+        journal.enter("profile", variant.id)
+        profile_variant(trainer, journal, variant, peers)
+        peers.barrier()
+
+
+def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, peers: Peers) -> None:
+    """One trace per rank that is to be recorded."""
+    order, rank, run = journal.order, journal.rank, journal.run
+    wanted = order.profile
+    assert wanted is not None
+    trace_steps(
+        trainer,
+        variant,
+        wanted,
+        peers,
+        run.trace(variant.id, rank),
+        rank=rank,
+        all_threads=order.strategy == "dp",
+        snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
+    )

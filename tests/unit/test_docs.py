@@ -1,0 +1,82 @@
+"""The pages: links lead somewhere, what is made from the program is up to date, the README stays short."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
+LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """The page without code, in which brackets are no links."""
+    return re.sub(r"`[^`\n]+`", "", FENCE.sub("", text))
+
+
+def anchors(path: Path) -> set[str]:
+    """What headings can be linked to by, as GitHub and the site name them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def links(page: str) -> Iterator[tuple[Path, str]]:
+    """Every relative link of a page: the file, and the anchor or nothing."""
+    path = ROOT / page
+    for match in LINK.finditer(prose(path.read_text(encoding="utf-8"))):
+        target, _, anchor = match["target"].partition("#")
+        if "://" not in match["target"] and not target.startswith("mailto:"):
+            yield (path.parent / target if target else path), anchor
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    dead = [
+        f"{path}#{anchor}"
+        for path, anchor in links(page)
+        if not path.exists() or (anchor and anchor not in anchors(path))
+    ]
+    assert not dead
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    named = {path.resolve() for path, _ in links("README.md")}
+    assert {ROOT / page for page in PAGES} - named == {ROOT / "README.md"}
+
+
+def test_the_readme_is_short_and_fits_a_terminal() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 110
+    assert len(text.split()) <= 950
+    wide = [line for block in FENCE.findall(text) for line in block.splitlines() if len(line) > 80]
+    assert not wide
+
+
+def make_pages() -> ModuleType:
+    """`docs/make_pages.py`, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("make_pages", ROOT / "docs" / "make_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_made_from_the_program_are_up_to_date() -> None:
+    stale = [str(path) for path, text in make_pages().pages() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run `make docs`"
+
+
+def test_no_page_names_a_path_of_the_machine_that_it_was_written_on() -> None:
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert not re.search(r"/(root|work|tmp/wt)\b", text), page
