@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gpurun.launcher.nodes.facts import NodeFlags
+    from gpurun.launcher.nodes.rendezvous import NodeFlags
 
 F = TypeVar("F", bound=Callable[..., Any])
 job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
@@ -103,7 +103,7 @@ def node_flags(
     node_rank: int | None, rendezvous: str | None, interface: str | None, join_timeout_s: float | None
 ) -> "NodeFlags":
     """What the command line says about nodes."""
-    from gpurun.launcher.nodes.facts import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
+    from gpurun.launcher.nodes.rendezvous import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
 
     return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S)
 

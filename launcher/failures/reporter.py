@@ -14,7 +14,7 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import RootCause
 
 LOG_TAIL_BYTES = 1 << 16
-"""What is read of a rank's log: more than the longest traceback, of a recursion without end."""
+"""How much of a rank's log is read: more than the longest traceback, that of an infinite recursion."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Reporter:
 
 
 def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, host: str) -> RootCause:
-    """All that is known of a failure, for programs."""
+    """Everything known about a failure, for programs."""
     return RootCause(
         time_ns=time.time_ns(),
         host=host,
@@ -91,7 +91,7 @@ def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, hos
 
 
 def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
-    """The last part of a log, whatever bytes a program wrote into it."""
+    """The last part of a log, decoded whatever bytes it contains."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

@@ -1,4 +1,4 @@
-"""Looks at all ranks of a launch from outside, at any time: stacks, collectives, steps."""
+"""Snapshots of all ranks of a launch, taken from outside at any time: stacks, collectives, steps."""
 
 import http.client
 import os
@@ -24,15 +24,15 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """One rank as it was seen."""
+    """One rank at one moment."""
 
     rank: int
     pid: int
     steps: int
     threads: tuple[Thread, ...]
-    """Empty where the rank left no stack."""
+    """Empty if the rank wrote no stack."""
     history: History
-    """Empty where it did not say."""
+    """Empty if the rank did not answer."""
 
 
 def observe(folder: Path) -> tuple[RankSnapshot, ...]:
@@ -47,7 +47,7 @@ def observe(folder: Path) -> tuple[RankSnapshot, ...]:
 
 
 def ask_stacks(folder: Path, states: dict[int, RankState]) -> dict[int, tuple[Thread, ...]]:
-    """The stacks of these ranks, whatever they are doing: the handler needs no GIL."""
+    """The stacks of these ranks, whatever they are doing: the signal handler needs no GIL."""
     before = {rank: num_bytes(stacks_path(folder, rank)) for rank in states}
     for state in states.values():
         send_signal(state.pid, STACKS_SIGNAL)
@@ -79,7 +79,7 @@ _AT_ONCE = 32
 
 
 def ask_histories(folder: Path, ranks: Iterable[int]) -> dict[int, History]:
-    """What those ranks answer that do: not those that use no torch.distributed, nor on an older torch."""
+    """The histories of the ranks that answer: those that use torch.distributed, of a recent torch."""
     ranks = list(ranks)
     if not ranks:
         return {}
@@ -89,7 +89,7 @@ def ask_histories(folder: Path, ranks: Iterable[int]) -> dict[int, History]:
 
 
 def ask_history(folder: Path, rank: int) -> History | None:
-    """One rank's collectives; `None` where it doesn't answer."""
+    """One rank's collectives; `None` if it does not answer."""
     try:
         connection = _UnixConnection(socket_path(folder, rank))
         try:
@@ -111,7 +111,7 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT_S)
-        # By way of /proc, since the path of a socket may have 107 bytes only.
+        # Through /proc, since the path of a socket may have only 107 bytes.
         fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.sock.connect(f"/proc/self/fd/{fd}/{self._path.name}")

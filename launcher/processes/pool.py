@@ -36,21 +36,21 @@ __all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
 TORCH = ("torch", "torch.distributed")
 TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
 OPTIMIZING = ("torch._dynamo",)
-"""What a process' first optimizer imports: 820 modules, half as long again as torch itself takes.
+"""What the first optimizer of a process imports: 820 modules, which take half as long as torch itself.
 
-The first ranks do that themselves, side by side, rather than wait for the server to do it before; the server
-follows while they build their models, so that the ranks of all later launches begin with it.
+The first ranks import them in parallel, rather than wait for the server to import them first. The server
+follows while the ranks build their models, so that later ranks start with these modules.
 """
 
 _REPORT_TIMEOUT_S = 5.0
-"""How long a killed rank may take to be reported: the kernel has to free what it held."""
+"""How long it may take until a killed rank is reported: the kernel has to free its memory."""
 
 
 class WorkerPool:
-    """Starts ranks, says when they end, and stops them. A context manager.
+    """Starts ranks, reports when they end, and stops them. A context manager.
 
     The server begins to import as soon as the pool exists; nothing here waits for it. A pool has one
-    environment: variables that matter while torch is imported (`OMP_NUM_THREADS`) must be in `env`.
+    environment: variables that torch reads at import (`OMP_NUM_THREADS`) must be in `env`.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class WorkerPool:
         self._start_server()
 
     def start(self, processes: Sequence[StartRequest]) -> None:
-        """Starts the ranks of one launch; returns at once, they come when the server has imported torch.
+        """Starts the ranks of one launch; returns at once, they start when the server has imported torch.
 
         Raises:
-            MachineError: the server or the supervisor is gone.
+            MachineError: the server or the supervisor has ended.
         """
         if self._server is None:
             self._start_server()
@@ -83,24 +83,24 @@ class WorkerPool:
             self._send(process)
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the server import modules for the ranks that are started after this; returns at once.
+        """Makes the server import modules for ranks that are started later; returns at once.
 
         Raises:
-            MachineError: the server or the supervisor is gone.
+            MachineError: the server or the supervisor has ended.
         """
         if self._server is None:
             self._start_server()
         self._send(Preload(tuple(modules)))
 
     def pids(self) -> dict[int, int]:
-        """Process ids of the ranks that are known to run."""
+        """Process ids of the ranks that are known to be running."""
         return {rank: pid for rank, pid in self._running.items() if rank != SERVICE_RANK}
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks that ended since the last call; waits for the first one, at most `timeout_s`.
 
         Raises:
-            MachineError: torch can't be imported, or the server is gone.
+            MachineError: torch can't be imported, or the server has ended.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -112,7 +112,7 @@ class WorkerPool:
                 return exits
 
     def forward(self, number: int) -> None:
-        """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
+        """Sends a signal to all running ranks, with the next `poll`; may be called by a signal handler."""
         self._forwarded.append(number)
 
     def observe(self, folder: Path) -> "tuple[RankSnapshot, ...]":
@@ -124,21 +124,21 @@ class WorkerPool:
         return observe(folder)
 
     def steps_elsewhere(self) -> tuple[int, ...]:
-        """None: all ranks are here."""
+        """None: all ranks are on this machine."""
         return ()
 
     def stop(self, grace_s: float) -> None:
-        """Ends all ranks and everything that they started, sessions of their own included.
+        """Ends all ranks and everything that they started, even in other sessions.
 
-        SIGTERM to the ranks, `grace_s` to go by themselves, then SIGKILL. How they ended comes with the next
-        `poll`. Never raises for a dead server: there is nothing left to stop then.
+        Sends SIGTERM to the ranks, waits up to `grace_s`, then SIGKILL. The next `poll` returns how they
+        ended. A dead server raises nothing: there is nothing left to stop.
         """
         with contextlib.suppress(MachineError):
             self._ask_to_end(grace_s)
         if self._server is None:
             return
         if self._requested:
-            self._drop_server()  # Still importing; it would fork them afterwards.
+            self._drop_server()  # It is still importing, and would fork them afterwards.
             return
         self._signals += (signal.SIGKILL,)
         kill_descendants(self._server.pid)
@@ -164,7 +164,7 @@ class WorkerPool:
         self._send(Preload(self._preload))
 
     def _drop_server(self) -> None:
-        """Kills the server, and the ranks with it; the next `start` brings a new one."""
+        """Kills the server and the ranks; the next `start` starts a new server."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -183,7 +183,7 @@ class WorkerPool:
         self._await_reports(grace_s)
 
     def _await_reports(self, timeout_s: float) -> None:
-        """Takes reports until every rank has ended."""
+        """Receives reports until every rank has ended."""
         deadline = time.monotonic() + timeout_s
         while self._running and (remaining_s := deadline - time.monotonic()) > 0:
             self._receive(remaining_s)
@@ -197,7 +197,7 @@ class WorkerPool:
             self._server_ended()
 
     def _receive(self, timeout_s: float) -> bool:
-        """Takes in what has come; whether anything had."""
+        """Handles the reports that have come; whether there were any."""
         if self._server is None or not self._server.channel.has_news(timeout_s):
             return False
         reports = self._server.channel.receive()
@@ -228,7 +228,7 @@ class WorkerPool:
             )
 
     def _exit(self, report: Exited) -> Exit:
-        """The report, with what only the command knows: which signals were its own."""
+        """The report, with what only the command knows: which signals it sent."""
         killed = report.returncode == -signal.SIGKILL and signal.SIGKILL not in self._signals
         return Exit(
             rank=report.rank,
@@ -245,7 +245,7 @@ class WorkerPool:
         return grown or in_kernel_log(pid)
 
     def _server_ended(self) -> None:
-        """Explains why the server is gone.
+        """Explains why the server has ended.
 
         Raises:
             MachineError: always.

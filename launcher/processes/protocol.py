@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 SERVICE_RANK = -1
-"""A process that serves the ranks and is none: it is ended with them, and its own end is no news."""
+"""Not a rank, but a process that serves the ranks: it is ended with them, and its end is not reported."""
 
 WORKER_ENTRY = "gpurun.launcher.worker.entry.main:main"
 """What a workload's rank runs."""
@@ -25,11 +25,11 @@ class Exit:
     signals_sent: tuple[int, ...] = ()
     """Signals that the command itself had sent it."""
     oom_killed: bool = False
-    """The kernel ended it because memory ran out."""
+    """Whether the kernel killed it because memory ran out."""
 
     @property
     def stopped(self) -> bool:
-        """It ended by a signal of ours."""
+        """Whether a signal from the command ended it."""
         return -self.returncode in self.signals_sent
 
 
@@ -58,7 +58,7 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to every rank that still runs. The server does it, who knows which are not yet reaped."""
+    """Send a signal to every running rank. The server does it: it knows which are not reaped yet."""
 
     number: int
 
@@ -81,11 +81,11 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     returncode: int
     """Exit code, or minus the signal's number."""
     time_ns: int
-    """When the server took notice, by `time.time_ns()`."""
+    """When the server noticed it, by `time.time_ns()`."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """A rank can't be forked; the server goes on."""
+    """A rank can't be forked; the server continues."""
 
     rank: int
     errno: int

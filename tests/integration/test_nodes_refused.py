@@ -56,7 +56,7 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
     _, second_err = other.communicate(timeout=60)
     assert (first.code, other.returncode) == (2, 2), first.err + second_err
     for said in (first.err, second_err):
-        assert "the nodes ask for different jobs: `global_batch` is 8 on node 0" in said
+        assert "the nodes have different jobs: `global_batch` is 8 on node 0" in said
         assert "and 16 on node 1" in said
 
 

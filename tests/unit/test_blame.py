@@ -108,7 +108,7 @@ def test_without_a_cause_the_report_says_so() -> None:
     records = [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)]
     failure = root_cause([ended(0, 1, 5.1), ended(1, 1, 5.2)], records, None)
     assert (failure.rank, failure.secondary) == (1, True)
-    assert "no rank left word of the cause" in explain(failure, "", "x.log")
+    assert "no rank recorded the cause" in explain(failure, "", "x.log")
 
 
 def test_what_a_stop_provoked_is_no_cause() -> None:

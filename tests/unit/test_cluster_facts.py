@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts, parse_endpoint
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, find_facts, parse_endpoint
 from gpurun.launcher.schedulers.slurm import expand_hosts, slurm_port
 
 SLURM = {

@@ -8,13 +8,13 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
-from gpurun.launcher.inspect.remote_inspection import answer, asked, look_at
+from gpurun.launcher.inspect.remote_inspection import answer, take_request, take_snapshots
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.topology import Topology
-from gpurun.launcher.nodes.facts import Facts
 from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
 from gpurun.launcher.nodes.messages import Hello
+from gpurun.launcher.nodes.rendezvous import Facts
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
 from gpurun.launcher.run.start_requests import Starter
@@ -75,9 +75,9 @@ def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
     run, sight = RunDir(tmp_path / "run"), RankSnapshot(1, 42, 7, (), ())
     write_json(run.plan, plan)
     found: list[tuple[RankSnapshot, ...]] = []
-    person = threading.Thread(target=lambda: found.append(look_at(run, "01")))
+    person = threading.Thread(target=lambda: found.append(take_snapshots(run, "01")))
     person.start()
-    while (token := asked(run, "01")) is None:
+    while (token := take_request(run, "01")) is None:
         pass
     answer(run, "01", token, (sight,))
     person.join()
@@ -97,7 +97,7 @@ def test_nodes_that_do_not_come_are_named() -> None:
             return []
 
     hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None)
-    with pytest.raises(MachineError, match=r"1 of 2 nodes came within 0 s: 0 \(a\); missing: node 1"):
+    with pytest.raises(MachineError, match=r"1 of 2 nodes joined within 0 s: 0 \(a\); missing: node 1"):
         gather(Silent(), hello, 2, 0.0)  # type: ignore[arg-type]
 
 

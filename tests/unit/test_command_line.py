@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import COMMANDS, cli
-from gpurun.launcher.nodes.facts import NodeFlags, find_facts
+from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
 

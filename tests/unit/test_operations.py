@@ -226,7 +226,7 @@ def test_200_mb_are_not_read_to_be_shown(tmp_path: Path) -> None:
             file.write("\nlast\n")
     relay.finish()
     text = "\n".join(shown)
-    assert "199.9 MB are left out here" in text
+    assert "199.9 MB are not shown" in text
     assert text.endswith("[rank 1] last")
     assert "[rank 0]" not in text
     assert len(text) < MOST_AT_ONCE_BYTES

@@ -28,13 +28,13 @@ def stacks(run: Path, as_json: bool) -> None:
     Example: gpurun stacks runs/gpt-splits/latest
     """
     from gpurun.launcher.inspect.hang_diagnosis import diagnose
-    from gpurun.launcher.inspect.remote_inspection import look_at
+    from gpurun.launcher.inspect.remote_inspection import take_snapshots
     from gpurun.launcher.run.open import find_run
     from gpurun.launcher.rundir.claim import running_launch
 
     found = find_run(run)
     launch = running_launch(found)
-    seen = diagnose(look_at(found, launch))
+    seen = diagnose(take_snapshots(found, launch))
     if as_json:
         import msgspec
 

@@ -25,7 +25,7 @@ _WAYS = "\n    ".join(
 
 @dataclass(frozen=True)
 class NodeFlags:
-    """What the command line says about nodes."""
+    """The command line's flags about nodes."""
 
     node_rank: int | None = None
     rendezvous: str | None = None
@@ -39,7 +39,7 @@ class NodeFlags:
 
 @dataclass(frozen=True)
 class Facts:
-    """This node's place."""
+    """This node's place among the nodes."""
 
     rank: int
     host: str
@@ -52,7 +52,7 @@ def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> 
     """Flags have precedence over the schedulers' environments, for each fact by itself.
 
     Raises:
-        SpecError: a fact is missing, is no number, or contradicts the job's number of nodes.
+        SpecError: a fact is missing, is not a number, or contradicts the job's number of nodes.
     """
     known = SCHEDULERS.values()
     rank = _first(flags.node_rank, (each.node_rank(environ) for each in known))
