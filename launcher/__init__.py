@@ -1,12 +1,12 @@
 """The command `gpurun`: plans, launches, measures and compares. Imported as `gpurun.launcher`."""
 
 FLOORS = (
-    "errors units splits stepping",
+    "errors units splits stepping strategies",
     "workloads",
     "machine",
     "rundir",
     "stats balance",
-    "jobfile strategies",
+    "jobfile",
     "trace",
     "plan",
     "compare published",

@@ -86,3 +86,9 @@ class Interrupted(GpurunError):
     def __init__(self, cause: str = "Ctrl-C", kept: bool = False) -> None:
         self.cause = cause
         super().__init__(f"interrupted by {cause}{'; what was measured before is kept' if kept else ''}")
+
+
+class TraceError(GpurunError):
+    """A trace can't be read, or no path holds one. The message names the file and, if it can, the byte."""
+
+    exit_code = 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.host import inspect_machine
-from gpurun.launcher.nodes.facts import NodeFlags
+from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pools import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare

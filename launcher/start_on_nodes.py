@@ -13,11 +13,11 @@ from pathlib import Path
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
-from gpurun.launcher.nodes.facts import NodeFlags
 from gpurun.launcher.nodes.follower import Follower, find_run
 from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, LogText, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
+from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pools import WorkerPools
 from gpurun.launcher.processes.signals import forwarded

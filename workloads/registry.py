@@ -21,6 +21,13 @@ class Builtin:
     kind: Kind = "training"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a job that it gives a value where the job doesn't: the published batch of a classic."""
+    strategies: tuple[str, ...] = ()
+    """Those that a micro-benchmark can run as, the first one by default; empty: any."""
+    min_devices: int = 1
+    why_devices: str = ""
+    """Why it needs more than one device, where it does."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Keys of a job that mean nothing for it, each with the reason."""
 
     def load(self) -> Callable[..., Any]:
         """The function that builds it."""
@@ -33,10 +40,13 @@ def _classic(family: str, name: str, batch: int, bound_by: str, summary: str) ->
     return Builtin(f"gpurun.workloads.{family}", summary, bound_by, name, defaults={"global_batch": batch})
 
 
-def _probe(name: str, strategy: str, bound_by: str, summary: str) -> Builtin:
-    """A micro-benchmark: it has no batch, and its devices are used by this strategy."""
+def _probe(name: str, strategies: tuple[str, ...], bound_by: str, summary: str, **more: Any) -> Builtin:
+    """A micro-benchmark: it has no batch, and its devices are used by one of these strategies."""
     module = f"gpurun.workloads.probes.{name}"
-    return Builtin(module, summary, bound_by, name, "micro-benchmark", {"strategy": strategy})
+    defaults = {"strategy": strategies[0]}
+    return Builtin(
+        module, summary, bound_by, name, "micro-benchmark", defaults, strategies=strategies, **more
+    )
 
 
 _DENSE, _CONVOLUTIONS = "large matrix products, and reading their weights", "convolutions"
@@ -92,17 +102,27 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
         ),
         "allreduce": _probe(
             "allreduce",
-            "ddp",
+            ("ddp",),
             "the links between the devices",
             "all-reduce: latency, algorithm and bus bandwidth",
+            min_devices=2,
+            why_devices="an all-reduce needs two devices or more",
+            without={"precision": "its sums are of float32"},
         ),
         "h2d": _probe(
-            "h2d", "dp", "PCIe, NVLink or memory", "copies between host and devices, pinned and pageable"
+            "h2d",
+            ("dp", "single"),
+            "PCIe, NVLink or memory",
+            "copies between host and devices, pinned and pageable",
+            without={"precision": "it copies bytes"},
         ),
         "crossover": _probe(
-            "crossover", "single", "transfer, then arithmetic", "from which size on the GPU beats the CPU"
+            "crossover",
+            ("single",),
+            "transfer, then arithmetic",
+            "from which size on the GPU beats the CPU",
         ),
-        "matmul": _probe("matmul", "single", "arithmetic", "matrix products: FLOP/s over size"),
+        "matmul": _probe("matmul", ("single",), "arithmetic", "matrix products: FLOP/s over size"),
         "sleep": Builtin(
             "gpurun.workloads.sleep",
             "sleeps alpha + beta·b ms per device: steps of a known duration",

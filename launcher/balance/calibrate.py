@@ -11,19 +11,23 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpurun.launcher.balance.curve import fit_curve
-from gpurun.launcher.balance.refine import HOPE, Split, costs_of, fastest_measured, gap_around, is_as_hoped
-from gpurun.launcher.balance.solve import slowest, solve
+from gpurun.launcher.balance.curve import cost_ms, fit_curve
+from gpurun.launcher.balance.solve import Cost, slowest, solve
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.rundir.records import Balance, Curve, Prediction
 from gpurun.launcher.splits import split_even, split_near_even, split_proportional
 
+Split = tuple[int, ...]
+
+WITHIN = 0.01
+"""How near to what curves promise, if they aren't straight, a split must come that was measured itself."""
+HOPE = 0.5
+"""Between two points a curve may run below the line through them: how far towards the lower one is tried."""
 MeasureSplit = Callable[[Split, int], Sequence[float]]
 """Milliseconds of a step of each device's own work, from so many steps of a split, all devices at once.
 
 Infinite for a device whose memory is too small. Called by all ranks alike, with the same results.
 """
-
 ROUGH_SHARES = (0.25, 0.5, 1.0)
 ROUGH_ROUNDS = 3
 SHARES = (0.6, 0.8, 1.0, 1.2)
@@ -41,6 +45,35 @@ MAX_REFINEMENTS = 4
 WARM_UP_STEPS = 1
 BLOCK_MS = 50.0
 MAX_BLOCK_STEPS = 20
+
+
+def costs_of(curves: Sequence[Curve], hope: float = 0.0) -> list[Cost]:
+    """What the solver needs of the curves."""
+
+    def of(curve: Curve) -> Cost:
+        return lambda samples: cost_ms(curve, samples, hope)
+
+    return [of(curve) for curve in curves]
+
+
+def fastest_measured(splits: Sequence[Split], curves: Sequence[Curve]) -> Split | None:
+    """The best by the curves of those splits whose sizes are all among the curves' points."""
+    sizes = [{0, *(samples for samples, _ in curve.points)} for curve in curves]
+    measured = [split for split in splits if all(size in of for size, of in zip(split, sizes, strict=True))]
+    return min(measured, key=lambda split: slowest(costs_of(curves), split), default=None)
+
+
+def is_as_hoped(curves: Sequence[Curve], split: Split, hoped: Split) -> bool:
+    """Whether a split is about as fast as another could be at best."""
+    promised_ms = slowest(costs_of(curves, HOPE), hoped)
+    return slowest(costs_of(curves), split) <= (1 + WITHIN) * promised_ms
+
+
+def gap_around(curve: Curve, size: int) -> tuple[int, int]:
+    """The middles between a number of samples and the nearest measured ones, below and above."""
+    below = max((samples for samples, _ in curve.points if samples < size), default=size)
+    above = min((samples for samples, _ in curve.points if samples > size), default=size)
+    return (below + size) // 2, (size + above + 1) // 2
 
 
 @dataclass

@@ -10,6 +10,7 @@ from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.jobfile.settings import SETTINGS, resolved_setting
 from gpurun.launcher.stats.launches import welch_interval
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
@@ -46,7 +47,7 @@ class VariantDiff:
 
 
 @dataclass(frozen=True)
-class Unlike:
+class NotComparable:
     """A variant that goes by the same name in both runs but doesn't do the same work."""
 
     id: str
@@ -75,7 +76,7 @@ class Diff:
     ci_level: float | None
     """Of one variant's interval; `None` if no variant can be compared."""
     variants: tuple[VariantDiff, ...]
-    not_comparable: tuple[Unlike, ...]
+    not_comparable: tuple[NotComparable, ...]
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
     marks: tuple[str, ...]
@@ -102,7 +103,7 @@ def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
         ci_level=1 - share if alike else None,
         variants=tuple(_variant_diff(in_a[one], in_b[one], share) for one in alike),
         not_comparable=tuple(
-            Unlike(one, variant_label(in_b[one]), reason) for one, reason in reasons.items() if reason
+            NotComparable(one, variant_label(in_b[one]), reason) for one, reason in reasons.items() if reason
         ),
         only_in_a=tuple(one for one in in_a if one not in in_b),
         only_in_b=tuple(one for one in in_b if one not in in_a),
@@ -134,16 +135,14 @@ def why_undecided(diff: Diff) -> list[str]:
 
 
 def _work(run: Comparison, variant: VariantResult) -> dict[str, Any]:
-    """What a step of the variant computes: only where all of it is the same, times can be compared."""
-    params = {**(run.job.get("params") or {}), **(variant.varied.get("params") or {})}
-    return {
-        "workload": run.job.get("workload"),
-        "params": params,
-        "global_batch": variant.global_batch,
-        "split": tuple(variant.split),
-        "precision": variant.precision,
-        "accumulate": variant.accumulate,
-    }
+    """What a step of the variant computes, and how: only where all of it is the same, times are compared."""
+    return {name: _value(name, run, variant) for name, setting in SETTINGS.items() if not setting.same_work}
+
+
+def _value(name: str, run: Comparison, variant: VariantResult) -> Any:
+    """A setting of the variant, from its result where planning has found it."""
+    is_resolved = SETTINGS[name].is_resolved
+    return getattr(variant, name) if is_resolved else resolved_setting(name, run.job, variant.varied)
 
 
 def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from gpurun.launcher.compare.model import Difference, Verdict
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.stats.launches import launch_pair_interval
 from gpurun.launcher.stats.looks import Looks, Outcome, look_at, looks, settle
-from gpurun.launcher.stats.pairs import round_differences
+from gpurun.launcher.stats.paired import round_differences
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
@@ -41,8 +41,7 @@ class Differences:
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
-        is_same_work = one.variant.workload == baseline.variant.workload
-        if not (one.counts and baseline.counts and is_same_work):
+        if not (one.counts and baseline.counts and one.variant.same_task(baseline.variant)):
             return None
         return self.sound(against_baseline(one, baseline, self.looks))
 

@@ -12,8 +12,7 @@ from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_N
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Interval, VariantResult
 from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
-from gpurun.launcher.jobfile.builtins import is_probe
-from gpurun.launcher.plan.model import PROGRAM, Plan
+from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.units import format_ms, format_percent, format_percent_interval, plural
 
@@ -63,8 +62,8 @@ def conclude(
 
 def is_one_task(plan: Plan) -> bool:
     """Whether all variants do the same work, so that one of them can be the fastest."""
-    workloads = {variant.workload for variant in plan.variants}
-    return len(workloads) == 1 and not any(is_probe(name) for name in workloads)
+    first = plan.variants[0]
+    return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
 def ranking_conclusion(standings: Standings | None, baseline: str, complete: bool = True) -> Conclusion:
@@ -85,7 +84,7 @@ def ranking_conclusion(standings: Standings | None, baseline: str, complete: boo
 
 def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> str:
     """The headline over variants that are not compared with each other."""
-    if is_probe(plan.workload):
+    if not plan.variants[0].kind.is_ranked:
         return probe_summary(plan.workload, {_place(result): result.probe for result in results})
     workloads = dict.fromkeys(variant.workload for variant in plan.variants)
     return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
@@ -129,7 +128,7 @@ def _lead(standings: Standings, baseline: str) -> Conclusion:
 
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
-    if leader.strategy == PROGRAM and step is not None:
+    if leader.kind.runs_program and step is not None:
         return f"{variant_label(leader)}: {format_ms(step.median)} ms per step."
     time = f", {format_ms(step.median)} ms per step" if step else ""
     return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."
@@ -176,7 +175,7 @@ def _too_few(rival: Rival) -> str:
 def _close_race(leader: VariantResult, undecided: Sequence[Rival]) -> str:
     """The best of them and the closest rival that an interval can't tell from it."""
     closest = next(rival for rival in undecided if rival.behind.ci is not None)
-    what = "variant" if leader.strategy == PROGRAM else "split"
+    what = leader.kind.choice
     names = f"{variant_label(leader)} and {variant_label(closest.result)}"
     others = len(undecided) - 1
     more = f", nor can {plural(others, 'other')} from {variant_label(leader)}" if others else ""

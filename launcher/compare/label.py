@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from gpurun.launcher.plan.model import PROGRAM
 from gpurun.launcher.splits import BALANCED
+from gpurun.launcher.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from gpurun.launcher.compare.model import VariantResult
@@ -18,22 +18,22 @@ LONGEST_SPLIT = 16
 
 def variant_label(variant: "Variant | VariantResult") -> str:
     """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`; of a program all that varies."""
-    if variant.strategy == PROGRAM:
-        return " ".join(varied_texts(variant.varied)) or f"{PROGRAM} {len(variant.devices)}"
+    if not STRATEGIES[variant.strategy].in_jobs:
+        return " ".join(varied_texts(variant.varied)) or f"{variant.strategy} {len(variant.devices)}"
     return " ".join((variant.strategy, *_split_words(variant), *varied_texts(variant.varied)))
 
 
 def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
-    """`48/16`; `balanced 46/18`, which may be the samples of another split too; nothing for `single`."""
-    if variant.strategy == "single":
+    """`48/16`; `balanced 46/18`, which may be the samples of another split too; nothing without a split."""
+    if not STRATEGIES[variant.strategy].has_split:
         return ()
     word = (BALANCED,) if variant.split_name == BALANCED else ()
     return (*word, split_text(variant.split)) if variant.split else word
 
 
 def split_label(variant: "Variant | VariantResult") -> str:
-    """The samples per device, with the job's word where they don't say it; empty for `single`, programs."""
-    if variant.strategy in ("single", PROGRAM):
+    """The samples per device, with the job's word where they don't say it; empty without a split."""
+    if not STRATEGIES[variant.strategy].has_split:
         return ""
     if not variant.split:
         return variant.split_name  # balanced, before its devices are measured

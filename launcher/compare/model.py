@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.rundir.records import LossOver
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
@@ -234,6 +235,11 @@ class VariantResult:
     """How long a program runs, from its start to the end of its last rank: median over launches."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
+
+    @property
+    def kind(self) -> JobKind:
+        """The kind of job that it belongs to."""
+        return variant_kind(self.strategy, self.workload)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Interval, RankFigures
-from gpurun.launcher.jobfile.builtins import is_probe
-from gpurun.launcher.plan.model import LeftOut, Plan
+from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.stats.launches import MIN_PAIRS
 from gpurun.launcher.units import format_ms, plural
@@ -18,9 +17,10 @@ from gpurun.launcher.units import format_ms, plural
 def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     """The plan's notes, and what the measurement adds to them."""
     baseline = measured[plan.baseline]
-    workload = baseline.variant.workload
-    others = [one for one in measured.values() if one is not baseline and one.variant.workload == workload]
-    if is_probe(workload):
+    others = [
+        one for one in measured.values() if one is not baseline and one.variant.same_task(baseline.variant)
+    ]
+    if not baseline.variant.kind.is_ranked:
         others = []
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
     if others and baseline.finished and not baseline.counts:
@@ -38,7 +38,7 @@ def restart_notes(run: RunDir) -> tuple[str, ...]:
     return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
-def _left_out(combination: LeftOut) -> str:
+def _left_out(combination: SkippedCombination) -> str:
     return f"Left out: {' '.join(varied_texts(combination.combination))}: {combination.reason}"
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gpurun
-from gpurun.workloads.registry import BUILTINS
+from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.workloads.registry import BUILTINS, Builtin
 
 _PACKAGES = Path(gpurun.__file__).parents[1]
 
@@ -29,23 +30,20 @@ def is_workload(name: str) -> bool:
     return ":" in name or name in BUILTINS
 
 
+def builtin_named(name: str | None) -> Builtin | None:
+    """The built-in workload of that name; `None` for a program and for functions of the user's."""
+    return BUILTINS.get(name or "")
+
+
 def default_batch(name: str | None) -> int | None:
     """The global batch that a workload has where the job gives none; most have none."""
-    if is_probe(name):
-        return 1
-    builtin = BUILTINS.get(name or "")
+    builtin = builtin_named(name)
     batch: int | None = builtin.defaults.get("global_batch") if builtin else None
-    return batch
+    return batch if workload_kind(name).has_batch else 1
 
 
-def is_probe(name: str | None) -> bool:
-    """Whether it is a micro-benchmark: no training steps, no batch; `None` stands for a program's job."""
-    builtin = BUILTINS.get(name or "")
-    return builtin is not None and builtin.kind == "micro-benchmark"
-
-
-def default_strategy(name: str | None) -> str | None:
+def default_strategy(name: str) -> str | None:
     """The strategy of a micro-benchmark where the job names none."""
-    builtin = BUILTINS.get(name or "")
+    builtin = builtin_named(name)
     strategy: str | None = builtin.defaults.get("strategy") if builtin else None
     return strategy

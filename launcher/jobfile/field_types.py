@@ -7,7 +7,7 @@ from typing import Any
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean
 
 
-class Wrong(Exception):
+class InvalidValue(Exception):
     """What is wrong with a value, for a person to read.
 
     Args:
@@ -28,18 +28,18 @@ class Kind:
     """What a key takes that holds no keys of its own."""
 
     parse: Callable[[Any], Any]
-    """What a `JobSpec` holds, from what stands in the YAML; raises `Wrong`."""
+    """What a `JobSpec` holds, from what stands in the YAML; raises `InvalidValue`."""
     schema: Mapping[str, Any]
     """The same as JSON Schema."""
 
 
 @dataclass(frozen=True, eq=False)
-class Several:
+class ListOf:
     """A list with at least one item, each of which is judged by itself."""
 
     item: Kind
     check: Callable[[list[Any]], None] | None = None
-    """Finds what is wrong with the list as a whole; raises `Wrong`."""
+    """Finds what is wrong with the list as a whole; raises `InvalidValue`."""
     most: int | None = 100
 
     @property
@@ -48,9 +48,9 @@ class Several:
         return {"type": "array", "items": self.item.schema, "minItems": 1, **limit}
 
 
-def expected(what: str, value: Any, hint: str | None = None, at: int | None = None) -> Wrong:
+def expected(what: str, value: Any, hint: str | None = None, at: int | None = None) -> InvalidValue:
     """What is to be said of a value that is something else."""
-    return Wrong(f"expected {what}, got {describe(value)}", hint, at)
+    return InvalidValue(f"expected {what}, got {describe(value)}", hint, at)
 
 
 def whole(least: int, most: int | None = None, *, below: int | None = None) -> Kind:
@@ -73,7 +73,7 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
     return Kind(parse, {"type": "integer", **stated})
 
 
-def words(choices: Sequence[str]) -> Kind:
+def one_of(choices: Sequence[str]) -> Kind:
     """One of these words."""
     *most, last = (f"`{word}`" for word in choices)
 

@@ -1,5 +1,6 @@
 """A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.builtins import default_strategy
 from gpurun.launcher.jobfile.checks.rules import find_conflicts
-from gpurun.launcher.jobfile.draft import draft_of, read_spec
-from gpurun.launcher.jobfile.explain import explain
-from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, read_spec
+from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
-from gpurun.launcher.jobfile.yaml.describe import describe
+from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
+from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = None) -> JobSpec:
@@ -104,3 +106,52 @@ def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError
     more += max(0, len(ordered) - MAX_PROBLEMS)
     rest = [Problem(f"and {more:,} more mistakes", file=source.file)] if more else []
     return SpecError(*ordered[:MAX_PROBLEMS], *rest)
+
+
+def explain(mistakes: Sequence[Mistake], source: Source, most: int) -> tuple[list[Problem], int]:
+    """What is to be said of the mistakes, `most` of them at the most, and how many more there are.
+
+    Those that `source` has reported already are left out. Explaining takes a while (near misses are looked
+    for), so that a file of thousands of wrong keys must not be explained in full.
+    """
+    untold = [mistake for mistake in mistakes if isinstance(mistake, UnknownKey) or mistake.message]
+    return [_explain(mistake, source) for mistake in untold[:most]], max(0, len(untold) - most)
+
+
+def _explain(mistake: Mistake, source: Source) -> Problem:
+    if isinstance(mistake, UnknownKey):
+        return source.key_problem(mistake.path, *_unknown_key(mistake.path))
+    key = ".".join(step for step in mistake.path if isinstance(step, str))
+    return source.problem(mistake.path, f"`{key}`: {mistake.message}", mistake.hint)
+
+
+def _unknown_key(path: KeyPath) -> tuple[str, str | None]:
+    key = str(path[-1])
+    known = (SECTIONS[str(path[0])] if len(path) > 1 else JobSpec).keys
+    hint = did_you_mean(key, known) or _elsewhere(key) or f"the keys here are {', '.join(known)}"
+    inside = f" under `{path[0]}`" if len(path) > 1 else ""
+    return f"unknown key `{shorten(key)}`{inside}", hint
+
+
+def _elsewhere(key: str) -> str | None:
+    homes: list[tuple[str, type[Section]]] = [("at the top", JobSpec)]
+    homes += [(f"under `{name}`", SECTIONS[name]) for name in ("steps", "profile")]
+    home = next((place for place, model in homes if key in model.keys), None)
+    return f"`{key}` belongs {home}" if home else None
+
+
+def program_job(script: str | None, module: str | None, args: Sequence[str], devices: str) -> str:
+    """YAML of a job that runs this program; it is kept in the run directory, and can be run again.
+
+    Args:
+        script: path of a Python file; `None` if `module` is one's name.
+        devices: as in a job file, or names by commas.
+    """
+    named: object = devices if "," not in devices else [name.strip() for name in devices.split(",")]
+    name = Path(script).stem if script is not None else str(module)
+    job: dict[str, object] = {"name": safe_name(name)}
+    job |= {"script": script} if script is not None else {"module": module}
+    job |= {"args": list(args)} if args else {}
+    job |= {"devices": named}
+    # JSON is YAML, and has one way to write a text that YAML might take for something else.
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in job.items())

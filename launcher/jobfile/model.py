@@ -1,27 +1,15 @@
 """`JobSpec`: a checked job file. Its docstrings are the text of the schema and of the reference."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import program_values as program
 from gpurun.launcher.jobfile import values
-from gpurun.launcher.jobfile.field_types import MAPPING, Kind, Several, whole
-from gpurun.launcher.jobfile.section import Section, plain
-
-Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-Strategy = Literal["single", "dp", "ddp"]
+from gpurun.launcher.jobfile.field_types import Kind, ListOf, whole
+from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, JobKind, workload_kind
+from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 
 Name = Annotated[str, Kind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
-Workload = Annotated[str, Kind(values.parse_workload, {"type": "string"})]
-Script = Annotated[str, Kind(program.parse_script, {"type": "string"})]
-Module = Annotated[str, Kind(program.parse_module, {"type": "string"})]
-ARGS = Kind(program.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
-Args = Annotated[tuple[str, ...], ARGS]
-Env = Annotated[
-    Mapping[str, str],
-    Kind(program.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
-]
 Devices = Annotated[
     values.Devices,
     Kind(
@@ -39,17 +27,6 @@ Devices = Annotated[
         },
     ),
 ]
-SPLIT = Kind(
-    values.parse_split,
-    {
-        "anyOf": [
-            {"enum": ["even", "balanced"]},
-            {"type": "string", "pattern": values.RATIO_PATTERN},
-            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-        ]
-    },
-)
-Split = Annotated[values.Split, SPLIT]
 Duration = Annotated[
     float,
     Kind(
@@ -62,105 +39,57 @@ Duration = Annotated[
         },
     ),
 ]
-GlobalBatch = Annotated[int, values.COUNT]
-OneGlobalBatch = Annotated[int, Kind(values.parse_one_global_batch, values.COUNT.schema)]
-GlobalBatchOrMax = Annotated[
-    int | Literal["max"],
-    Kind(values.parse_global_batch, {"anyOf": [{"const": "max"}, values.COUNT.schema]}),
-]
-DeviceCount = Annotated[int, whole(1, values.MAX_DEVICES)]
-Accumulate = Annotated[int, whole(1, 4096)]
-Threads = Annotated[
-    int | Literal["auto"],
-    Kind(
-        values.parse_threads,
-        {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
-    ),
-]
-Seed = Annotated[int, whole(0, below=2**63)]
-Params = Annotated[Mapping[str, Any], MAPPING]
 
-OF_WORKLOADS = frozenset(
-    {
-        *("params", "precision", "compile", "channels_last", "threads", "strategy", "split"),
-        *("min_local_batch", "accumulate", "gradient_check"),
+
+def _compared() -> dict[str, Derived]:
+    """A list under `compare` for every setting that may vary."""
+    return {
+        name: Derived(Annotated[Any, ListOf(one.compared or _kind_of(name), one.check_list)], ())
+        for name, one in SETTINGS.items()
+        if one.compare
     }
-)
-"""Keys that mean nothing for a program, which decides all that itself."""
-OF_PROGRAMS = frozenset({"args", "env"})
-"""Keys that mean nothing for a workload."""
-VARIED_BY_PROGRAMS = frozenset({"args", "env", "device_count", "seed"})
-"""Keys under `compare` and `baseline` that a program has."""
-ROUNDS = frozenset({"rounds", "early_stop"})
-"""Keys under `steps` that mean nothing for a program: all its steps count."""
+
+
+def _named() -> dict[str, Derived]:
+    """A value under `baseline` for every setting by which one can be named."""
+    return {
+        name: Derived(Annotated[Any, one.named or _kind_of(name)] | None, None)
+        for name, one in SETTINGS.items()
+        if one.baseline
+    }
+
+
+def _kind_of(name: str) -> Kind:
+    """What a setting takes at the top of a job."""
+    found = key_of(name, Settings.__annotations__[name]).kind
+    assert isinstance(found, Kind), "settings are single values"
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Section):
+class Compare(Section, derived=_compared()):
     """What varies: every combination of the listed values is one variant."""
 
-    workload: tuple[Workload, ...] = ()
-    """Workloads to run, each by itself: they do different work, so none is called faster. A built-in that has
-    a batch of its own takes that where the job gives none."""
-    strategy: tuple[Strategy, ...] = ()
-    """Strategies to compare: `single`, `dp`, `ddp`."""
-    device_count: tuple[DeviceCount, ...] = ()
-    """Numbers of devices to compare; each takes the first ones of `devices`."""
-    split: Annotated[tuple[Split, ...], Several(SPLIT, values.check_split_list)] = ()
-    """Splits to compare. Each item is one split, so samples per device are a list in the list:
-    `[even, [48, 16]]`."""
-    global_batch: tuple[OneGlobalBatch, ...] = ()
-    """Global batch sizes to compare, in samples; they take the place of the one at the top."""
-    precision: tuple[Precision, ...] = ()
-    """Precisions to compare."""
-    compile: tuple[bool, ...] = ()
-    """`[false, true]` compares the model as it is with the compiled one."""
-    channels_last: tuple[bool, ...] = ()
-    """Memory layouts of images to compare."""
-    threads: tuple[Threads, ...] = ()
-    """Numbers of threads of a CPU device to compare."""
-    accumulate: tuple[Accumulate, ...] = ()
-    """Numbers of micro-batches to compare."""
-    params: tuple[Params, ...] = ()
-    """Parameters of the workload to compare: a list of mappings, each laid over the `params` at the top."""
-    args: Annotated[tuple[Args, ...], Several(ARGS, program.check_args_list)] = ()
-    """Arguments of the program to compare: a list of lists, each put behind the `args` at the top."""
-    env: tuple[Env, ...] = ()
-    """Environments of the program to compare: a list of mappings, each laid over the `env` at the top."""
-    seed: tuple[Seed, ...] = ()
-    """Seeds to compare."""
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, key: str) -> tuple[Any, ...]: ...
+
+    def lists(self) -> dict[str, tuple[Any, ...]]:
+        """What is listed, by key."""
+        return {key: values for key in self.keys if (values := getattr(self, key))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline(Section):
+class Baseline(Section, derived=_named()):
     """Which variant the others are compared with. Without it: the first one."""
 
-    strategy: Strategy | None = None
-    """The baseline's strategy."""
-    device_count: DeviceCount | None = None
-    """The baseline's number of devices. If several variants match, it is the one with most devices."""
-    split: Split | None = None
-    """The baseline's split, or another that comes to the same samples."""
-    global_batch: GlobalBatch | None = None
-    """The baseline's global batch."""
-    precision: Precision | None = None
-    """The baseline's precision."""
-    compile: bool | None = None
-    """Whether the baseline's model is compiled."""
-    channels_last: bool | None = None
-    """The baseline's memory layout of images."""
-    threads: Threads | None = None
-    """The baseline's threads of a CPU device."""
-    accumulate: Accumulate | None = None
-    """The baseline's number of micro-batches."""
-    params: Params | None = None
-    """Parameters that the baseline has; others may be anything."""
-    args: Args | None = None
-    """The baseline's arguments, as they stand under `compare`."""
-    env: Env | None = None
-    """Environment variables that the baseline has; others may be anything."""
-    seed: Seed | None = None
-    """The baseline's seed."""
+    if TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any: ...
+
+
+_ALL_STEPS = "all its steps count; `steps.launches` says how often it is run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +98,9 @@ class Steps(Section):
 
     warmup: Annotated[int, whole(0, 100_000)] = 10
     """Steps before timing begins, at least; a variant that is not steady yet takes more."""
-    rounds: Annotated[int, whole(1, 100_000)] = 28
+    rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
     """Rounds at the most. In a round every variant runs once, for at least 200 ms, in a random order."""
-    early_stop: bool = True
+    early_stop: bool = setting(True, instead=_ALL_STEPS)
     """Whether to stop as soon as every comparison is decided. The error rate stays the same: looking early
     costs some precision, which the intervals show."""
     launches: Annotated[int, whole(1, 100)] | None = None
@@ -197,30 +126,16 @@ class Profile(Section):
     modules: bool = False
     """Whether a trace tells which `nn.Module` an operator belongs to; costs as much as `stacks`, which tell
     it too."""
-    ranks: Annotated[tuple[int, ...], Several(whole(0, below=values.MAX_DEVICES), most=None)] | None = None
+    ranks: Annotated[tuple[int, ...], ListOf(whole(0, below=values.MAX_DEVICES), most=None)] | None = None
     """Ranks to record; by default all. Without the others, waiting can't be told from transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec(Section):
+class JobSpec(Settings, Section):
     """A job for gpurun: a workload and the ways of splitting its batch to compare, or a program as it is."""
 
     name: Name = "job"
     """Name of the folder under `runs/`. By default the job file's own name."""
-    workload: Workload | None = None
-    """What to train: a built-in (`gpt`), a function in a file beside the job (`train.py:build`), or one in a
-    module (`package.module:build`). A job has this, a `script` or a `module`."""
-    script: Script | None = None
-    """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
-    Its steps are those of its optimizer."""
-    module: Module | None = None
-    """Like `script`, by its module's name as for `python -m`: `package.train`."""
-    args: Args = ()
-    """Arguments of the program: `[--epochs, "1"]`."""
-    env: Env = field(default_factory=dict)
-    """Environment variables of the program: `{NCCL_DEBUG: INFO}`."""
-    params: Params = field(default_factory=dict)
-    """Arguments of the workload's function, by name."""
     devices: Devices = "auto"
     """Devices to use. `auto`: all GPUs that nobody else uses, or two CPU devices where there is none.
     `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
@@ -229,36 +144,8 @@ class JobSpec(Section):
     nodes: Annotated[int, whole(1, values.MAX_NODES)] = 1
     """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one,
     and count from the first node's on. How they find each other: see `docs/cluster.md`."""
-    global_batch: GlobalBatchOrMax | None = None
-    """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
-    each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have
-    a batch of their own, which then is the default; `gpurun workloads` lists them. A program may say it, so
-    that its samples per second can be shown."""
-    precision: Precision = "fp32"
-    """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
-    compile: bool = False
-    """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
-    channels_last: bool = False
-    """Whether images lie in memory channel by channel (`false`), or pixel by pixel, as convolutions on tensor
-    cores like it."""
-    threads: Threads = "auto"
-    """Threads of a CPU device. `auto`: its share of the cores."""
-    strategy: Strategy = "ddp"
-    """`single`: one device. `dp`: one process with a thread per device (DataParallel). `ddp`: a process per
-    device (DistributedDataParallel)."""
-    device_count: DeviceCount | None = None
-    """How many of the devices to use, the first ones; by default all. `single` always uses one."""
-    split: Split = "even"
-    """Samples per device. `even`: as `torch.chunk` does it. `[48, 16]`: these; they must add up to the global
-    batch. `"3:1"`: in this ratio, by largest remainder. `balanced`: measures the devices, and takes the split
-    that by their curves no other beats."""
-    min_local_batch: Annotated[int, whole(0, 1)] = 1
+    min_local_batch: Annotated[int, whole(0, 1)] = setting(1)
     """The fewest samples that `balanced` gives a device; 0 lets it do without devices that would not help."""
-    accumulate: Accumulate = 1
-    """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
-    seed: Seed = 0
-    """Seed of the weights and of the data. The same samples are drawn whatever the split. A program's random
-    numbers are seeded only where the job states this."""
     compare: Compare = Compare()
     """What varies: every combination of the listed values is one variant."""
     baseline: Baseline | None = None
@@ -267,7 +154,7 @@ class JobSpec(Section):
     """How much is measured."""
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
-    timeout_s: Duration = 600.0
+    timeout_s: Duration = setting(600.0, kinds=EVERY_KIND, optional_for=frozenset({PROGRAM}))
     """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds. Starting processes and building
     the model, which comes before any variant, may take as long, and always a minute. A program has all the
     time that it needs unless the job states this."""
@@ -288,7 +175,7 @@ class JobSpec(Section):
     bind: Literal["none", "numa", "cores"] = "none"
     """On which cores each rank runs. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
     over the nodes. `cores`: its own share of those, by whole cores."""
-    gradient_check: bool = True
+    gradient_check: bool = setting(True, instead="")
     """Whether to compare, before the timing, each variant's gradient with that of the whole batch on one
     device."""
 
@@ -298,21 +185,39 @@ class JobSpec(Section):
         return f"-m {self.module}" if self.module else self.script
 
     @property
+    def kind(self) -> JobKind:
+        """What kind of job this is; of several workloads, the first one's."""
+        if self.program is not None:
+            return PROGRAM
+        return workload_kind((self.compare.workload or (self.workload,))[0])
+
+    @property
     def limit_s(self) -> float:
         """The most that a variant may take; a program, which may train for days, has no default."""
-        is_endless = self.program is not None and "timeout" not in self.stated
-        return float("inf") if is_endless else self.timeout_s
+        return self.timeout_s if self.kind.has_time_limit or "timeout" in self.stated else float("inf")
 
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""
-        if self.program is None:
-            job = plain(self, without=OF_PROGRAMS | {"script", "module"})
-        else:
-            unset = {"seed", "timeout"} - self.stated
-            job = plain(self, without=OF_WORKLOADS | unset)
-            job["steps"] = plain(self.steps, without=ROUNDS)
+        job = plain(self, without=keys_without_effect(self, self.kind))
+        job["steps"] = plain(self.steps, without=keys_without_effect(self.steps, self.kind))
         job["compare"] = {key: value for key, value in job["compare"].items() if value}
         return job
+
+
+def keys_without_effect(section: Section, kind: JobKind) -> frozenset[str]:
+    """Keys that mean nothing for this kind of job, or only where the job states them, which it doesn't."""
+    meanings = key_settings(type(section)).items()
+    return frozenset(
+        key
+        for key, one in meanings
+        if kind not in one.kinds or (kind in one.optional_for and key not in section.stated)
+    )
+
+
+def key_settings(section: type[Section]) -> dict[str, Setting]:
+    """The `Setting` of each key that has one; the others are for every kind of job."""
+    by_field = {one.name: one.metadata["setting"] for one in fields(section) if "setting" in one.metadata}
+    return {name: by_field[key.field] for name, key in section.keys.items() if key.field in by_field}
 
 
 SECTIONS: dict[str, type[Section]] = {

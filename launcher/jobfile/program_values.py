@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
-from gpurun.launcher.jobfile.field_types import Wrong, expected
+from gpurun.launcher.jobfile.field_types import InvalidValue, expected
 from gpurun.launcher.jobfile.yaml.describe import describe, shorten
+from gpurun.launcher.machine.accelerators import gpu_kinds
 
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
@@ -12,7 +13,8 @@ MAX_ARGS = 1000
 OWN_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *(kind.visible_variable for kind in gpu_kinds() if kind.visible_variable is not None),
     }
 )
 """Variables that a launcher gives its ranks, and that a job therefore can't."""
@@ -45,7 +47,7 @@ def parse_args(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise expected("a list of arguments", value, 'such as [--epochs, "1"]')
     if len(value) > MAX_ARGS:
-        raise Wrong(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
+        raise InvalidValue(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
     return tuple(_argument(item, position) for position, item in enumerate(value))
 
 
@@ -60,7 +62,9 @@ def check_args_list(items: list[Any]) -> None:
     """Refuses what stands under `compare: args` if it is one list of arguments, not several."""
     if items and not any(isinstance(item, list | dict) for item in items):
         words = ", ".join(str(item) for item in items)
-        raise Wrong("an argument alone is no list of arguments", f"for one list, write [[{words}]]"[:120])
+        raise InvalidValue(
+            "an argument alone is no list of arguments", f"for one list, write [[{words}]]"[:120]
+        )
 
 
 def parse_env(value: Any) -> dict[str, str]:
@@ -72,9 +76,11 @@ def parse_env(value: Any) -> dict[str, str]:
 
 def _variable(name: str, item: Any) -> str:
     if not name or "=" in name or "\x00" in name:
-        raise Wrong(f"a variable can't be called {describe(name)}")
+        raise InvalidValue(f"a variable can't be called {describe(name)}")
     if name in OWN_VARIABLES:
-        raise Wrong(f"gpurun gives every rank its {name}; it can't be set", "`devices` says what it will be")
+        raise InvalidValue(
+            f"gpurun gives every rank its {name}; it can't be set", "`devices` says what it will be"
+        )
     text = _text(item)
     if text is None:
         hint = f'as text: {name}: "1"' if item is None or isinstance(item, bool) else None

@@ -1,11 +1,14 @@
 """The data of a job file in, a `JobSpec` out, with everything that is wrong with the data."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gpurun.launcher.jobfile.field_types import Kind, Several, Wrong, check_mapping, expected
+from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, ListOf, check_mapping, expected
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
-from gpurun.launcher.jobfile.yaml.describe import shorten
+from gpurun.launcher.jobfile.yaml.describe import nearest, shorten
+from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable
 
 S = TypeVar("S", bound=Section)
@@ -42,7 +45,7 @@ def read_section(model: type[S], given: dict[str, Any], path: Path, mistakes: li
         if name in given:
             try:
                 values[key.field] = _value(key, given[name], (*path, name), mistakes)
-            except Wrong as wrong:
+            except InvalidValue as wrong:
                 mistakes.append(_wrong_value((*path, name), wrong))
     mistakes += [UnknownKey((*path, name)) for name in given if name not in keys]
     stated = frozenset(name for name, key in keys.items() if key.field in values)
@@ -55,12 +58,12 @@ def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
     _refuse_unreadable(value)
     if isinstance(key.kind, Kind):
         return key.kind.parse(value)
-    if isinstance(key.kind, Several):
+    if isinstance(key.kind, ListOf):
         return _several(key.kind, value, path, mistakes)
     return read_section(key.kind, check_mapping(value), path, mistakes)
 
 
-def _several(kind: Several, value: Any, path: Path, mistakes: list[Mistake]) -> tuple[Any, ...]:
+def _several(kind: ListOf, value: Any, path: Path, mistakes: list[Mistake]) -> tuple[Any, ...]:
     if not isinstance(value, list):
         is_one = value is not None and not isinstance(value, dict)
         hint = f"put what varies in brackets: [{shorten(str(value))}]" if is_one else None
@@ -78,15 +81,65 @@ def _item(kind: Kind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
     try:
         _refuse_unreadable(item)
         return kind.parse(item)
-    except Wrong as wrong:
+    except InvalidValue as wrong:
         mistakes.append(_wrong_value(path, wrong))
         return None
 
 
 def _refuse_unreadable(value: Any) -> None:
     if isinstance(value, Unreadable):
-        raise Wrong("")
+        raise InvalidValue("")
 
 
-def _wrong_value(path: Path, wrong: Wrong) -> WrongValue:
+def _wrong_value(path: Path, wrong: InvalidValue) -> WrongValue:
     return WrongValue(path if wrong.at is None else (*path, wrong.at), wrong.message, wrong.hint)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job with the places at which it can't be relied on."""
+
+    spec: JobSpec
+    unknown: frozenset[Path] = frozenset()
+    """Places of wrong values; there `spec` holds defaults, and a list `None`."""
+
+    def knows(self, path: Path) -> bool:
+        """Whether nothing at, within or around `path` is wrong."""
+        return not any(wrong[: len(path)] == path[: len(wrong)] for wrong in self.unknown)
+
+    def placed(self, key: str) -> list[tuple[Path, Any]]:
+        """The right ones of the values that `key` takes, with their places."""
+        several = getattr(self.spec.compare, key)
+        if several:
+            found = [(("compare", key, position), value) for position, value in enumerate(several)]
+            return [(path, value) for path, value in found if self.knows(path)]
+        is_known = self.knows(("compare", key)) and self.knows((key,))
+        return [((key,), getattr(self.spec, key))] if is_known else []
+
+    def values(self, key: str) -> tuple[Any, ...] | None:
+        """All values that `key` takes, `None` if one of them is wrong."""
+        several: tuple[Any, ...] = getattr(self.spec.compare, key)
+        is_known = self.knows(("compare", key)) and (several or self.knows((key,)))
+        return (several or (getattr(self.spec, key),)) if is_known else None
+
+
+def read_spec(source: Source) -> tuple[JobSpec, list[Mistake]]:
+    """The job that a source holds, as far as it is right, and all that is wrong with single keys."""
+    mistakes: list[Mistake] = []
+    spec = read_section(JobSpec, source.root.plain(), (), mistakes)
+    return replace(spec, source=source), mistakes
+
+
+def draft_of(spec: JobSpec, mistakes: Sequence[Mistake]) -> Draft:
+    """What `read_spec` has found, as a draft."""
+    wrong = {mistake.path for mistake in mistakes}
+    return Draft(spec, frozenset(wrong).union(*(_meant(mistake) for mistake in mistakes)))
+
+
+def _meant(mistake: Mistake) -> set[Path]:
+    """The key that a misspelt one stands for: its value isn't the default, though it isn't there."""
+    if not isinstance(mistake, UnknownKey):
+        return set()
+    *section, key = mistake.path
+    near = nearest(str(key), (SECTIONS[str(section[0])] if section else JobSpec).keys)
+    return {(*section, near)} if near else set()

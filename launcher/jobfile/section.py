@@ -1,13 +1,17 @@
 """Sections of a job file: frozen dataclasses whose annotations say what each key takes."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.field_types import TRUTH, Kind, Several, words
+from gpurun.launcher.jobfile.field_types import TRUTH, Kind, ListOf, one_of
+from gpurun.launcher.jobfile.kinds import EVERY_KIND, WORKLOADS, JobKind
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path
+from gpurun.launcher.strategies import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
@@ -16,9 +20,116 @@ class Key:
 
     field: str
     """The key's name; with `_s` where the file has a duration and the spec its seconds."""
-    kind: "Kind | Several | type[Section]"
+    kind: "Kind | ListOf | type[Section]"
     may_be_empty: bool
     """Whether it may stand without a value, which then is `None`."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How values of a shape are merged, and how they are shown."""
+
+    merge: Callable[[Any, Any], Any]
+    """A variant's value, of the job's own and the one under `compare`."""
+    id_words: Callable[[str, Any], list[str]]
+    """What an id has of a value: `["seed-1"]`."""
+    matches: Callable[[Any, Any, Any], bool] = lambda value, varied, wanted: bool(value == wanted)
+    """Whether a variant's value, of which `varied` is the part under `compare`, is the one of `baseline`."""
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _has_items(value: Mapping[str, Any], varied: Any, wanted: Mapping[str, Any]) -> bool:
+    return all(key in value and value[key] == item for key, item in wanted.items())
+
+
+VALUE = Shape(lambda own, varied: varied, lambda key, value: [f"{key}-{_word(value)}"])
+"""A value under `compare` replaces that at the top."""
+ITEMS = Shape(
+    lambda own, varied: {**own, **varied},
+    lambda key, value: [f"{name}-{_word(item)}" for name, item in value.items()],
+    matches=_has_items,
+)
+"""A mapping under `compare` is merged into that at the top. Ids have its items: `width-64`."""
+WORDS = Shape(
+    lambda own, varied: (*own, *varied),
+    lambda key, value: [word for argument in value if (word := str(argument).strip("-"))],
+    matches=lambda value, varied, wanted: wanted in (varied, value),
+)
+"""A list under `compare` is appended to that at the top. Ids have its words: `batch-64` of `--batch 64`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What follows from one setting."""
+
+    about: str = ""
+    """Its description at the top of a job, where the docstring beneath the field is not all of it."""
+    compare: str = ""
+    """Its description under `compare`; empty where it can't vary."""
+    baseline: str = ""
+    """Its description under `baseline`; empty where a baseline can't be named by it."""
+    kinds: frozenset[JobKind] = WORKLOADS
+    """Kinds of job that have it."""
+    varies_for: frozenset[JobKind] = EVERY_KIND
+    """Kinds of job that may compare values of it, of those that have it."""
+    instead: str = "vary `args`, `env` or `device_count`"
+    """What to do in a job of a kind that doesn't have it."""
+    optional_for: frozenset[JobKind] = frozenset()
+    """Kinds of job that have it only where the job gives it a value."""
+    for_training: bool = False
+    """Whether it says how training steps are made, so that a micro-benchmark refuses it."""
+    strategies: Callable[[Strategy], bool] = lambda strategy: True
+    """Which strategies have it."""
+    absent: Any = None
+    """A variant's value where its kind of job or its strategy doesn't have it."""
+    shares_processes: bool = False
+    """Whether variants that differ in it can run in the same processes, where their rounds are paired."""
+    builds_model: bool = False
+    """Whether a workload's `build`, or what follows until the strategy wraps the model, may depend on it."""
+    same_work: bool = False
+    """Whether steps that differ in it do the same work, so that `gpurun diff` may compare them."""
+    is_task: bool = False
+    """Whether variants that differ in it do different tasks, so that none is called faster than the other."""
+    is_resolved: bool = False
+    """Whether a variant's result knows it better than the job: the samples of a split, a default batch."""
+    decides: bool = True
+    """Whether it can decide that a combination is impossible."""
+    names_variant: bool = False
+    """Whether every id and label begins with it, so that it isn't repeated there where it varies."""
+    has_column: bool = False
+    """Whether it has a column in TensorBoard's table of hyperparameters even where it doesn't vary."""
+    option: bool = False
+    """Whether the worker's strategy takes it, as a keyword argument of this name."""
+    shape: Shape = VALUE
+    compared: Kind | None = None
+    """What one item under `compare` takes, where that is not the same as at the top."""
+    check_list: Callable[[list[Any]], None] | None = None
+    """Finds what is wrong with a list under `compare` as a whole; raises `InvalidValue`."""
+    named: Kind | None = None
+    """What `baseline` takes, where that is not the same as at the top."""
+
+    def holds(self, kind: JobKind, strategy: str) -> bool:
+        """Whether variants of that kind and strategy have it."""
+        return kind in self.kinds and self.strategies(STRATEGIES[strategy])
+
+
+def setting(default: Any, **says: Any) -> Any:
+    """A field of `Settings`: the value where the job gives none, and the fields of its `Setting`."""
+    metadata = {"setting": Setting(**says)}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A key of a section that isn't written there, since another class already says what it takes."""
+
+    annotation: Any
+    default: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +143,18 @@ class Section:
     source: Source | None = field(default=None, compare=False, repr=False)
     """The job file that the whole job comes from; knows where everything stands."""
 
-    def __init_subclass__(cls) -> None:
-        cls.keys = {name.removesuffix("_s"): _key(name, kind) for name, kind in cls.__annotations__.items()}
+    def __init_subclass__(cls, derived: Mapping[str, "Derived"] = MappingProxyType({})) -> None:
+        """Finds the keys of the class, of its bases and `derived`, before `dataclass` reads its fields."""
+        for name, each in derived.items():
+            setattr(cls, name, each.default)
+        cls.__annotations__ |= {name: each.annotation for name, each in derived.items()}
+        annotations = {
+            name: annotation
+            for part in reversed(cls.__mro__)
+            if part not in (Section, object)
+            for name, annotation in inspect.get_annotations(part).items()
+        }
+        cls.keys = {name.removesuffix("_s"): key_of(name, kind) for name, kind in annotations.items()}
 
     def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
         """A mistake in the value at `path`, with its place in the file."""
@@ -44,23 +165,24 @@ class Section:
         return self.source.key_problem(path, message, hint) if self.source else Problem(message, hint)
 
 
-def _key(name: str, annotation: Any) -> Key:
+def key_of(name: str, annotation: Any) -> Key:
+    """The key that a field with this annotation is."""
     choices = get_args(annotation)
     may_be_empty = type(None) in choices
     return Key(name, _kind(choices[0] if may_be_empty else annotation), may_be_empty)
 
 
-def _kind(annotation: Any) -> "Kind | Several | type[Section]":
+def _kind(annotation: Any) -> "Kind | ListOf | type[Section]":
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        kind: Kind | Several = parts[1]
+        kind: Kind | ListOf = parts[1]
         return kind
     if origin is Literal:
-        return words(parts)
+        return one_of(parts)
     if origin is tuple:
         item = _kind(parts[0])
         assert isinstance(item, Kind), "lists hold no sections"
-        return Several(item)
+        return ListOf(item)
     if annotation is bool:
         return TRUTH
     section: type[Section] = annotation

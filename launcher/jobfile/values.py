@@ -1,12 +1,12 @@
 """Values of a job file that are more than a number or a word: devices, splits, durations, names.
 
-Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises `Wrong`.
+Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises `InvalidValue`.
 """
 
 import re
 from typing import Any
 
-from gpurun.launcher.jobfile.field_types import Wrong, expected, whole
+from gpurun.launcher.jobfile.field_types import InvalidValue, expected, whole
 from gpurun.launcher.jobfile.yaml.describe import shorten
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.splits import BALANCED
@@ -83,7 +83,7 @@ def parse_devices(value: Any) -> Devices:
         return str(value)
     if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
-            raise Wrong(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
+            raise InvalidValue(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
         return CPU.device(count)
     raise expected("devices", value, _devices_hint(value))
 
@@ -101,14 +101,16 @@ def _devices_hint(value: Any) -> str:
 
 def _device_list(items: list[Any]) -> tuple[str, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
-        raise Wrong(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
+        raise InvalidValue(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if not isinstance(item, str) or not (item == CPU.name or _is_device(item)):
             hint = "cpu:0 or cuda:0, for example"
             raise expected("the name of a device", item, hint, position)
     kinds = {accelerator_of(item).title for item in items}
     if len(kinds) > 1:
-        raise Wrong(f"{' and '.join(sorted(kinds))} devices can't share a batch", "name devices of one kind")
+        raise InvalidValue(
+            f"{' and '.join(sorted(kinds))} devices can't share a batch", "name devices of one kind"
+        )
     return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
 
 
@@ -135,7 +137,7 @@ def parse_split(value: Any) -> Split:
 def _ratio(text: str) -> str:
     if any(int(part) == 0 for part in text.split(":")):
         hint = "leave its device out; `device_count` says how many are used"
-        raise Wrong(f"the ratio {shorten(text)} gives a device nothing", hint)
+        raise InvalidValue(f"the ratio {shorten(text)} gives a device nothing", hint)
     return text
 
 
@@ -150,7 +152,7 @@ def _split_hint(value: Any) -> str:
 
 def _sample_list(items: list[Any]) -> tuple[int, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
-        raise Wrong(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
+        raise InvalidValue(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if type(item) is not int or not 1 <= item <= MAX_COUNT:
             raise expected("a number of samples, 1 or more", item, None, position)
@@ -160,7 +162,9 @@ def _sample_list(items: list[Any]) -> tuple[int, ...]:
 def check_split_list(items: list[Any]) -> None:
     """Refuses what stands under `compare: split` if it is one split, not several: a list of bare numbers."""
     if items and all(type(item) is int for item in items):
-        raise Wrong("a number alone is no split", f"for one split into {len(items)}, write [{items}]"[:120])
+        raise InvalidValue(
+            "a number alone is no split", f"for one split into {len(items)}, write [{items}]"[:120]
+        )
 
 
 def parse_duration(value: Any) -> float:
@@ -193,7 +197,9 @@ def parse_global_batch(value: Any) -> int | str:
 def parse_one_global_batch(value: Any) -> int:
     """One of several numbers of samples; with `max` there is nothing to compare."""
     if value == "max":
-        raise Wrong("`max` can't be one of several batches", "set `global_batch: max` at the top instead")
+        raise InvalidValue(
+            "`max` can't be one of several batches", "set `global_batch: max` at the top instead"
+        )
     return _samples(value)
 
 

@@ -1,25 +1,23 @@
 """The whole run as data: launches in ABBA order, and every process of every launch."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import is_probe
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.binding import bind_ranks
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, visible_gpus
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.ids import group_id, make_unique
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
-from gpurun.launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
+from gpurun.launcher.plan.nodes import Node, Place, bind_ranks, device_of_node, node_of_device, places
 from gpurun.launcher.plan.program import program_processes
 from gpurun.launcher.plan.spread import all_devices, interface_env
 from gpurun.launcher.rundir.paths import RunPaths
+from gpurun.launcher.strategies import STRATEGIES
 
 __all__ = ["Group", "build_plan", "estimate_s"]
 
@@ -54,7 +52,7 @@ def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) 
     assumed, notes = assume_batch(spec, machine, nodes)
     expansion = expand(assumed, machine, nodes)
     groups = _groups(expansion.variants)
-    is_compared = len(groups) > 1 and not is_probe(spec.workload)
+    is_compared = len(groups) > 1 and spec.kind.is_ranked
     repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_compared else 1)
     _check_size(spec, groups, repetitions)
     _check_ranks(spec, expansion.variants)
@@ -73,18 +71,18 @@ def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) 
 def assume_batch(
     spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()
 ) -> tuple[JobSpec, tuple[str, ...]]:
-    """The job with a batch to plan with where nobody has looked yet what `max` comes to, and a note of it."""
+    """The job with a batch to plan with where the largest one isn't found yet, and a note of it."""
     if spec.global_batch != "max" or spec.compare.global_batch:
         return spec, ()
     batch = ASSUMED_SAMPLES * len(all_devices(spec, machine, nodes))
-    note = f"`global_batch: max` is found when the run begins; {batch} samples stand in for it here"
+    note = f"`global_batch: max` is found when the run begins; {batch} samples are assumed here"
     return replace(spec, global_batch=batch), (note,)
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
     members: dict[str, list[Variant]] = {}
     for variant in variants:
-        key = variant.id if variant.is_program else json.dumps(processes_of(variant), sort_keys=True)
+        key = processes_of(variant) if variant.kind.shares_processes else variant.id
         members.setdefault(key, []).append(variant)
     firsts = [group[0] for group in members.values()]
     names = make_unique([_group_name(first) for first in firsts])
@@ -93,14 +91,16 @@ def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
 
 def _group_name(first: Variant) -> str:
     """Of a program the variant's own: no other can share its processes."""
-    return first.id if first.is_program else group_id(first.strategy, len(first.devices), first.varied)
+    if not first.kind.shares_processes:
+        return first.id
+    return group_id(first.strategy, len(first.devices), first.varied)
 
 
 def _launches(
     spec: JobSpec, groups: tuple[Group, ...], repetitions: int, machines: Sequence[MachineLike]
 ) -> tuple[Launch, ...]:
     """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
-    rounds = 1 if spec.program else math.ceil(spec.steps.rounds / repetitions)
+    rounds = math.ceil(spec.steps.rounds / repetitions) if spec.kind.has_rounds else 1
     order = [
         (repetition, group)
         for repetition in range(repetitions)
@@ -122,7 +122,7 @@ def _launch(
     machines: Sequence[MachineLike],
 ) -> Launch:
     first = group.variants[0]
-    if first.is_program:
+    if first.kind.runs_program:
         processes = program_processes(spec, launch_id, first, machines)
     else:
         processes = _processes(launch_id, first, machines)
@@ -137,7 +137,7 @@ def _launch(
 
 
 def _processes(launch_id: str, first: Variant, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
-    owned = [(device,) for device in first.devices] if first.strategy == "ddp" else [first.devices]
+    owned = STRATEGIES[first.strategy].devices_by_process(first.devices)
     found = places([node_of_device(devices[0]) for devices in owned])
     return tuple(
         _process(launch_id, place, devices, first, machines)
@@ -159,7 +159,7 @@ def _process(
         argv=("python", "-m", "gpurun.launcher.worker", order, str(place.rank)),
         env={
             **_rank_env(place),
-            **(interface_env(machine) if variant.strategy == "ddp" else {}),
+            **(interface_env(machine) if STRATEGIES[variant.strategy].has_backend else {}),
             **visible_gpus(tuple(map(device_of_node, devices)), machine),
         },
         devices=devices,
@@ -217,4 +217,6 @@ def _check_ranks(spec: JobSpec, variants: tuple[Variant, ...]) -> None:
     beyond = [rank for rank in spec.profile.ranks or () if rank >= num_ranks]
     if beyond:
         message = f"no variant has a rank {beyond[0]}: the ranks are 0 to {num_ranks - 1}"
-        raise SpecError(spec.problem(("profile", "ranks"), message, "`dp` and `single` have rank 0 alone"))
+        raise SpecError(
+            spec.problem(("profile", "ranks"), message, "a strategy of one process has rank 0 alone")
+        )

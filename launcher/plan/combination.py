@@ -1,43 +1,47 @@
-"""The product of what stands under `compare`."""
+"""The product of what is under `compare`: the largest batch that all of it can hold, and its baseline."""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.builtins import default_batch
-from gpurun.launcher.jobfile.model import Compare, JobSpec
-from gpurun.launcher.plan.model import PROGRAM, Variant
+from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
+from gpurun.launcher.jobfile.model import Baseline, JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.splits import BALANCED, comes_to
+from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
 
 
-@dataclass(frozen=True)
-class Combination:
-    """One value for every key that may vary, as the job states them."""
+@dataclass(frozen=True, kw_only=True)
+class Combination(Settings):
+    """One value for every setting, as the job states them; what is varied is merged into the job's own."""
 
     workload: str
-    strategy: str
     device_count: int
-    split: str | tuple[int, ...]
     global_batch: int | None
-    precision: str
-    compile: bool
-    channels_last: bool
-    threads: int | str
-    accumulate: int
-    params: Mapping[str, Any]
-    """The job's, with those of `compare` laid over them."""
-    args: tuple[str, ...]
-    """The program's: the job's, then those of `compare`."""
-    env: Mapping[str, str]
-    """The program's: the job's, with those of `compare` laid over them."""
-    seed: int
     stated: Mapping[str, Any]
-    """What stands under `compare` for this combination."""
+    """What is under `compare` for this combination."""
+
+    @property
+    def kind(self) -> JobKind:
+        """The kind of job that it belongs to."""
+        return variant_kind(self.strategy, self.workload)
+
+    @property
+    def runs_as(self) -> Strategy:
+        """Its strategy with all that this implies."""
+        return STRATEGIES[self.strategy]
+
+    def has(self, name: str) -> bool:
+        """Whether the setting means anything for it."""
+        return SETTINGS[name].holds(self.kind, self.strategy)
 
     @property
     def samples(self) -> int:
@@ -66,47 +70,116 @@ def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Co
     """Every combination of what varies, the last key fastest; the job itself where nothing varies.
 
     Args:
-        num_devices: those of all nodes, which `ddp` uses unless the job says otherwise.
-        num_local: those of the first node, which are all that `dp` can use.
+        num_devices: those of all nodes.
+        num_local: those of the first node, which are all that a strategy of one process can use.
 
     Raises:
         SpecError: there are too many.
     """
-    lists = {key: values for key in Compare.keys if (values := getattr(spec.compare, key))}
+    lists = spec.compare.lists()
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:
         message = f"`compare` makes {total:,} combinations; {MAX_COMBINATIONS:,} is the most"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*lists.values()):
-        stated = dict(zip(lists, values, strict=True))
-        strategy = PROGRAM if spec.program else stated.get("strategy", spec.strategy)
-        most = {"single": 1, "dp": num_local}.get(strategy, num_devices)
-        yield _combination(spec, stated, strategy, most)
+        yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices, num_local)
 
 
-def _combination(spec: JobSpec, stated: dict[str, Any], strategy: str, most: int) -> Combination:
+def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_local: int) -> Combination:
+    strategy = PROGRAM if spec.kind.runs_program else stated.get("strategy", spec.strategy)
     workload = stated.get("workload", spec.workload) or ""
-    default_count = 1 if strategy == "single" else spec.device_count or most
-    return Combination(
-        workload=workload,
-        strategy=strategy,
-        device_count=stated.get("device_count", default_count),
-        split=stated.get("split", spec.split),
-        global_batch=_batch(spec, stated, workload),
-        precision=stated.get("precision", spec.precision),
-        compile=stated.get("compile", spec.compile),
-        channels_last=stated.get("channels_last", spec.channels_last),
-        threads=stated.get("threads", spec.threads),
-        accumulate=stated.get("accumulate", spec.accumulate),
-        params={**spec.params, **stated.get("params", {})},
-        args=(*spec.args, *stated.get("args", ())),
-        env={**spec.env, **stated.get("env", {})},
-        seed=stated.get("seed", spec.seed),
-        stated=stated,
+    kind = variant_kind(strategy, workload)
+    values = {name: _value(spec, name, stated, kind, strategy) for name in SETTINGS}
+    values |= {
+        "strategy": strategy,
+        "workload": workload,
+        "device_count": STRATEGIES[strategy].num_devices(values["device_count"], num_devices, num_local)
+        if "device_count" not in stated
+        else stated["device_count"],
+        "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),
+    }
+    return Combination(stated=stated, **values)
+
+
+def _value(spec: JobSpec, name: str, stated: Mapping[str, Any], kind: JobKind, strategy: str) -> Any:
+    """What a combination has for a setting, with what varies merged into the job's own."""
+    setting = SETTINGS[name]
+    is_stated = name in stated or name in spec.stated
+    if not setting.holds(kind, strategy) or (kind in setting.optional_for and not is_stated):
+        return setting.absent
+    own = getattr(spec, name)
+    return setting.shape.merge(own, stated[name]) if name in stated else own
+
+
+def largest_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) -> int:
+    """The largest global batch that every split of the job can hold on devices with these caps.
+
+    Args:
+        spec: the job.
+        caps: the most samples of each device, of all nodes.
+        num_local: how many of them the first node has; by default all.
+    """
+    return max(1, min(_batches(spec, caps, num_local or len(caps))))
+
+
+def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int]:
+    for wanted in combinations(spec, len(caps), num_local):
+        held = caps[: wanted.device_count]
+        if not wanted.runs_as.has_split:
+            yield caps[0]
+        elif wanted.split == BALANCED:
+            yield sum(held)
+        elif isinstance(wanted.split, str) and ":" in wanted.split:
+            weights = [int(part) for part in wanted.split.split(":")]
+            pairs = zip(held, weights, strict=False)
+            yield min(cap * sum(weights) // weight for cap, weight in pairs)
+        else:
+            yield len(held) * min(held)
+
+
+def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
+    """The id of the variant that `baseline` means, of several the one with most devices; else the first.
+
+    Raises:
+        SpecError: none matches, or several with equally many devices.
+    """
+    wanted = spec.baseline
+    if wanted is None:
+        return candidates[0].variant.id
+    matching = [
+        item.variant
+        for item in candidates
+        if any(_matches(wanted, origin, item.variant.split) for origin in item.origins)
+    ]
+    if not matching:
+        listed = _listed([item.variant for item in candidates])
+        raise SpecError(spec.problem(("baseline",), "no variant matches the baseline", f"there are {listed}"))
+    most = max(len(variant.devices) for variant in matching)
+    largest = [variant for variant in matching if len(variant.devices) == most]
+    if len(largest) > 1:
+        message = f"the baseline could be {_listed(largest)}"
+        raise SpecError(spec.problem(("baseline",), message, "name more keys, so that one is left"))
+    return largest[0].id
+
+
+def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
+    named = {key: value for key in Baseline.keys if (value := getattr(wanted, key)) is not None}
+    split = named.pop("split", None)
+    return (split is None or _has_split(wanted, origin, samples)) and all(
+        SETTINGS[key].shape.matches(getattr(origin, key), origin.stated.get(key), value)
+        for key, value in named.items()
     )
 
 
-def _batch(spec: JobSpec, stated: Mapping[str, Any], workload: str) -> int | None:
-    """The global batch; `None` for a program whose job doesn't say it."""
-    batch = stated.get("global_batch", spec.global_batch)
-    return batch if spec.program else batch or default_batch(workload) or 1
+def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
+    """By the samples, whatever the job calls them; a strategy without a split is meant only by its name."""
+    if not origin.has("split"):
+        return bool(wanted.strategy == origin.strategy)
+    if not samples:  # balanced: its samples are not known yet
+        return bool(wanted.split == origin.split)
+    return wanted.split is not None and comes_to(wanted.split, samples)
+
+
+def _listed(variants: Sequence[Variant]) -> str:
+    names = [variant.id for variant in variants]
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

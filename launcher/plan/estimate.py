@@ -1,9 +1,11 @@
-"""A rough duration of a run, before anything is known of the workload's speed."""
+"""How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.ablation import ablation_rounds
 from gpurun.launcher.plan.model import Launch, Plan
+
+ABLATION_ROUNDS = 6
+"""The fewest that give the ablation a 95 % interval: a sweep takes longer by a fraction of these rounds."""
 
 _STEP_S = 0.03
 """A step of a small model; warm-up, gradient check and trace are counted in steps."""
@@ -13,12 +15,23 @@ _STEADY_STEPS = 10
 """Steps beyond `warmup` until a variant is seen to be steady."""
 
 
+def ablation_rounds(spec: JobSpec, launch: Launch) -> int:
+    """How many of the launch's rounds, the first ones; later launches of a group repeat its work.
+
+    Like the traces, the ablation explains and doesn't compare: a job that wants none of it has neither.
+    """
+    wanted = (
+        spec.kind.trains and spec.profile.steps > 0 and launch.repetition == 0 and len(launch.processes) > 1
+    )
+    return min(ABLATION_ROUNDS, launch.rounds) if wanted else 0
+
+
 def estimate_s(plan: Plan, spec: JobSpec) -> float:
     """Seconds that the run takes at the most if its steps are short; early stops make it shorter.
 
     0 for a program, of which nothing can be said.
     """
-    if spec.program is not None:
+    if not spec.kind.has_rounds:
         return 0.0
     return sum(_launch_s(plan, spec, launch) for launch in plan.launches)
 

@@ -6,21 +6,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.builtins import is_probe
+from gpurun.launcher.jobfile.builtins import builtin_named
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits
-from gpurun.launcher.jobfile.draft import Draft
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import Draft
+from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
 from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
-from gpurun.launcher.plan.baseline import choose_baseline
-from gpurun.launcher.plan.combination import Candidate, Combination, ImpossibleError, combinations
+from gpurun.launcher.plan.combination import (
+    Candidate,
+    Combination,
+    ImpossibleError,
+    choose_baseline,
+    combinations,
+)
 from gpurun.launcher.plan.devices import MachineLike
-from gpurun.launcher.plan.ids import make_unique, program_id, variant_id
-from gpurun.launcher.plan.model import LeftOut, Variant
+from gpurun.launcher.plan.ids import make_unique, variant_id
+from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
-from gpurun.launcher.plan.program import program_variant
 from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
 from gpurun.launcher.splits import Split, resolve_split
+from gpurun.launcher.strategies import Reach
 from gpurun.launcher.units import plural
 
 
@@ -29,7 +35,7 @@ class Expansion:
     """What `compare` comes to on a machine."""
 
     variants: tuple[Variant, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedCombination, ...]
     baseline: str
     notes: tuple[str, ...]
 
@@ -56,7 +62,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
         baseline=choose_baseline(spec, candidates),
         notes=(
             *notes_on(spec.devices, devices, machine, nodes),
-            *_unused_splits(built),
+            *_unused(spec, built),
             *_chunk_notes(candidates),
             *_merge_notes(built, candidates),
         ),
@@ -71,26 +77,21 @@ def _build_all(
     num_local = sum(node_of_device(device) == 0 for device in devices)
     for wanted in combinations(spec, len(devices), num_local):
         try:
-            if spec.program is not None:
-                variant = program_variant(spec, wanted, devices)
-            else:
-                variant = _variant(wanted, devices, share, spec.min_local_batch)
-            built.append((wanted, variant))
+            built.append((wanted, _variant(wanted, devices, share, spec.min_local_batch)))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
 
 
-def _left_out(refused: list[tuple[Combination, ImpossibleError]]) -> tuple[LeftOut, ...]:
+def _left_out(refused: list[tuple[Combination, ImpossibleError]]) -> tuple[SkippedCombination, ...]:
     """Each once: params and seeds decide nothing."""
-    left_out = [LeftOut(_essence(wanted), str(error)) for wanted, error in refused]
+    left_out = [SkippedCombination(_essence(wanted), str(error)) for wanted, error in refused]
     return tuple(item for position, item in enumerate(left_out) if item not in left_out[:position])
 
 
 def _essence(wanted: Combination) -> dict[str, Any]:
-    """What decides whether a combination can be: not params and seed, nor a split for one device."""
-    besides = {"params", "seed"} | ({"split"} if wanted.strategy == "single" else set())
-    return {key: value for key, value in wanted.stated.items() if key not in besides}
+    """What decides whether a combination can be: not params and seed, nor what its strategy doesn't have."""
+    return {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)}
 
 
 def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: int) -> Variant:
@@ -105,29 +106,27 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
     Raises:
         ImpossibleError: there can't be such a variant.
     """
-    split = _split(wanted, len(devices), least)
+    _check_count(wanted, len(devices))
+    split = _split(wanted, least)
     own = devices[: len(split.samples) or wanted.device_count]
     _refuse(wanted, own, split)
-    besides = {
-        key: wanted.stated[key] for key in wanted.stated if key not in ("strategy", "device_count", "split")
+    values = settings_of(wanted) | {
+        "device_count": len(own),
+        "split": split.samples,
+        "global_batch": sum(split.samples) or wanted.global_batch,
+        "threads": share if wanted.threads == "auto" else wanted.threads,
     }
-    return Variant(
-        id="",
-        strategy=wanted.strategy,
-        devices=own,
-        split=split.samples,
-        split_name=split.name,
-        global_batch=sum(split.samples) or wanted.samples,
-        precision=wanted.precision,
-        accumulate=wanted.accumulate,
-        params=wanted.params,
-        seed=wanted.seed,
-        varied=besides,
-        workload=wanted.workload,
-        compile=wanted.compile,
-        channels_last=wanted.channels_last,
-        threads=wanted.threads if isinstance(wanted.threads, int) else share,
-    )
+    return Variant(id="", devices=own, split_name=split.name, varied=_varied(wanted), **values)
+
+
+def _varied(wanted: Combination) -> dict[str, Any]:
+    """What the variant's name has to say of `compare`, besides what each begins with."""
+    is_named = wanted.runs_as.in_jobs
+    return {
+        key: value
+        for key, value in wanted.stated.items()
+        if wanted.has(key) and not (is_named and SETTINGS[key].names_variant)
+    }
 
 
 def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None:
@@ -136,14 +135,22 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
     Raises:
         ImpossibleError: something of it is wanted.
     """
-    _check_reach(wanted, devices)
+    strategy = wanted.runs_as
+    if strategy.reach is Reach.NODE and node_of_device(devices[-1]) > 0:
+        reason = f"{strategy.name} is one process, which can't use the devices of several nodes"
+        raise ImpossibleError("strategy", reason)
     kind = accelerator_of(devices[0])
-    if wanted.precision is not None and (problem := precision_problem(wanted.precision, kind)):
+    if wanted.has("precision") and (problem := precision_problem(wanted.precision, kind)):
         raise ImpossibleError("precision", problem)
-    if wanted.threads != "auto" and not kind.is_host:
+    if wanted.has("threads") and wanted.threads != "auto" and not kind.is_host:
         raise ImpossibleError("threads", "threads are those of CPU devices")
-    if wanted.compile and wanted.strategy == "dp":
-        raise ImpossibleError("compile", "dp copies the model in every step, and torch.compile can't follow")
+    if wanted.compile and strategy.compile_refusal:
+        raise ImpossibleError("compile", strategy.compile_refusal)
+    if wanted.has("accumulate"):
+        _check_micro_batches(wanted, split)
+
+
+def _check_micro_batches(wanted: Combination, split: Split) -> None:
     # `balanced` may leave a device out, unless there are several micro-batches to be made of its samples.
     fewest_balanced = wanted.samples // wanted.device_count if wanted.accumulate > 1 else 1
     fewest_samples = min(split.samples, default=fewest_balanced)
@@ -153,19 +160,28 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         raise ImpossibleError("accumulate", reason)
 
 
-def _split(wanted: Combination, num_devices: int, least: int) -> Split:
-    if wanted.strategy == "single":
-        if wanted.device_count != 1:
-            raise ImpossibleError("device_count", f"single uses one device, not {wanted.device_count}")
-        return Split("-", (wanted.samples,))
-    if wanted.device_count > num_devices:
-        reason = f"the job has {plural(num_devices, 'device')}, not {wanted.device_count}"
+def _check_count(wanted: Combination, num_devices: int) -> None:
+    """Whether the strategy and the workload can use so many devices, and the job has them."""
+    strategy, count = wanted.runs_as, wanted.device_count
+    if strategy.reach is Reach.DEVICE and count != 1:
+        raise ImpossibleError("device_count", f"{strategy.name} uses one device, not {count}")
+    if count > num_devices:
+        reason = f"the job has {plural(num_devices, 'device')}, not {count}"
         raise ImpossibleError("device_count", reason)
-    if wanted.workload == "allreduce" and wanted.device_count < 2:
-        key = "devices" if num_devices < 2 else "device_count"
-        raise ImpossibleError(key, "an all-reduce needs two devices or more, and this has one")
-    if is_probe(wanted.workload):
+    builtin = builtin_named(wanted.workload)
+    if builtin and count < builtin.min_devices:
+        key = "devices" if num_devices < builtin.min_devices else "device_count"
+        raise ImpossibleError(key, f"{builtin.why_devices}, and this has one")
+
+
+def _split(wanted: Combination, least: int) -> Split:
+    """Samples of each device; none for a program, which splits its batch itself, and for `balanced`."""
+    if wanted.kind.runs_program:
+        return Split("-", ())
+    if not wanted.kind.trains:
         return Split("-", (1,) * wanted.device_count)
+    if not wanted.has("split"):
+        return Split("-", (wanted.samples,))
     try:
         split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
         if not split.samples:
@@ -173,12 +189,6 @@ def _split(wanted: Combination, num_devices: int, least: int) -> Split:
         return split
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
-
-
-def _check_reach(wanted: Combination, devices: tuple[str, ...]) -> None:
-    """Only processes span nodes; the threads of one don't."""
-    if wanted.strategy == "dp" and node_of_device(devices[-1]) > 0:
-        raise ImpossibleError("strategy", "dp is one process, which can't use the devices of several nodes")
 
 
 def check_room(wanted: Combination, least: int) -> None:
@@ -202,25 +212,16 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
     return list(merged.values())
 
 
-def processes_of(variant: Variant) -> tuple[Any, ...]:
-    """What variants that share processes have in common: all but their batches."""
-    how = (variant.precision, variant.compile, variant.channels_last, variant.threads)
-    return (
-        variant.workload,
-        variant.params,
-        variant.strategy,
-        variant.devices,
-        *how,
-        variant.seed,
-        variant.args,
-        variant.env,
-    )
+def processes_of(variant: Variant) -> str:
+    """What variants that share processes have in common: equal texts for equal settings and devices."""
+    common = {name: getattr(variant, name) for name, one in SETTINGS.items() if not one.shares_processes}
+    return json.dumps((common, variant.devices), sort_keys=True)
 
 
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
-    split = variant.split or (variant.split_name, variant.global_batch)
-    return json.dumps((processes_of(variant), split, variant.accumulate), sort_keys=True)
+    split = variant.split or variant.split_name
+    return json.dumps((settings_of(variant), variant.devices, split), sort_keys=True)
 
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:
@@ -233,10 +234,7 @@ def _named(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _name(variant: Variant) -> str:
-    count = len(variant.devices)
-    if variant.is_program:
-        return program_id(count, variant.varied)
-    return variant_id(variant.strategy, count, variant.split_name, variant.varied)
+    return variant_id(variant.strategy, len(variant.devices), variant.split_name, variant.varied)
 
 
 def _chunk_notes(candidates: list[Candidate]) -> list[str]:
@@ -263,13 +261,20 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
     return list(notes)
 
 
-def _unused_splits(built: list[tuple[Combination, Variant]]) -> list[str]:
-    """Splits of a job that has nothing but `single`."""
-    if any(variant.strategy != "single" for _, variant in built):  # a program's job has none
-        return []
-    unused = dict.fromkeys(wanted.split for wanted, _ in built if wanted.split != "even")
-    names = (split if isinstance(split, str) else "/".join(map(str, split)) for split in unused)
-    return [f"single has one device: the split {name} is not used" for name in names]
+def _unused(spec: JobSpec, built: list[tuple[Combination, Variant]]) -> list[str]:
+    """Values that the job gives a setting that none of its strategies has."""
+    names = " and ".join(dict.fromkeys(variant.strategy for _, variant in built))
+    return [
+        f"{names} has no `{key}`: {_shown(value)} is not used"
+        for key, setting in SETTINGS.items()
+        if spec.kind in setting.kinds and not any(wanted.has(key) for wanted, _ in built)
+        for value in dict.fromkeys(spec.compare.lists().get(key, (getattr(spec, key),)))
+        if value != getattr(JobSpec, key)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_machine(spec: JobSpec, num_devices: int) -> None:
@@ -279,8 +284,9 @@ def _check_machine(spec: JobSpec, num_devices: int) -> None:
         have = plural(num_devices, "device")
         message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
         raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
-    if _machine_chooses(spec) and spec.workload == "allreduce" and num_devices < 2:
-        message = f"an all-reduce needs two devices or more, and `devices: {spec.devices}` finds one here"
+    builtin = builtin_named(spec.workload)
+    if _machine_chooses(spec) and builtin and num_devices < builtin.min_devices:
+        message = f"{builtin.why_devices}, and `devices: {spec.devices}` finds one here"
         raise MachineError(str(spec.problem(("devices",), message)))
 
 

@@ -5,32 +5,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.strategies import STRATEGIES
+
 _MAX_CHARS = 100
-"""Together with a folder's other parts this stays far below the 255 bytes of a file name."""
+"""Together with a path's other parts this stays far below the 255 bytes of a file name."""
 
 
 def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping[str, Any]) -> str:
-    """`strategy-count-split[-key-value…]`; `single`, which has no split, goes without."""
-    parts = [strategy, str(num_devices)]
-    if strategy != "single":
-        parts.append(split_name)
-    return _join(parts, varied)
-
-
-def program_id(num_devices: int, varied: Mapping[str, Any]) -> str:
-    """`script-count[-words…]`: the arguments and variables that vary."""
-    besides = {key: value for key, value in varied.items() if key != "device_count"}
-    return _join(["script", str(num_devices)], besides)
+    """`strategy-count[-split][-key-value…]`: the split where the strategy has one, then what varies."""
+    split = [split_name] if STRATEGIES[strategy].has_split else []
+    return _join([strategy, str(num_devices), *split], varied)
 
 
 def group_id(strategy: str, num_devices: int, varied: Mapping[str, Any]) -> str:
     """`strategy-count[-key-value…]` of the variants that share processes."""
-    shared = {key: varied[key] for key in varied if key not in ("global_batch", "accumulate")}
+    shared = {key: varied[key] for key in varied if not SETTINGS[key].shares_processes}
     return _join([strategy, str(num_devices)], shared)
 
 
 def make_unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with `-2`, `-3`, … after those that stand twice."""
+    """The names, with `-2`, `-3`, … after those that occur twice."""
     taken: Counter[str] = Counter()
     unique: list[str] = []
     for name in names:
@@ -45,17 +40,6 @@ def make_unique(names: Sequence[str]) -> tuple[str, ...]:
 
 def _join(parts: list[str], varied: Mapping[str, Any]) -> str:
     for key, value in varied.items():
-        parts += _words(key, value)
+        setting = SETTINGS[key]
+        parts += [] if setting.names_variant else setting.shape.id_words(key, value)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(parts))[:_MAX_CHARS]
-
-
-def _words(key: str, value: Any) -> list[str]:
-    """`width-64` of params and variables, `batch-64` of the arguments `--batch 64`."""
-    if key == "args":
-        return [word for argument in value if (word := str(argument).strip("-"))]
-    pairs = value.items() if key in ("params", "env") else [(key, value)]
-    return [f"{name}-{_word(item)}" for name, item in pairs]
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import MAX_COUNT
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
-from gpurun.launcher.plan.ablation import ablation_rounds
 from gpurun.launcher.plan.devices import MachineLike, job_devices
+from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
@@ -20,6 +22,7 @@ from gpurun.launcher.rundir.records import (
     VariantRef,
 )
 from gpurun.launcher.splits import split_near_even
+from gpurun.launcher.strategies import STRATEGIES
 
 
 def order_for(
@@ -73,7 +76,17 @@ def order_for(
         ablation_rounds=ablation_rounds(spec, launch),
         draw=str(run_dir),
         address=plan.address,
+        options=strategy_options(first),
     )
+
+
+def strategy_options(variant: Variant) -> dict[str, Any]:
+    """Settings that the variant's strategy takes as keyword arguments."""
+    return {
+        name: getattr(variant, name)
+        for name, setting in SETTINGS.items()
+        if setting.option and setting.holds(variant.kind, variant.strategy)
+    }
 
 
 def program_order(
@@ -84,8 +97,8 @@ def program_order(
         launch=launch_id,
         run_dir=str(run_dir),
         job_dir=str(job_dir),
-        script=spec.script,
-        module=spec.module,
+        script=variant.script,
+        module=variant.module,
         args=variant.args,
         seed=variant.seed,
         world_size=variant.world_size,
@@ -98,7 +111,7 @@ def program_order(
 def variant_order(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
 ) -> VariantConfig:
-    """The variant with its samples; a balanced split that nobody has found yet begins at the even one."""
+    """The variant with its samples; a balanced split that is not found yet begins at the even one."""
     accumulate = variant.accumulate or 1
     if variant.split or found:
         return VariantConfig(variant.id, variant.split or found or (), accumulate)
@@ -114,7 +127,7 @@ def worker_devices(variant: Variant) -> tuple[str, ...]:
     kind = accelerator_of(variant.devices[0])
     if kind.is_host:
         return (kind.name,) * len(variant.devices)
-    if variant.strategy == "ddp":
+    if STRATEGIES[variant.strategy].process_per_device:
         return (kind.device(0),) * len(variant.devices)  # every rank sees its own GPU only
     visible = list(dict.fromkeys(variant.devices))
     return tuple(kind.device(visible.index(device)) for device in variant.devices)
@@ -122,7 +135,7 @@ def worker_devices(variant: Variant) -> tuple[str, ...]:
 
 def backend_for(variant: Variant) -> str | None:
     """The devices' own backend, or the CPU's where ranks share a device; `None` for one process."""
-    if variant.strategy != "ddp":
+    if not STRATEGIES[variant.strategy].has_backend:
         return None
     has_own_devices = len(set(variant.devices)) == len(variant.devices)
     return accelerator_of(variant.devices[0]).backend if has_own_devices else CPU.backend

@@ -1,65 +1,79 @@
 """What a run will do, as data: variants, launches and the processes of each launch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
+from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings
 from gpurun.launcher.machine.network import LOOPBACK
 from gpurun.launcher.plan.nodes import Node
-
-PROGRAM = "script"
-"""The strategy of variants that are programs."""
+from gpurun.launcher.strategies import STRATEGIES, strategy_named
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One way of running the workload, measured on its own."""
+@dataclass(frozen=True, kw_only=True)
+class Variant(Settings):
+    """One way of running the workload, measured on its own: a value for every setting, and its devices.
+
+    What its kind of job or its strategy doesn't have is absent: `None`, 0 or empty.
+    """
 
     id: str
     """`strategy-count-split[-key-value…]`, unique in a plan and safe as a file name."""
-    strategy: str
-    """`single`, `dp` or `ddp`; `script` for a program that runs unchanged."""
     devices: tuple[str, ...]
     """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`; of several nodes `cuda:1@0`."""
     split: tuple[int, ...]
     """Samples per device and optimizer step; adds up to `global_batch`. Empty for a program, and for
     `balanced` in a plan: its first launch finds them."""
     split_name: str
-    """The job's own word: `even`, `48/16`, `3:1`, `balanced`; `-` for `single` and programs."""
-    global_batch: int | None
-    """`None` for a program whose job doesn't say it; it decides all this itself."""
-    precision: str | None
-    accumulate: int | None
-    """Micro-batches per optimizer step, on every device."""
-    params: Mapping[str, Any]
-    seed: int | None
+    """The job's own word: `even`, `48/16`, `3:1`, `balanced`; `-` where there is no split."""
     varied: Mapping[str, Any]
     """The keys under `compare` besides strategy, device_count and split, with this variant's values; for a
     program all keys."""
     workload: str = ""
     """As the job names it; empty for programs, and in plans of runs that are older than this field."""
-    compile: bool = False
-    channels_last: bool = False
+    global_batch: int | None = None
+    """`None` for a program whose job doesn't state it; it decides all this itself."""
+    # A job's are never absent, so that `Settings` has narrower types.
+    precision: str | None = None  # type: ignore[assignment]
+    accumulate: int | None = None  # type: ignore[assignment]
+    seed: int | None = None  # type: ignore[assignment]
     threads: int = 0
     """Intra-op threads of one device; 0 for programs, and in plans of runs that are older than this field."""
-    args: tuple[str, ...] = ()
-    """A program's whole arguments."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What a program's job adds to the environment."""
+
+    def __post_init__(self) -> None:
+        """Refuses a strategy that there is not, in a plan that is read back too."""
+        strategy_named(self.strategy)
 
     @property
-    def is_program(self) -> bool:
-        """Whether this is a program that runs unchanged, not a workload."""
-        return self.strategy == PROGRAM
+    def kind(self) -> JobKind:
+        """The kind of job that it belongs to."""
+        return variant_kind(self.strategy, self.workload)
+
+    def has(self, name: str) -> bool:
+        """Whether the setting means anything for it."""
+        return SETTINGS[name].holds(self.kind, self.strategy)
+
+    def same_task(self, other: "Variant") -> bool:
+        """Whether both do the same task, so that one can be faster than the other."""
+        return all(getattr(self, name) == getattr(other, name) for name in TASK_SETTINGS)
+
+    def same_but_devices(self, other: "Variant") -> bool:
+        """Whether both do the same, of all that both have, on other devices."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name, one in SETTINGS.items()
+            if not one.names_variant and self.has(name) and other.has(name)
+        )
 
     @property
     def world_size(self) -> int:
-        """Processes that train together: one per device for `ddp` and programs, else one in all."""
-        return len(self.devices) if self.strategy in ("ddp", PROGRAM) else 1
+        """Processes that train together."""
+        return STRATEGIES[self.strategy].num_processes(len(self.devices))
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedCombination:
     """A combination of `compare` that cannot be, with the reason."""
 
     combination: Mapping[str, Any]
@@ -109,7 +123,7 @@ class Plan:
     """Or the program: `train.py`, `-m package.train`."""
     baseline: str
     variants: tuple[Variant, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedCombination, ...]
     launches: tuple[Launch, ...]
     notes: tuple[str, ...]
     """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""

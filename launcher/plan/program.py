@@ -1,54 +1,25 @@
-"""Programs that run unchanged: their variants, and their processes with the environment of `torchrun`."""
+"""Programs that run unchanged: their processes, with the environment of `torchrun`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import LOOPBACK
-from gpurun.launcher.plan.combination import Combination, ImpossibleError
 from gpurun.launcher.plan.devices import MachineLike, visible_gpus
-from gpurun.launcher.plan.model import PROGRAM, Process, Variant
+from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
 from gpurun.launcher.plan.spread import interface_env
 from gpurun.launcher.rundir.paths import RunPaths
-from gpurun.launcher.units import plural
 
 _HERE = RunPaths(Path())
 """File names relative to the run directory."""
-
-
-def program_variant(spec: JobSpec, wanted: Combination, devices: tuple[str, ...]) -> Variant:
-    """The variant, still without an id. What only a workload has is `None` or empty.
-
-    Raises:
-        ImpossibleError: the job has fewer devices.
-    """
-    if wanted.device_count > len(devices):
-        reason = f"the job has {plural(len(devices), 'device')}, not {wanted.device_count}"
-        raise ImpossibleError("device_count", reason)
-    is_seeded = "seed" in spec.stated or "seed" in wanted.stated
-    return Variant(
-        id="",
-        strategy=PROGRAM,
-        devices=devices[: wanted.device_count],
-        split=(),
-        split_name="-",
-        global_batch=wanted.global_batch,
-        precision=None,
-        accumulate=None,
-        params={},
-        seed=wanted.seed if is_seeded else None,
-        varied=wanted.stated,
-        args=wanted.args,
-        env=wanted.env,
-    )
 
 
 def program_processes(
     spec: JobSpec, launch_id: str, variant: Variant, machines: Sequence[MachineLike]
 ) -> tuple[Process, ...]:
     """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one."""
-    head = ("-m", spec.module) if spec.module else (str(spec.script),)
+    head = ("-m", variant.module) if variant.module else (str(variant.script),)
     found = places([node_of_device(device) for device in variant.devices])
     shared = {
         place.node: {

@@ -6,6 +6,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.strategies import STRATEGIES
 
 _MAP_STYLE = """\
 import torch
@@ -52,10 +53,10 @@ def lines_to_paste(comparison: Comparison) -> str | None:
     An uneven split that is not ahead is told of too, but as what it is. Where the lines can't be given, that
     is said instead.
     """
-    uneven = first_uneven(comparison, "ddp")
+    uneven = first_uneven(comparison, has_snippet=True)
     if uneven is None:
-        other = first_uneven(comparison, "dp")
-        return None if other is None else _no_lines_for_dp(other)
+        other = first_uneven(comparison, has_snippet=False)
+        return None if other is None else _no_lines(other)
     devices = [device for device, samples in zip(uneven.devices, uneven.split, strict=True) if samples]
     if len(devices) == 1:
         return f"To train with {variant_label(uneven)}, use {devices[0]} alone: the others get no samples."
@@ -118,14 +119,15 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
         return "No split could be found fastest. To train with"
     if uneven.id == comparison.fastest:
         return "To train with"
-    other = first_uneven(comparison, "dp")
+    other = first_uneven(comparison, has_snippet=False)
     leads = other is not None and other.id == comparison.fastest
-    return f"To train with the fastest uneven split{' of ddp' if leads else ''},"
+    return f"To train with the fastest uneven split{f' of {uneven.strategy}' if leads else ''},"
 
 
-def _no_lines_for_dp(variant: VariantResult) -> str:
+def _no_lines(variant: VariantResult) -> str:
     return (
-        f"There are no lines to train with {variant_label(variant)}: torch's DataParallel splits evenly only."
+        f"There are no lines to train with {variant_label(variant)}:"
+        f" {STRATEGIES[variant.strategy].snippet_refusal}."
         " With `strategy: ddp`, gpurun finds a split for DistributedDataParallel, and prints lines for it."
     )
 
@@ -134,7 +136,8 @@ def _indented(text: str, by: int = 4) -> str:
     return "\n".join(f"{' ' * by}{line}".rstrip() for line in text.splitlines())
 
 
-def first_uneven(comparison: Comparison, strategy: str) -> VariantResult | None:
-    """The first of the ranking that has unequal parts under the strategy."""
+def first_uneven(comparison: Comparison, has_snippet: bool) -> VariantResult | None:
+    """The first of the ranking that has unequal parts, under a strategy with or without lines to paste."""
     ranked, _ = by_rank(comparison)
-    return next((v for v in ranked if v.strategy == strategy and len(set(v.split)) > 1), None)
+    uneven = (one for one in ranked if len(set(one.split)) > 1)
+    return next((v for v in uneven if bool(STRATEGIES[v.strategy].snippet_refusal) != has_snippet), None)

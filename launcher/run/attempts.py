@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.decisions import Ended
 from gpurun.launcher.rundir.files import RunDir, read_json
@@ -74,14 +75,7 @@ def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) ->
 
 def _model(variant: Variant) -> tuple[object, ...]:
     """All that a workload's `build` may depend on, but for the processes that it is built in."""
-    return (
-        variant.workload,
-        variant.params,
-        variant.env,
-        variant.seed,
-        variant.precision,
-        variant.global_batch,
-    )
+    return tuple(getattr(variant, name) for name, one in SETTINGS.items() if one.builds_model)
 
 
 def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:

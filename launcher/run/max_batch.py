@@ -14,11 +14,12 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
+from gpurun.launcher.plan.combination import largest_batch
 from gpurun.launcher.plan.devices import job_devices
-from gpurun.launcher.plan.largest import largest_batch
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
 from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count, plural
 
 MAX_STARTS = 40
@@ -87,7 +88,8 @@ def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _accumulate(spec: JobSpec) -> int:
     """Micro-batches of a device's samples: the fewest of the job's values, which need the most memory."""
-    return min(spec.compare.accumulate or (spec.accumulate,))
+    fewest: int = min(spec.compare.accumulate or (spec.accumulate,))
+    return fewest
 
 
 def in_micro_batches(spec: JobSpec) -> str:
@@ -212,7 +214,10 @@ class Search:
             num_devices=num_devices,
             precision=self.precision,
             accumulate=_accumulate(self.spec),
-            keeps_gradients="ddp" in (self.spec.compare.strategy or (self.spec.strategy,)),
+            keeps_gradients=any(
+                STRATEGIES[name].keeps_gradients
+                for name in self.spec.compare.strategy or (self.spec.strategy,)
+            ),
             seed=self.spec.seed,
             threads=max(1, self.machine.cpu_cores // num_devices),
             limit_bytes=int(share) if kind.is_host else None,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
-from gpurun.launcher.jobfile.command import program_job
-from gpurun.launcher.jobfile.load import load_job, load_text
+from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan

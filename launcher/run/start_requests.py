@@ -124,7 +124,7 @@ class Starter:
 def program_of(plan: Plan, launch: Launch) -> Variant | None:
     """The variant of a launch that runs a program; `None` for a workload's."""
     first = plan.variant(launch.variants[0])
-    return first if first.is_program else None
+    return first if first.kind.runs_program else None
 
 
 def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:

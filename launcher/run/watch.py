@@ -45,7 +45,7 @@ def limits_of(spec: JobSpec) -> Limits:
         hang_s=spec.hang_timeout_s,
         hang_stops=spec.on_hang == "stop",
         restarts=spec.restarts,
-        is_program=spec.program is not None,
+        is_program=spec.kind.runs_program,
     )
 
 

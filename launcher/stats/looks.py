@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
-from gpurun.launcher.stats.pairs import round_differences
+from gpurun.launcher.stats.paired import hodges_lehmann, round_differences, wilcoxon_interval
 from gpurun.launcher.stats.verdict import Interval, Verdict, percent_from_log, percent_interval, verdict_of
 
 Looks = tuple[tuple[int, float], ...]

@@ -7,13 +7,14 @@ Nonparametrics, 1975, section 4.2; Hollander, Wolfe, Chicken, Nonparametric Stat
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.rundir.records import RoundTime
 from gpurun.launcher.stats.verdict import Interval
 
 EXACT_UP_TO = 300
@@ -97,3 +98,28 @@ def signed_rank_probabilities(num_values: int) -> NDArray[np.float64]:
         probabilities *= 0.5
         probabilities[rank:] += 0.5 * positive
     return probabilities
+
+
+def round_step_ns(step_ns_by_rank: Sequence[Sequence[int]]) -> float:
+    """Step time of one block, in nanoseconds: the maximum over ranks of the mean step."""
+    return max(fmean(steps) for steps in step_ns_by_rank)
+
+
+def round_differences(
+    rounds: Iterable[RoundTime], baseline: Iterable[RoundTime], samples_ratio: float = 1.0
+) -> tuple[float, ...]:
+    """d = ln(t / t_baseline) for every round that both have, in the order of `rounds`.
+
+    Args:
+        rounds: a variant's rounds; a round is known by its launch and number.
+        baseline: the baseline's.
+        samples_ratio: the variant's global batch over the baseline's. Where it isn't 1, time per sample is
+            compared, since the step times alone would call the smaller batch faster.
+    """
+    baseline_ns = {(other.launch, other.round): other.step_ns for other in baseline}
+    offset = math.log(samples_ratio)
+    return tuple(
+        math.log(one.step_ns / baseline_ns[one.launch, one.round]) - offset
+        for one in rounds
+        if (one.launch, one.round) in baseline_ns
+    )

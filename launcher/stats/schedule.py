@@ -1,9 +1,58 @@
-"""The order of a round: fresh and random, yet the same on every rank without a message."""
+"""What a launch measures when: the end of its warm-up, the length of a block, the order of a round."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
+
+WINDOW_STEPS = 5
+TOLERANCE = 0.02
+
+MEDIANS_ERROR_PER_DEVIATION = 1.32
+"""Standard error of the difference between two medians of 5, per median absolute deviation of the 10 steps
+from their own medians, for normal noise (400,000 simulated warm-ups)."""
+
+
+TIMED_BEFORE_TRACE = 20
+"""Timed steps that come before the traced ones even if the program ends then."""
+
+
+def is_steady(step_ns: Sequence[int], minimum: int) -> bool:
+    """Whether the medians of the last two windows of 5 steps agree within 2 % or two standard errors.
+
+    False before `minimum` steps (and before 10). The spread is taken from absolute deviations, so that a
+    single slow step, a recompilation say, doesn't excuse a difference.
+    """
+    if len(step_ns) < max(minimum, 2 * WINDOW_STEPS):
+        return False
+    before, last = step_ns[-2 * WINDOW_STEPS : -WINDOW_STEPS], step_ns[-WINDOW_STEPS:]
+    median_before, median_last = median(before), median(last)
+    deviations = [abs(step - median_before) for step in before] + [abs(step - median_last) for step in last]
+    standard_error = MEDIANS_ERROR_PER_DEVIATION * median(deviations)
+    return abs(median_last - median_before) <= max(TOLERANCE * median_before, 2 * standard_error)
+
+
+def block_steps(step_ns: Sequence[int], block_ms: float) -> int:
+    """Steps of a block that lasts at least `block_ms`, judged by the median of the last 5 warm-up steps."""
+    typical_ns = median(step_ns[-WINDOW_STEPS:])
+    return max(1, math.ceil(block_ms * 1e6 / max(typical_ns, 1)))
+
+
+def ablation_steps(block_steps: int) -> int:
+    """Steps of a block without communication: a quarter of a timed block, but 5 if that has as many."""
+    return min(block_steps, max(WINDOW_STEPS, block_steps // 4))
+
+
+def warmup_minimum(warmup: int) -> int:
+    """Steps that are warm-up at the least: two windows of 5, by which steadiness is judged."""
+    return max(warmup, 2 * WINDOW_STEPS)
+
+
+def first_traced_step(warmup: int) -> int:
+    """The step with which the trace begins, from 0: the same on all ranks, without asking any."""
+    return warmup_minimum(warmup) + TIMED_BEFORE_TRACE
 
 
 @dataclass(frozen=True)

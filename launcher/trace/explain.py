@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Any, TypeVar
 
-from gpurun.launcher.trace.analysis.mean import mean_stretch, stretches_told, tells_steps
-from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, RankTrace, TraceReport
 
 MENTION_FROM = 0.05
 """A loss below this share of the time isn't worth a person's time."""
@@ -24,6 +26,8 @@ _ADVICE_ON_CPU = _ADVICE | {
 }
 CPU = "CPU"
 """The device of a rank whose trace has no GPU work."""
+Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
+_OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 
 
 @dataclass(frozen=True)
@@ -87,3 +91,45 @@ def _explain_wait(report: TraceReport, share: float) -> str:
         f"which came last {times} and cost the others {last.wait_caused_us / 1000:.1f} ms: "
         "give it less work, or find out what slows it."
     )
+
+
+def tells_steps(report: TraceReport) -> bool:
+    """Whether steps say more than the totals: there are several, or the one isn't all of its file."""
+    return any(rank.steps and not _is_total(rank) for rank in report.ranks)
+
+
+def _is_total(rank: RankTrace) -> bool:
+    return len(rank.steps) == 1 and all(
+        getattr(rank.steps[0], field.name) == getattr(rank.total, field.name) for field in fields(Breakdown)
+    )
+
+
+def stretches_told(report: TraceReport) -> list[Breakdown]:
+    """What is to be explained: every step of every rank, or, where steps say no more, every rank's total.
+
+    Where a rank has several devices, that of each device.
+    """
+    rows = [row for rank in report.ranks for row in rank.devices or (rank,)]
+    if not tells_steps(report):
+        return [row.total for row in rows]
+    return [stretch for row in rows for stretch in row.steps or (row.total,)]
+
+
+def mean_stretch(stretches: Sequence[Breakdown]) -> Breakdown:
+    """The mean of each figure; `None` where some stretch has none."""
+    means: dict[str, Any] = {}
+    for field in fields(Breakdown):
+        values = [getattr(each, field.name) for each in stretches]
+        if None in values or field.name in _OF_ONE_STRETCH:
+            means[field.name] = None
+        elif isinstance(values[0], IdleCauses | HostWhileIdle):
+            means[field.name] = _mean_causes(values)
+        else:
+            means[field.name] = fmean(values)
+    means["num_kernels"] = round(means["num_kernels"])
+    return Breakdown(**means)
+
+
+def _mean_causes(causes: Sequence[Causes]) -> Causes:
+    names = [field.name for field in fields(causes[0])]
+    return type(causes[0])(**{name: fmean(getattr(each, name) for each in causes) for name in names})

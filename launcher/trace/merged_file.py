@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.errors import SpecError
-from gpurun.launcher.trace.errors import TraceError
-from gpurun.launcher.trace.kineto.source import open_source
+from gpurun.launcher.errors import SpecError, TraceError
+from gpurun.launcher.trace.kineto.trace_file import open_source
 
 HEAD_BYTES = 4096
 MARK = {"gpurun": {"merged": True}}

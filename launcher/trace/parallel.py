@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.machine.environment import child_environment
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
-from gpurun.launcher.trace.errors import TraceError
 
 PARALLEL_FROM_BYTES = 16 << 20
 """Below it, all files together, starting processes takes longer than reading."""

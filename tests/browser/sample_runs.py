@@ -353,7 +353,17 @@ def write_live(path: Path) -> RunDir:
     """A run in round 6 of 10, which this process is at; `advance` goes on with it."""
     names = ("ddp-2-even", "ddp-2-48-16")
     planned = tuple(
-        Variant(name, "ddp", ("cpu:0", "cpu:1"), split, "", 64, "fp32", 1, {}, 0, {})
+        Variant(
+            id=name,
+            devices=("cpu:0", "cpu:1"),
+            split=split,
+            split_name="",
+            global_batch=64,
+            precision="fp32",
+            accumulate=1,
+            seed=0,
+            varied={},
+        )
         for name, split in zip(names, ((32, 32), (48, 16)), strict=True)
     )
     run = RunDir(path)

@@ -147,7 +147,18 @@ def test_energy_needs_two_readings_that_grow() -> None:
 
 def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> Measured:
     split = (8,) * len(devices)
-    variant = Variant("v", "ddp", devices, split, "even", sum(split), "bf16", 1, {}, 0, {}, "gpt")
+    variant = Variant(
+        id="v",
+        devices=devices,
+        split=split,
+        split_name="even",
+        global_batch=sum(split),
+        precision="bf16",
+        accumulate=1,
+        seed=0,
+        varied={},
+        workload="gpt",
+    )
     steps = {
         rank: [StepRecord("l", 1, 0, i, "timed", 1, {}, None, energy_mj=energy_mj) for i in range(3)]
         for rank in range(len(devices))

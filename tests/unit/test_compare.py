@@ -15,7 +15,7 @@ from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
+from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import RoundTime, StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.rundir.records.measured import Kind
@@ -325,7 +325,7 @@ def test_without_its_baseline_nothing_is_compared(files: Files) -> None:
 
 
 def test_facts_notes_and_combinations_left_out_are_carried(files: Files) -> None:
-    left_out = LeftOut({"strategy": "single", "device_count": 2}, "single has one device")
+    left_out = SkippedCombination({"strategy": "single", "device_count": 2}, "single has one device")
     write_splits(files)
     write_json(files.run.plan, splits_plan(left_out=(left_out,), notes=("two ranks share cuda:0",)))
     facts = VariantFacts(1e-7, "one device", ("BatchNorm",), unsteady="no steady step within 30")

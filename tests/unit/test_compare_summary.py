@@ -12,6 +12,7 @@ from gpurun.launcher.compare.headline import Conclusion, conclude, ranking_concl
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, ExposedComm, Status, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
+from gpurun.launcher.plan.model import Variant
 
 NOTHING = Difference(None, None, "inconclusive")
 
@@ -199,7 +200,10 @@ def test_the_opposite_finding() -> None:
 
 
 def test_programs_without_steps_have_run_all_the_same() -> None:
-    plan: Any = SimpleNamespace(variants=(SimpleNamespace(workload=""),), baseline="script-2")
+    program = Variant(
+        id="script-2", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
+    )
+    plan: Any = SimpleNamespace(variants=(program,), baseline=program.id)
     failed = result("script-1", (), None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)
     assert conclude(plan, [failed, one], None).summary == "script 2 ran for 3.1 s; no steps were seen."

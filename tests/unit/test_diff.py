@@ -103,7 +103,7 @@ def test_the_gate_lets_faster_runs_pass() -> None:
     [
         (result("v", [100.0]), result("v", [150.0]), "set steps: {launches: 6}"),
         (result("v", A), result("v", [], status="failed"), "failed in run b"),
-        (result("v", A), result("v", A, global_batch=128), "other work (global_batch: 64 → 128"),
+        (result("v", A), result("v", A, global_batch=128), "global_batch: 64 → 128"),
     ],
 )
 def test_what_no_interval_tells_of_leaves_the_gate_undecided(

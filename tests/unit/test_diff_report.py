@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpurun.launcher.compare.diff import Diff, Unlike, VariantDiff
+from gpurun.launcher.compare.diff import Diff, NotComparable, VariantDiff
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.report.terminal.diff import render_diff
 
@@ -10,7 +10,7 @@ SLOWER = VariantDiff("ddp-2-even", "ddp 32/32", 42.1, 47.9, Difference(13.8, (12
 LOST = VariantDiff(
     "dp-2-even", "dp 32/32", 61.3, None, Difference(None, None, "inconclusive"), "oom in run b"
 )
-UNLIKE = Unlike("ddp-2-48-16", "ddp 48/16", "precision: fp32 → bf16")
+UNLIKE = NotComparable("ddp-2-48-16", "ddp 48/16", "precision: fp32 → bf16")
 DIFF = Diff(
     "old",
     "new",

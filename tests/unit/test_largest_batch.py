@@ -17,7 +17,7 @@ from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
-from gpurun.launcher.plan.largest import largest_batch
+from gpurun.launcher.plan.combination import largest_batch
 from gpurun.launcher.processes.signals import interruptible
 from gpurun.launcher.report.terminal.curves import batch_curve_lines
 from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches

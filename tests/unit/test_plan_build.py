@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.draft import read_spec
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.launch_config import order_for

@@ -93,7 +93,7 @@ def test_chunks_on_fewer_devices_are_found_by_their_samples() -> None:
 
 def test_a_split_that_single_has_no_use_for_is_noted() -> None:
     assert expanded("global_batch: 64\nstrategy: single\nsplit: [32, 32]\n").notes == (
-        "single has one device: the split 32/32 is not used",
+        "single has no `split`: 32/32 is not used",
     )
     both = expanded("global_batch: 64\ncompare: {strategy: [single, dp], split: [[32, 32]]}\n")
     assert both.notes == expanded("global_batch: 64\nstrategy: single\n").notes == ()

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import estimate_s
-from gpurun.launcher.plan.model import Launch, LeftOut, Plan, Process, Variant
+from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.plan import render_plan
 from gpurun.launcher.units import format_duration
@@ -23,7 +23,18 @@ def variant(strategy: str, *split: int) -> Variant:
     name = "/".join(map(str, split))
     devices = tuple(f"cpu:{i}" for i in range(len(split)))
     variant_id = f"{strategy}-{len(split)}-{name.replace('/', '-')}"
-    return Variant(variant_id, strategy, devices, split, name, sum(split), "bf16", 1, {}, 0, {})
+    return Variant(
+        id=variant_id,
+        strategy=strategy,
+        devices=devices,
+        split=split,
+        split_name=name,
+        global_batch=sum(split),
+        precision="bf16",
+        accumulate=1,
+        seed=0,
+        varied={},
+    )
 
 
 def launch(number: int, *variants: Variant) -> Launch:
@@ -38,7 +49,7 @@ PLAN = Plan(
     workload="gpt",
     baseline=EVEN.id,
     variants=(EVEN, UNEVEN, DP),
-    left_out=(LeftOut({"strategy": "single", "device_count": 2}, "single has one device"),),
+    left_out=(SkippedCombination({"strategy": "single", "device_count": 2}, "single has one device"),),
     launches=(launch(1, EVEN, UNEVEN), launch(2, DP), launch(3, DP), launch(4, EVEN, UNEVEN)),
     notes=("9 over 4 devices gives 3 chunks",),
 )
@@ -78,7 +89,9 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 LONG = replace(
     PLAN,
     left_out=(
-        LeftOut({"strategy": "ddp", "split": (48, 16)}, "the split [48, 16] is for 2 devices, not for 1"),
+        SkippedCombination(
+            {"strategy": "ddp", "split": (48, 16)}, "the split [48, 16] is for 2 devices, not for 1"
+        ),
         *PLAN.left_out,
     ),
     launches=tuple(replace(item, variants=item.variants * 4) for item in PLAN.launches),

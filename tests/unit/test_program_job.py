@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.command import program_job
-from gpurun.launcher.jobfile.load import load_job, load_text
+from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
@@ -85,7 +84,7 @@ def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
         ("script: train.py\nenv: {RANK: 1}", "gpurun gives every rank its RANK"),
         ("script: train.py\nenv: {A: yes, B: true}", 'as text: B: "1"'),
         ("script: train.py\nenv: {'A=B': x}", "a variable can't be called"),
-        ("script: train.py\ndevices: [cuda:0, cuda:0]", "2:10: cuda:0 stands twice"),
+        ("script: train.py\ndevices: [cuda:0, cuda:0]", "2:10: cuda:0 is named twice"),
         ("script: train.py\nbaseline: {args: [x]}", "no variant has `args: ['x']`"),
     ],
 )

@@ -181,7 +181,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("profile: {steps: -1}", "0 or more"),
         ("rounds: 3", "unknown key `rounds`\n    `rounds` belongs under `steps`"),
         ("precison: fp32", "unknown key `precison`\n    did you mean `precision`?"),
-        ("zzz: 1", "unknown key `zzz`\n    the keys here are name, workload"),
+        ("zzz: 1", "unknown key `zzz`\n    the keys here are workload, script"),
         ("args: [--epochs]", "`args` is for programs (`script`, `module`), not for workloads"),
         ("env: {A: b}", "`env` is for programs (`script`, `module`), not for workloads"),
         ("nodes: 0", "1 or more"),

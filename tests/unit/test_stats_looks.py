@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
 from gpurun.launcher.stats.looks import decide, decided_variants, look_at, looks, settle
-from gpurun.launcher.stats.pairs import round_differences, round_step_ns
-from gpurun.launcher.stats.schedule import round_blocks
-from gpurun.launcher.stats.steady import block_steps, is_steady
+from gpurun.launcher.stats.paired import round_differences, round_step_ns
+from gpurun.launcher.stats.schedule import block_steps, is_steady, round_blocks
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 
 

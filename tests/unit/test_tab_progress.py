@@ -28,7 +28,17 @@ IDS = ("ddp-2-even", "ddp-2-48-16")
 def run(tmp_path: Path) -> RunDir:
     """Two launches of 10 rounds each, of which the first is through and the second in round 6."""
     variants = tuple(
-        Variant(name, "ddp", ("cpu:0", "cpu:1"), split, "", 64, "fp32", 1, {}, 0, {})
+        Variant(
+            id=name,
+            devices=("cpu:0", "cpu:1"),
+            split=split,
+            split_name="",
+            global_batch=64,
+            precision="fp32",
+            accumulate=1,
+            seed=0,
+            varied={},
+        )
         for name, split in zip(IDS, ((32, 32), (48, 16)), strict=True)
     )
     launches = tuple(Launch(name, "ddp-2", n, IDS, 10, ()) for n, name in enumerate(("01-ddp-2", "02-ddp-2")))

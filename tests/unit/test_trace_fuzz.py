@@ -10,7 +10,7 @@ import pytest
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.kineto import blocks
+from gpurun.launcher.trace.kineto import file_blocks
 from tests.unit.trace_files import REAL
 
 pytestmark = pytest.mark.skipif(
@@ -40,7 +40,7 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 def test_damaged_files_never_end_in_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", 1 << 16)
     chance = random.Random(f"{name} {seed}")
     packed = (REAL / name).read_bytes()
     if seed % 5 == 0:

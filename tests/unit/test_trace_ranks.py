@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.errors import TraceError
 from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.kineto.classify import GpuKind, collective_kind, gpu_kind
 from gpurun.launcher.trace.model import TraceReport

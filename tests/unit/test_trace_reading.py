@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.nesting import nest
-from gpurun.launcher.trace.errors import TraceError
-from gpurun.launcher.trace.kineto import blocks, source
+from gpurun.launcher.trace.kineto import file_blocks, trace_file
 from gpurun.launcher.trace.kineto.columns import Spans
 from gpurun.launcher.trace.kineto.events import needs_text, time_texts, to_ns
-from gpurun.launcher.trace.kineto.read import read_trace
+from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.scan import find_events, scan_events
 from tests.unit.trace_files import kernel, launch, span, step, write
 
@@ -57,7 +57,7 @@ def test_blocks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for i in range(40)
     ]
     path = write(tmp_path / "trace.json", events, before="x" * 200)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
+    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", size)
     trace = read_trace(path)
     assert len(trace.ops) == 40
     assert [trace.op_names[i] for i in trace.ops.name] == [event["name"] for event in events]
@@ -235,7 +235,7 @@ def test_one_bad_file_costs_the_others_nothing(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "UNPACKED_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_file, "UNPACKED_FREE_BYTES", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}"))
     assert "gzip bomb" in message(path)

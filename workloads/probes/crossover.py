@@ -28,7 +28,7 @@ def cases(max_size: int, site: Site) -> Cases:
     """The CPU's curve, and the GPU's where there is one; both take host memory and give host memory."""
     flat = torch.randn(max_size**2, generator=torch.Generator().manual_seed(0)).to(site.dtype)
     sizes = powers(min(SMALLEST, max_size), max_size, 2)
-    places = [torch.device("cpu"), *(device for device in site.devices if device.type == "cuda")]
+    places = [torch.device("cpu"), *(device for device in site.devices if device.type != "cpu")]
     found = [case(flat, size, place) for place in places for size in sizes]
     return Cases(tuple(found), () if len(places) > 1 else (NEEDS_CUDA,))
 

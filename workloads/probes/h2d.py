@@ -28,7 +28,7 @@ def cases(max_bytes: int, site: Site) -> Cases:
     """Every way of copying that the site has, at every size."""
     sizes = powers(4 * KIB, max_bytes, 4)
     pageable = torch.zeros(max_bytes, dtype=torch.uint8)
-    if site.device.type != "cuda":
+    if site.device.type == "cpu":
         found = copies("host memory to host memory", pageable, torch.zeros_like(pageable), sizes)
         return Cases(tuple(found), (MEMORY_ONLY,))
     pinned = torch.zeros(max_bytes, dtype=torch.uint8, pin_memory=True)

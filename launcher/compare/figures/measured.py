@@ -72,7 +72,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
         balance=balance,
         points=points,
-        wall_s=_wall_s(run, variant) if variant.is_program else (),
+        wall_s=_wall_s(run, variant) if variant.kind.runs_program else (),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from gpurun.launcher.rundir.records import Kind, RoundTime, StepRecord
-from gpurun.launcher.stats.pairs import round_step_ns
+from gpurun.launcher.stats.paired import round_step_ns
 
 RoundKey = tuple[str, int]
 """Launch and round number."""

@@ -97,9 +97,9 @@ def _kept(path: Path) -> Traced | None:
 
 def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -> Traced:
     # Imports numpy; with the outcome at hand no report needs it.
+    from gpurun.launcher.errors import TraceError
     from gpurun.launcher.trace.analysis.analyse import analyse
-    from gpurun.launcher.trace.analysis.gpus import SEVERAL
-    from gpurun.launcher.trace.errors import TraceError
+    from gpurun.launcher.trace.analysis.work_by_device import SEVERAL
 
     try:
         analysis = analyse(traces)

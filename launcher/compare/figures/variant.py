@@ -30,7 +30,8 @@ from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.looks import look_at
 from gpurun.launcher.stats.median import launches_interval, median_interval
-from gpurun.launcher.stats.pairs import round_differences
+from gpurun.launcher.stats.paired import round_differences
+from gpurun.launcher.strategies import STRATEGIES, Reach
 
 CI_ALPHA = 0.05
 """Level of the figures that stand for themselves; verdicts have the level of the comparison."""
@@ -62,11 +63,11 @@ def scaling_efficiency(measured: Measured, everything: Iterable[Measured]) -> fl
 
 def _is_single_of(one: Measured, measured: Measured) -> bool:
     """Whether `one` does the work of `measured`, all else being equal, on a single device."""
-    a, b = one.variant, measured.variant
-    same_work = (a.global_batch, a.precision, a.accumulate, a.params, a.seed, a.varied) == (
-        (b.global_batch, b.precision, b.accumulate, b.params, b.seed, b.varied)
+    return (
+        STRATEGIES[one.variant.strategy].reach is Reach.DEVICE
+        and one.counts
+        and one.variant.same_but_devices(measured.variant)
     )
-    return a.strategy == "single" and one.counts and same_work
 
 
 def noise(baseline: Measured) -> Noise:
@@ -219,7 +220,7 @@ def _curve(label: str, results: Sequence[VariantResult]) -> BatchCurve:
 def _family(result: VariantResult) -> str:
     """All that is varied but the batch: `ddp even precision=bf16`."""
     others = {key: value for key, value in result.varied.items() if key != "global_batch"}
-    split = () if result.strategy == "single" else (result.split_name, f"on {len(result.devices)}")
+    split = (result.split_name, f"on {len(result.devices)}") if STRATEGIES[result.strategy].has_split else ()
     return " ".join((result.strategy, *split, *varied_texts(others)))
 
 

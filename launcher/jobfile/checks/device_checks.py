@@ -6,11 +6,12 @@ from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.builtins import builtin_file, builtin_function, builtin_workloads
 from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
 from gpurun.launcher.jobfile.checks.workload import given_params
-from gpurun.launcher.jobfile.draft import Draft
+from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.values import Devices
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import parts_of
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
 
@@ -50,9 +51,9 @@ def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
 
 
 def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
-    """Splits for a number of devices that no variant has. `single` uses none, so it rejects none."""
+    """Splits for a number of devices that no variant has. Strategies without a split use none of them."""
     strategies, stated = draft.values("strategy"), draft.values("device_count")
-    if strategies is None or stated is None or set(strategies) == {"single"}:
+    if strategies is None or stated is None or not any(STRATEGIES[name].has_split for name in strategies):
         return
     counts = [num_devices if count is None else count for count in stated]
     for path, split in draft.placed("split"):
@@ -70,8 +71,8 @@ def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
     if counts is None:
         return
     used = max(num_devices if count is None else count for count in counts)
-    if set(draft.values("strategy") or ()) == {"single"}:
-        used = 1
+    strategies = [STRATEGIES[name] for name in draft.values("strategy") or ()]
+    used = max((one.most_devices(used, used) for one in strategies), default=used)
     per_device = {name for _, workload in draft.placed("workload") for name in _per_device_params(workload)}
     for place, given in given_params(draft):
         for name in sorted(per_device & given.keys()):

@@ -8,8 +8,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.draft import Draft
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.yaml.describe import did_you_mean, shorten
 
 MAX_BYTES = 2_000_000

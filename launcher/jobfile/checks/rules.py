@@ -7,11 +7,13 @@ from pathlib import Path
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.builtins import default_batch, is_workload
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits, named_devices
+from gpurun.launcher.jobfile.checks.kind import find_kind_mistakes
 from gpurun.launcher.jobfile.checks.program import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
-from gpurun.launcher.jobfile.draft import Draft
-from gpurun.launcher.jobfile.job_kind import find_kind_mistakes
 from gpurun.launcher.jobfile.model import Baseline
+from gpurun.launcher.jobfile.read import Draft
+from gpurun.launcher.jobfile.section import ITEMS
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.splits import is_same_split
 
 
@@ -33,7 +35,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
 
 def _missing_batch(draft: Draft) -> Iterator[Problem]:
     """No batch, neither in the job nor as a built-in's own."""
-    is_stated = "global_batch" in draft.spec.stated or draft.spec.program is not None
+    is_stated = "global_batch" in draft.spec.stated or not draft.spec.kind.has_batch
     if is_stated or draft.values("global_batch") != (None,):
         return
     # One that there is not says nothing of a batch: that is a mistake of its own.
@@ -94,7 +96,7 @@ def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
     """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
     for key in Baseline.keys:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
-        if value is None or key in ("params", "env") or choices is None or None in choices:
+        if value is None or SETTINGS[key].shape is ITEMS or choices is None or None in choices:
             continue
         if value in choices or (key == "split" and _is_same_work(draft, value, choices)):
             continue

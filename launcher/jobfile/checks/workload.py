@@ -14,30 +14,25 @@ from gpurun.launcher.jobfile.builtins import (
     builtin_file,
     builtin_function,
     builtin_workloads,
-    default_strategy,
-    is_probe,
 )
 from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of
-from gpurun.launcher.jobfile.draft import Draft
+from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.params import Param, Signature, needs, refused, takes, wrong_params
+from gpurun.launcher.jobfile.read import Draft
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
 from gpurun.workloads.data import files
 from gpurun.workloads.gpt_shape import shape_of
 from gpurun.workloads.limits import refusal
-
-_TRAINING_KEYS = ("global_batch", "split", "accumulate", "compile", "channels_last")
-"""Keys that say how training steps are made."""
+from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
 
 _FILES: Mapping[str, str] = {"text": "text", "images": "image folder"}
 """Parameters that name a file or directory, and what to call it."""
-
-_WITHOUT_PRECISION = {"allreduce": "its sums are of float32", "h2d": "it copies bytes"}
-"""Micro-benchmarks that compute nothing in the job's precision, and why."""
 
 
 def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
@@ -58,7 +53,8 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     if not colon and spec.workload in builtin_workloads():
         module = read_module(builtin_file(spec.workload))
         yield from _wrong_params(draft, module, builtin_function(spec.workload))
-        yield from _wrong_for_probes(draft, place)
+        if not workload_kind(spec.workload).trains:
+            yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
     elif not colon:
         known = builtin_workloads()
         hint = did_you_mean(spec.workload, known) or f"built in are {', '.join(known)}"
@@ -75,21 +71,22 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
         yield from _wrong_params(draft, module, function)
 
 
-def _wrong_for_probes(draft: Draft, place: KeyPath) -> Iterator[Problem]:
+def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) -> Iterator[Problem]:
     """Keys of training steps in the job of a micro-benchmark, which has none."""
-    spec = draft.spec
-    if not is_probe(spec.workload):
-        return
+    spec, name = draft.spec, draft.spec.workload
     if place != ("workload",):
-        message = f"{spec.workload} is a micro-benchmark: it has a job of its own"
-        yield spec.problem(place, message, f"workload: {spec.workload}, and nothing under `compare.workload`")
-    own = default_strategy(spec.workload)
+        message = f"{name} is a micro-benchmark: it has a job of its own"
+        yield spec.problem(place, message, f"workload: {name}, and nothing under `compare.workload`")
     for path, strategy in draft.placed("strategy"):
-        if strategy not in (own, "single" if own == "dp" else own):
-            yield spec.problem(path, f"{spec.workload} runs as {own}, not as {strategy}", "leave it out")
-    foreign = {key: f"{spec.workload} is a micro-benchmark: it has no `{key}`" for key in _TRAINING_KEYS}
-    if reason := _WITHOUT_PRECISION.get(str(spec.workload)):
-        foreign["precision"] = f"{spec.workload} has no `precision`: {reason}"
+        if strategy not in builtin.strategies:
+            message = f"{name} runs as {builtin.strategies[0]}, not as {strategy}"
+            yield spec.problem(path, message, "leave it out")
+    foreign = {
+        key: f"{name} is a micro-benchmark: it has no `{key}`"
+        for key, setting in SETTINGS.items()
+        if setting.for_training
+    }
+    foreign |= {key: f"{name} has no `{key}`: {reason}" for key, reason in builtin.without.items()}
     for key, message in foreign.items():
         is_default = getattr(spec, key) == getattr(JobSpec, key)
         is_varied = bool(getattr(spec.compare, key))

@@ -5,10 +5,11 @@ import inspect
 import itertools
 from typing import Any
 
-from gpurun.launcher.jobfile import model
-from gpurun.launcher.jobfile.job_kind import KINDS
+from gpurun.launcher.jobfile import model, settings
+from gpurun.launcher.jobfile.kinds import KIND_KEYS
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
+from gpurun.launcher.jobfile.settings import SETTINGS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -17,7 +18,7 @@ def job_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job file, with a description for every key."""
     docs = field_docs()
     parts = {part.__name__: _section(part, docs[part.__name__]) for part in SECTIONS.values()}
-    one_of = {"oneOf": [{"required": [key]} for key in KINDS]}
+    one_of = {"oneOf": [{"required": [key]} for key in KIND_KEYS]}
     return {"$schema": DIALECT, "$defs": parts, **_section(JobSpec, docs["JobSpec"]), **one_of}
 
 
@@ -59,10 +60,19 @@ def _duration(seconds: float) -> str:
 
 
 def field_docs() -> dict[str, dict[str, str]]:
-    """The docstring beneath every field, by class and field, each in one line."""
-    tree = ast.parse(inspect.getsource(model))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return {item.name: _docs_of(item) for item in classes}
+    """What every field means, by class and field, each in one line.
+
+    It is the docstring beneath the field; of settings their metadata says it for the other sections.
+    """
+    sources = (inspect.getsource(module) for module in (settings, model))
+    classes = [
+        node for source in sources for node in ast.parse(source).body if isinstance(node, ast.ClassDef)
+    ]
+    docs = {item.name: _docs_of(item) for item in classes}
+    docs["JobSpec"] |= docs["Settings"] | {name: one.about for name, one in SETTINGS.items() if one.about}
+    docs["Compare"] = {name: one.compare for name, one in SETTINGS.items()}
+    docs["Baseline"] = {name: one.baseline for name, one in SETTINGS.items()}
+    return docs
 
 
 def _docs_of(item: ast.ClassDef) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.jobfile.settings import SETTINGS
 
 METRICS = {
     "step_ms": "step (ms)",
@@ -70,16 +71,18 @@ def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
 
 def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
     """What the variant is, by column. `split` is text: a filter by value, not an axis of numbers."""
-    fixed: dict[str, str | float] = {
+    own = {
         "split": split_label(variant) or str(variant.global_batch or "-"),
-        "strategy": variant.strategy,
-        "device_count": float(len(variant.devices)),
+        "device_count": len(variant.devices),
     }
-    if variant.precision is not None:
-        fixed["precision"] = variant.precision
-    if variant.global_batch is not None:
-        fixed["global_batch"] = float(variant.global_batch)
-    return fixed | {key: _hparam(value) for key, value in _flat(variant.varied).items()}
+    fixed = {
+        name: own[name] if name in own else getattr(variant, name)
+        for name, setting in SETTINGS.items()
+        if setting.has_column
+    }
+    return {
+        name: _hparam(value) for name, value in (fixed | _flat(variant.varied)).items() if value is not None
+    }
 
 
 def metrics(variant: VariantResult) -> dict[str, float]:

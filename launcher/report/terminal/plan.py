@@ -4,12 +4,11 @@ import shlex
 import sys
 
 from gpurun.launcher.compare.label import split_label, value_text, varied_texts
-from gpurun.launcher.jobfile.builtins import is_probe
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
-from gpurun.launcher.stats.steady import first_traced_step, warmup_minimum
+from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural
 
 
@@ -39,13 +38,13 @@ def headlines(plan: Plan, spec: JobSpec) -> tuple[str, str]:
 
 def _header(plan: Plan, spec: JobSpec) -> str:
     """`gpt-splits: gpt (layers=4 width=256), global batch 64, bf16, on cpu:0 and cpu:1`."""
-    if spec.program is not None:
-        words = ("-m", spec.module) if spec.module else (spec.program,)
+    if spec.kind.runs_program:
+        words = ("-m", spec.module) if spec.module else (str(spec.script),)
         return f"{plan.name}: {shlex.join((*words, *spec.args))}, on {_all_devices(plan)}"
     workload = ", ".join(dict.fromkeys(variant.workload or plan.workload for variant in plan.variants))
     workload += f" ({value_text(spec.params)})" if spec.params else ""
     batches = dict.fromkeys(format_count(variant.global_batch or 0) for variant in plan.variants)
-    batch = "" if is_probe(plan.workload) else f"global batch {', '.join(batches)}, "
+    batch = f"global batch {', '.join(batches)}, " if spec.kind.has_batch else ""
     precisions = dict.fromkeys(str(variant.precision) for variant in plan.variants)
     return f"{plan.name}: {workload}, {batch}{', '.join(precisions)}, on {_all_devices(plan)}"
 
@@ -57,18 +56,18 @@ def _all_devices(plan: Plan) -> str:
 def _size(plan: Plan, spec: JobSpec) -> str:
     variants = "1 variant" if len(plan.variants) == 1 else f"{len(plan.variants)} variants"
     launches = "1 launch" if len(plan.launches) == 1 else f"{len(plan.launches)} launches"
-    if spec.program is not None:
+    if not spec.kind.has_rounds:
         return f"{variants} in {launches}"
     return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
 
 
 def _limits(plan: Plan, spec: JobSpec) -> str:
     """What ends a run. Several launches never end early: their verdicts need all of them."""
-    if spec.program is not None:
+    if spec.kind.runs_program:
         return _program_limits(spec)
-    ends_early = spec.steps.early_stop and len(plan.launches) == 1 and not is_probe(plan.workload)
+    ends_early = spec.steps.early_stop and len(plan.launches) == 1 and spec.kind.is_ranked
     parts = ["rounds end early once all is decided" if ends_early else "all rounds are run"]
-    if spec.profile.steps and not is_probe(plan.workload):
+    if spec.profile.steps and spec.kind.trains:
         steps = plural(spec.profile.steps, "step")
         parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
     parts.append(f"a variant may take {format_duration(spec.timeout_s)}")

@@ -10,8 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpurun.launcher.trace.analysis.mean import mean_stretch, stretches_told, tells_steps
-from gpurun.launcher.trace.explain import explain
+from gpurun.launcher.trace.explain import explain, mean_stretch, stretches_told, tells_steps
 from gpurun.launcher.trace.model import (
     Breakdown,
     CollectiveReport,

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpurun.launcher.machine.network import LOOPBACK
 from gpurun.launcher.rundir.records.measured import RoundTime
+from gpurun.launcher.strategies import STRATEGIES, strategy_named
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,16 @@ class LaunchConfig:
     """What the order of blocks is drawn from: differs from run to run, and is the same on all nodes."""
     address: str = LOOPBACK
     """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the strategy's class takes as keyword arguments."""
+
+    def __post_init__(self) -> None:
+        """Refuses a strategy that there is not, in a file that is read back too."""
+        strategy_named(self.strategy)
 
     @property
     def world_size(self) -> int:
-        return len(self.devices) if self.strategy == "ddp" else 1
+        return STRATEGIES[self.strategy].num_processes(len(self.devices))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from gpurun.launcher.machine.accelerators import gpu_device, inspect_gpus
+from gpurun.launcher.machine.accelerators import CPU, gpu_device, inspect_gpus
 from gpurun.launcher.machine.gpus import GIB, Gpu
 
 FRESH_S = 1.0
@@ -87,7 +87,7 @@ def _cpu(busy_percent: float | None) -> dict[str, Any]:
     memory = psutil.virtual_memory()
     unknown = ("sm_clock_mhz", "sm_clock_max_mhz", "power_w", "power_limit_w", "temperature_c")
     return {
-        "device": "cpu",
+        "device": CPU.name,
         "name": platform.processor() or platform.machine(),
         "memory_gib": (memory.total - memory.available) / GIB,
         "memory_total_gib": memory.total / GIB,

@@ -18,7 +18,7 @@ import msgspec
 
 from gpurun.launcher.machine.environment import child_environment
 from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
-from gpurun.launcher.tensorboard_plugin.timeline.index.child import News, Order
+from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 
@@ -29,7 +29,7 @@ READING_SHARE = 0.7
 """Of the time that an index takes; then the ranks are matched and the columns written."""
 LIMIT_S = 1800.0
 """A trace of 1 GB takes 20 s."""
-BODY = "from gpurun.launcher.tensorboard_plugin.timeline.index.child import main; main()"
+BODY = "from gpurun.launcher.tensorboard_plugin.timeline.index.build import main; main()"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.match import (
     Collective,
@@ -18,8 +19,7 @@ from gpurun.launcher.trace.analysis.match import (
     match,
     stragglers,
 )
-from gpurun.launcher.trace.analysis.rank import RankView, rank_trace
-from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
 from gpurun.launcher.trace.kineto.discover import Ranked, assign_ranks, find_traces
 from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
 from gpurun.launcher.trace.parallel import Read, read_all

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
-from gpurun.launcher.trace.analysis.gpus import Devices
 from gpurun.launcher.trace.analysis.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.steps import (
     WITHOUT_STEPS,
@@ -24,11 +24,11 @@ from gpurun.launcher.trace.analysis.steps import (
 )
 from gpurun.launcher.trace.analysis.stretches import stretches
 from gpurun.launcher.trace.analysis.tables import Mask, NameTime, compute_ops, kernel_times, op_times
-from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
-from gpurun.launcher.trace.kineto.read import read_trace
+from gpurun.launcher.trace.kineto.read_trace import read_trace
 
 MAX_RANKS = 1 << 31
 """What claims more is damaged."""

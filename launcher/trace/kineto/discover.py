@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.errors import TraceError
 from gpurun.launcher.trace.merged_file import is_merged
 
 SUFFIXES = (".json", ".json.gz")

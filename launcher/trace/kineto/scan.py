@@ -1,10 +1,11 @@
-"""Where events begin and end in a stretch of JSON, without parsing it: exact, whatever strings contain."""
+"""The text of a trace, before it is parsed: where events begin and end, and mistakes of known writers."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from gpurun.launcher.trace.intervals import Int64
@@ -14,6 +15,16 @@ _OPENS_EVENTS = re.compile(rb"\s*:\s*\[")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("{"), ord("[")]] = 1
 _BRACKETS[[ord("}"), ord("]")]] = -1
+_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
+_CONTROL_TO_SPACE = bytes([32] * 32) + bytes(range(32, 256))
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""An escape in a string; the group holds half of a surrogate pair without the other half."""
+_PLACE = re.compile(r"^(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
+_SKIPPED = msgspec.json.Decoder(msgspec.Raw)
+"""Checks the text without building anything of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,3 +83,31 @@ def find_events(head: bytes | bytearray) -> int | None:
             if opening:
                 return opening.end()
     return None
+
+
+def cleaned(text: bytes) -> bytes:
+    """`text` as JSON has it.
+
+    Kineto has written `nan` and `inf`, raw control characters, broken UTF-8 and halves of surrogate pairs.
+    """
+    text = text.translate(_CONTROL_TO_SPACE)
+    text = _NOT_A_NUMBER.sub(lambda match: match[1] + b"null", text)
+    return _whole_pairs(text).decode("utf-8", "replace").encode()
+
+
+def find_damage(text: bytes) -> tuple[int, str] | None:
+    """Byte and kind of the first damage that `cleaned` doesn't mend; `None` if `text` only ends too early."""
+    even = _NOT_A_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
+    try:
+        _SKIPPED.decode(_whole_pairs(even.translate(_CONTROL_TO_SPACE)))
+    except (msgspec.DecodeError, RecursionError) as error:
+        found = _PLACE.match(str(error))
+        return (int(found[2]), found[1]) if found else None
+    return None
+
+
+def _whole_pairs(text: bytes) -> bytes:
+    """Replaces half pairs, with as many bytes, by what stands for an unknown character."""
+    if b"\\ud" not in text and b"\\uD" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)

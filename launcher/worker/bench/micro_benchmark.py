@@ -12,6 +12,7 @@ import torch
 from gpurun.launcher.rundir.files import append_lines
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
@@ -129,9 +130,9 @@ def site_of(order: LaunchConfig, rank: int) -> Site:
     """What this rank has to measure on, and in what; sets the process's mode of float32 products."""
     precision = PRECISIONS[order.precision]
     precision.apply()
-    names = order.devices if order.strategy != "ddp" else (order.devices[rank],)
+    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
     return Site(
-        devices=tuple(torch.device(name) for name in names),
+        devices=tuple(torch.device(order.devices[position]) for position in positions),
         world_size=order.world_size,
         dtype=precision.autocast_dtype or precision.weights,
     )

@@ -12,7 +12,7 @@ import torch
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import ProgramConfig, VariantFacts
-from gpurun.launcher.stats.steady import first_traced_step
+from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine

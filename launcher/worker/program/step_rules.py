@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpurun.launcher.rundir.records import Kind, StepRecord
-from gpurun.launcher.stats.steady import WINDOW_STEPS, is_steady, warmup_minimum
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, is_steady, warmup_minimum
 
 TAKEOVER_CALLS = 100
 """Calls of other optimizers without one of the pacing optimizer, after which another sets the pace."""

@@ -1,11 +1,15 @@
 """What a strategy does for a step."""
 
+import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, Self, cast
 
 import torch
+from torch import nn
 
+from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.worker.base.nested import Tree
 
 
@@ -16,6 +20,10 @@ class Strategy(Protocol):
     """Where inputs and targets go, and outputs come from."""
     world_size: int
     """Over how many ranks gradients are averaged."""
+
+    @classmethod
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> Self:
+        """The model, on its device already, as a rank of the launch runs it."""
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         """The model's outputs on `device`; the devices of this process get `chunks` samples each."""
@@ -31,3 +39,20 @@ class Strategy(Protocol):
 
     def share(self, values: Sequence[float]) -> list[float]:
         """Rank 0's values, on every rank."""
+
+
+def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> Strategy:
+    """The model, on its device already, under the launch's strategy.
+
+    Args:
+        model: what is trained.
+        config: of the launch.
+        rank: of this process.
+        find_unused: some parameters get no gradient.
+
+    Raises:
+        ValueError: there is no such strategy.
+    """
+    module, _, name = strategy_named(config.strategy).worker.partition(":")
+    strategy = cast("type[Strategy]", getattr(importlib.import_module(module), name))
+    return strategy.of(model, config, rank, find_unused)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.workloads.base import on_device
 
@@ -49,6 +50,13 @@ class Ddp:
             gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
             find_unused_parameters=find_unused,
         )
+
+    @classmethod
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Ddp":
+        """The model as a rank of the launch runs it."""
+        skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in config.variants)
+        device = torch.device(config.devices[rank])
+        return cls(model, device, rank, find_unused, skippable, **config.options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):

@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, parallel_apply
 from torch.nn.parallel._functions import Scatter
 
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, split_rows, tensors_of, with_tensors
@@ -76,6 +77,11 @@ class Dp(OneProcess):
             if accelerator_of(self.device.type).is_host
             else StockDataParallel(model, device_ids=list(devices))
         )
+
+    @classmethod
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Dp":
+        """The model on all devices of the launch."""
+        return cls(model, [torch.device(device) for device in config.devices], **config.options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         return self.model(inputs, chunks)

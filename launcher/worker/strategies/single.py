@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.workloads.base import on_device
 
 
 class OneProcess:
-    """What all strategies of a single process share: there is nobody to exchange anything with."""
+    """What all strategies of a single process share: there is no peer to exchange anything with."""
 
     world_size = 1
 
@@ -34,6 +35,11 @@ class Single(OneProcess):
     def __init__(self, model: nn.Module, device: torch.device, index: int = 0) -> None:
         """`index`: the device's position among the job's."""
         self.model, self.device, self.index = model, device, index
+
+    @classmethod
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Single":
+        """The model on the device of the rank."""
+        return cls(model, torch.device(config.devices[rank]), rank, **config.options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.index):

@@ -11,11 +11,12 @@ from gpurun.launcher.balance.calibrate import (
     MAX_BLOCK_STEPS,
     Calibration,
     MeasureSplit,
+    Split,
     balance_of,
     predict,
 )
-from gpurun.launcher.balance.refine import Split
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
@@ -67,9 +68,11 @@ def resolve(
     """One variant with its samples."""
     if variant.balance is None:
         return variant
-    devices: Devices = Replicas(variant, trainer, clock)
-    if order.strategy == "ddp":
-        devices = Ranks(variant, trainer, clock, peers)
+    devices: Devices = (
+        Replicas(variant, trainer, clock)
+        if STRATEGIES[order.strategy].has_replicas
+        else Ranks(variant, trainer, clock, peers)
+    )
     dataset = trainer.workload.dataset
     calibration = Calibration(
         measure=told(devices.own_ms, journal, variant.id),

@@ -16,7 +16,6 @@ from gpurun.launcher.units import format_count
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import words_of
-from gpurun.launcher.worker.strategies.single import Single
 from gpurun.launcher.worker.training.balanced_split import check_memory, release
 from gpurun.launcher.worker.training.load import load_workload
 from gpurun.launcher.worker.training.step import NoClock
@@ -124,9 +123,7 @@ def trainer_of(order: MaxBatchConfig) -> Trainer:
         rounds=0,
         looks=(),
     )
-    trainer = Trainer(workload, launch, order.index)
-    trainer.strategy = Single(workload.model, torch.device(order.device), order.index)
-    return trainer
+    return Trainer(workload, launch, order.index)
 
 
 def limit_memory(limit_bytes: int | None) -> None:

@@ -8,8 +8,8 @@ import torch
 from gpurun.launcher.machine.gpus import EnergyMeter
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
-from gpurun.launcher.stats.schedule import Block, round_blocks
-from gpurun.launcher.stats.steady import ablation_steps, block_steps, is_steady
+from gpurun.launcher.stats.schedule import Block, ablation_steps, block_steps, is_steady, round_blocks
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
@@ -172,6 +172,7 @@ def energy_between_mj(before_mj: float | None, after_mj: float | None) -> float 
 
 def meter_for(order: LaunchConfig, rank: int) -> EnergyMeter:
     """The energy meter of a rank's own devices."""
-    names = order.devices if order.strategy == "dp" else (order.devices[rank],)
+    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
+    names = [order.devices[position] for position in positions]
     devices = [torch.device(name) for name in names]
     return runtime_of(devices[0]).energy_meter(devices)

@@ -7,6 +7,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
@@ -75,9 +76,9 @@ class Live:
         """One request's trace."""
         request = read_request(run, self.order.launch, self.answered)
         path = trace_path(run, self.order.launch, self.answered, self.rank)
-        dp = self.order.strategy == "dp"
+        all_threads = STRATEGIES[self.order.strategy].has_replicas
         wanted = profile_order(request)
-        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=dp)
+        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=all_threads)
 
 
 def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
@@ -103,6 +104,6 @@ def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, 
         peers,
         run.trace(variant.id, rank),
         rank=rank,
-        all_threads=order.strategy == "dp",
+        all_threads=STRATEGIES[order.strategy].has_replicas,
         snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
     )

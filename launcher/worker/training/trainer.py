@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
-from gpurun.launcher.worker.strategies.base import Strategy
-from gpurun.launcher.worker.strategies.ddp import Ddp
+from gpurun.launcher.worker.strategies.base import Strategy, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp
 from gpurun.launcher.worker.strategies.single import Single
 from gpurun.launcher.worker.training.batches import (
@@ -186,22 +186,11 @@ def on_cpu(value: Any) -> Any:
 
 def source_of(workload: Workload, order: LaunchConfig, rank: int, precision: Precision) -> Source:
     """Where this rank's samples come from."""
-    positions = tuple(range(len(order.devices))) if order.strategy == "dp" else (rank,)
+    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
     pin = not accelerator_of(order.devices[rank]).is_host
     layout = Layout(positions, precision, pin, order.channels_last)
     source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
     return source(workload, order.seed, layout)
-
-
-def strategy_of(model: nn.Module, order: LaunchConfig, rank: int, find_unused: bool) -> Strategy:
-    """The model, on its device already, under the order's strategy."""
-    devices = [torch.device(device) for device in order.devices]
-    if order.strategy == "ddp":
-        skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in order.variants)
-        return Ddp(model, devices[rank], rank, find_unused, skippable)
-    if order.strategy == "dp":
-        return Dp(model, devices)
-    return Single(model, devices[0])
 
 
 def make_optimizer(workload: Workload) -> torch.optim.Optimizer:

@@ -6,6 +6,8 @@ import itertools
 import os
 import pickle
 import re
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -14,16 +16,16 @@ from pathlib import Path
 
 import msgspec
 
+from gpurun.launcher.errors import TraceError
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
 from gpurun.launcher.tensorboard_plugin.timeline.index.collect import facts
-from gpurun.launcher.tensorboard_plugin.timeline.index.draft import Draft, draft
+from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
 from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer
 from gpurun.launcher.trace.analysis.analyse import Analysis, combine
 from gpurun.launcher.trace.analysis.digest import Digest, digest
 from gpurun.launcher.trace.analysis.match import Collective
-from gpurun.launcher.trace.errors import TraceError
-from gpurun.launcher.trace.kineto.read import read_trace
+from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 
 MAX_WORKERS = 4
@@ -187,3 +189,48 @@ def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str,
     if num_hidden:
         texts.append(f"{num_hidden:,} ranges lie too deep inside others to be shown")
     return tuple(texts)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What is to be built, as JSON on stdin."""
+
+    parent: int
+    """Process id of the server."""
+    files: tuple[str, ...]
+    folder: str
+    """An empty one, for the index."""
+
+
+class News(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line on stdout."""
+
+    file: int = -1
+    position: int = 0
+    """Bytes of that file that have been read."""
+    problems: tuple[Problem, ...] = ()
+    """The last line, where no trace can be read."""
+    done: bool = False
+    """The last line, where all went well."""
+
+
+def main() -> None:
+    """Builds what stdin orders; progress and outcome go to stdout."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    die_with(order.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the server, which ends us
+    os.nice(5)
+    try:
+        build([Path(file) for file in order.files], Path(order.folder), tell_position)
+    except BrokenTraces as error:
+        _tell(News(problems=error.problems))
+    else:
+        _tell(News(done=True))
+
+
+def tell_position(file: int, position: int) -> None:
+    """Also called in this process's own workers; lines this short are never mixed in a pipe."""
+    _tell(News(file=file, position=position))
+
+
+def _tell(news: News) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(news) + b"\n")

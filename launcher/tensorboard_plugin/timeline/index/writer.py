@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED, Blocks, single
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED, Blocks, merge, single
 from gpurun.launcher.tensorboard_plugin.timeline.format import COLUMNS, Lane, Level, Row
 from gpurun.launcher.tensorboard_plugin.timeline.index.activity import exclusive, ordered, shifted
 from gpurun.launcher.tensorboard_plugin.timeline.index.collect import (
@@ -19,10 +20,17 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.collect import (
     split_waits,
     transfers,
 )
-from gpurun.launcher.tensorboard_plugin.timeline.index.draft import Draft, Entries
-from gpurun.launcher.tensorboard_plugin.timeline.index.levels import coarser
+from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, Entries
 from gpurun.launcher.tensorboard_plugin.timeline.index.sources import NameTable
 from gpurun.launcher.trace.analysis.match import Matched
+
+FEW_BLOCKS = 2000
+"""A row with fewer is merged as it is asked for."""
+FINEST_NS = 256
+STEP = 4
+"""From one level to the next blocks get this much longer."""
+WORTH = 0.6
+"""A level with more than this share of the blocks of the finer one isn't kept."""
 
 
 class Writer:
@@ -122,3 +130,17 @@ class Writer:
     def _write(self, **columns: NDArray[Any]) -> None:
         for name, values in columns.items():
             values.astype(COLUMNS[name], copy=False).tofile(self._files[name])
+
+
+def coarser(blocks: Blocks) -> Iterator[tuple[int, Blocks]]:
+    """The row's levels, the finest first, each with the length below which its blocks were merged, in ns."""
+    shortest_ns = FINEST_NS
+    kept = len(blocks)
+    while kept > FEW_BLOCKS and len(blocks):
+        blocks = merge(blocks, shortest_ns)
+        if len(blocks) <= WORTH * kept:
+            kept = len(blocks)
+            yield shortest_ns, blocks
+        if shortest_ns > int(blocks.end[-1]) - int(blocks.start[0]):
+            return
+        shortest_ns *= STEP

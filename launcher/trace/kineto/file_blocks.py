@@ -14,10 +14,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gpurun.launcher.trace.errors import TraceError
-from gpurun.launcher.trace.kineto.repair import cleaned, find_damage
-from gpurun.launcher.trace.kineto.scan import Scan, find_events, scan_events
-from gpurun.launcher.trace.kineto.source import Source
+from gpurun.launcher.errors import TraceError
+from gpurun.launcher.trace.kineto.scan import Scan, cleaned, find_damage, find_events, scan_events
+from gpurun.launcher.trace.kineto.trace_file import Source
 
 Event = TypeVar("Event")
 

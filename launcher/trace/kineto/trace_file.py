@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self, cast
 
-from gpurun.launcher.trace.errors import TraceError
+from gpurun.launcher.errors import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
 UNPACKED_FREE_BYTES = 256 << 20

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.blocks import Skipped, TraceFile
 from gpurun.launcher.trace.kineto.classify import (
     GPU_CATEGORIES,
     LAUNCH_CATEGORIES,
@@ -42,8 +41,9 @@ from gpurun.launcher.trace.kineto.events import (
     to_ns,
     whole,
 )
+from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceFile
 from gpurun.launcher.trace.kineto.growing import Columns, Names, Numbering, Threads
-from gpurun.launcher.trace.kineto.source import open_source
+from gpurun.launcher.trace.kineto.trace_file import open_source
 from gpurun.launcher.units import plural
 
 MAX_US = 1 << 63

@@ -1,0 +1,98 @@
+"""The kinds of job: one table of what each has and does.
+
+A job trains a workload, runs a program as it is, or measures a micro-benchmark. Whatever depends on that
+looks up a property here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gpurun.launcher.strategies import PROGRAM as PROGRAM_STRATEGY
+from gpurun.workloads.registry import BUILTINS
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """What is true of all jobs of a kind."""
+
+    name: str
+    has_batch: bool
+    """Whether gpurun chooses the batch: a workload's job needs one."""
+    trains: bool
+    """Whether gpurun makes its training steps, so that it can check gradients and leave communication out."""
+    has_rounds: bool
+    """Whether its variants are measured in rounds whose length gpurun knows."""
+    is_ranked: bool
+    """Whether its variants are compared, so that one of them can be the fastest."""
+    shares_processes: bool
+    """Whether variants that differ in their batches only can run in the same processes."""
+    runs_program: bool
+    """Whether its processes run a program of the user's, not gpurun's worker."""
+    has_time_limit: bool
+    """Whether a variant has a timeout unless the job gives one: a program may train for days."""
+    choice: str
+    """What one of its variants is called where the fastest is named."""
+    refusal: str
+    """What to say of a key that it doesn't have."""
+
+
+TRAINING = JobKind(
+    "training",
+    has_batch=True,
+    trains=True,
+    has_rounds=True,
+    is_ranked=True,
+    shares_processes=True,
+    runs_program=False,
+    has_time_limit=True,
+    choice="split",
+    refusal="is for programs (`script`, `module`), not for workloads",
+)
+PROGRAM = JobKind(
+    "program",
+    has_batch=False,
+    trains=False,
+    has_rounds=False,
+    is_ranked=True,
+    shares_processes=False,
+    runs_program=True,
+    has_time_limit=False,
+    choice="variant",
+    refusal="is for workloads: a program decides that itself",
+)
+MICRO_BENCHMARK = JobKind(
+    "micro-benchmark",
+    has_batch=False,
+    trains=False,
+    has_rounds=True,
+    is_ranked=False,
+    shares_processes=True,
+    runs_program=False,
+    has_time_limit=True,
+    choice="variant",
+    refusal="is for programs (`script`, `module`), not for workloads",
+)
+
+JOB_KINDS: Mapping[str, JobKind] = MappingProxyType(
+    {kind.name: kind for kind in (TRAINING, PROGRAM, MICRO_BENCHMARK)}
+)
+
+WORKLOADS = frozenset({TRAINING, MICRO_BENCHMARK})
+"""Kinds of job that name a workload."""
+EVERY_KIND = frozenset(JOB_KINDS.values())
+
+PROGRAM_KEYS = ("script", "module")
+KIND_KEYS = ("workload", *PROGRAM_KEYS)
+"""Of these keys a job has exactly one."""
+
+
+def workload_kind(workload: str | None) -> JobKind:
+    """The kind of a job with this workload; functions of the user's all train."""
+    builtin = BUILTINS.get(workload or "")
+    return JOB_KINDS[builtin.kind] if builtin else TRAINING
+
+
+def variant_kind(strategy: str, workload: str) -> JobKind:
+    """The kind of job that a variant belongs to."""
+    return PROGRAM if strategy == PROGRAM_STRATEGY else workload_kind(workload)

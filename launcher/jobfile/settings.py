@@ -1,0 +1,242 @@
+"""`Settings`: what makes a variant, said once.
+
+Every field is a key of a job file. Its metadata, a `Setting`, says what follows from it: whether it may vary,
+for which kinds of job and strategies it holds, whether variants that differ in it can share processes, if two
+runs that differ in it do the same work, and how it is shown. The sections `compare` and `baseline` with their
+schema and reference, combinations, variants, the merging of equal ones, launches, ids, labels, `gpurun diff`
+and TensorBoard's table of hyperparameters all derive from these fields. A new one needs nothing but its lines
+here, and the code that uses its value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from gpurun.launcher.jobfile import program_values as program
+from gpurun.launcher.jobfile import values
+from gpurun.launcher.jobfile.field_types import MAPPING, Kind, one_of, whole
+from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
+from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
+from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
+
+SPLIT = Kind(
+    values.parse_split,
+    {
+        "anyOf": [
+            {"enum": ["even", "balanced"]},
+            {"type": "string", "pattern": values.RATIO_PATTERN},
+            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        ]
+    },
+)
+ONE_BATCH = Kind(values.parse_one_global_batch, values.COUNT.schema)
+BATCH = Kind(values.parse_global_batch, {"anyOf": [{"const": "max"}, values.COUNT.schema]})
+THREADS = Kind(
+    values.parse_threads,
+    {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
+)
+ARGS = Kind(program.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
+ENV = Kind(program.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
+TEXT = {"type": "string"}
+
+
+def _strategies_text() -> str:
+    texts = [f"`{name}`: {STRATEGIES[name].summary}." for name in IN_JOBS]
+    return " ".join(("How the model runs on the devices.", *texts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What makes a variant. Under `compare` the keys vary in this order, the last one fastest."""
+
+    workload: Annotated[str, Kind(values.parse_workload, TEXT)] | None = setting(
+        None,
+        compare="Workloads to run, each by itself: they do different work, so none is called faster. A "
+        "built-in that has a batch of its own takes that where the job gives none.",
+        is_task=True,
+        builds_model=True,
+        absent="",
+    )
+    """What to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`), or one in a
+    module (`package.module:build`). A job has this, a `script` or a `module`."""
+    script: Annotated[str, Kind(program.parse_script, TEXT)] | None = setting(
+        None, kinds=frozenset({PROGRAM}), is_task=True
+    )
+    """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
+    Its steps are those of its optimizer."""
+    module: Annotated[str, Kind(program.parse_module, TEXT)] | None = setting(
+        None, kinds=frozenset({PROGRAM}), is_task=True
+    )
+    """Like `script`, by its module's name as for `python -m`: `package.train`."""
+    strategy: Annotated[str, one_of(IN_JOBS)] = setting(
+        "ddp",
+        compare=f"Strategies to compare: {', '.join(f'`{name}`' for name in IN_JOBS)}.",
+        baseline="The baseline's strategy.",
+        same_work=True,
+        names_variant=True,
+        has_column=True,
+        about=_strategies_text(),
+    )
+    """How the model runs on the devices."""
+    device_count: Annotated[int, whole(1, values.MAX_DEVICES)] | None = setting(
+        None,
+        compare="Numbers of devices to compare; each takes the first ones of `devices`.",
+        baseline="The baseline's number of devices. If several variants match, it is the one with most "
+        "devices.",
+        kinds=EVERY_KIND,
+        same_work=True,
+        names_variant=True,
+        has_column=True,
+    )
+    """How many of the devices to use, the first ones; by default all. `single` always uses one."""
+    split: Annotated[values.Split, SPLIT] = setting(
+        "even",
+        compare="Splits to compare. Each item is one split, so samples per device are a list in the list: "
+        "`[even, [48, 16]]`.",
+        baseline="The baseline's split, or another that comes to the same samples.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_split,
+        absent=(),
+        shares_processes=True,
+        is_resolved=True,
+        names_variant=True,
+        has_column=True,
+        check_list=values.check_split_list,
+    )
+    """Samples per device. `even`: as `torch.chunk` does it. `[48, 16]`: these; they must add up to the global
+    batch. `"3:1"`: in this ratio, by largest remainder. `balanced`: measures the devices and picks the split
+    with the lowest predicted step time."""
+    global_batch: Annotated[int | Literal["max"], BATCH] | None = setting(
+        None,
+        compare="Global batch sizes to compare, in samples; they replace the one at the top.",
+        baseline="The baseline's global batch.",
+        kinds=EVERY_KIND,
+        varies_for=WORKLOADS,
+        for_training=True,
+        shares_processes=True,
+        builds_model=True,
+        is_resolved=True,
+        has_column=True,
+        compared=ONE_BATCH,
+        named=values.COUNT,
+    )
+    """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
+    each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have
+    a batch of their own, which then is the default; `gpurun workloads` lists them. A program may state it, so
+    that its samples per second can be shown."""
+    precision: Annotated[str, one_of(("fp64", "fp32", "tf32", "bf16", "fp16"))] = setting(
+        "fp32",
+        compare="Precisions to compare.",
+        baseline="The baseline's precision.",
+        is_resolved=True,
+        builds_model=True,
+        has_column=True,
+    )
+    """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
+    compile: bool = setting(
+        False,
+        compare="`[false, true]` compares the model as it is with the compiled one.",
+        baseline="Whether the baseline's model is compiled.",
+        for_training=True,
+        absent=False,
+    )
+    """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
+    channels_last: bool = setting(
+        False,
+        compare="Memory layouts of images to compare.",
+        baseline="The baseline's memory layout of images.",
+        for_training=True,
+        absent=False,
+    )
+    """Memory layout of images: channel by channel (`false`), or pixel by pixel (`true`), which convolutions
+    on tensor cores prefer."""
+    threads: Annotated[int | Literal["auto"], THREADS] = setting(
+        "auto",
+        compare="Numbers of threads of a CPU device to compare.",
+        baseline="The baseline's threads of a CPU device.",
+        absent=0,
+    )
+    """Threads of a CPU device. `auto`: its share of the cores."""
+    accumulate: Annotated[int, whole(1, 4096)] = setting(
+        1,
+        compare="Numbers of micro-batches to compare.",
+        baseline="The baseline's number of micro-batches.",
+        is_resolved=True,
+        for_training=True,
+        shares_processes=True,
+    )
+    """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
+    params: Annotated[Mapping[str, Any], MAPPING] = setting(
+        {},
+        compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "
+        "the top.",
+        baseline="Parameters that the baseline has; others may be anything.",
+        shape=ITEMS,
+        absent={},
+        builds_model=True,
+        decides=False,
+    )
+    """Arguments of the workload's function, by name."""
+    args: Annotated[tuple[str, ...], ARGS] = setting(
+        (),
+        compare="Arguments of the program to compare: a list of lists, each appended to the `args` at the "
+        "top.",
+        baseline="The baseline's arguments, as they are under `compare`.",
+        kinds=frozenset({PROGRAM}),
+        instead="a workload takes `params`",
+        shape=WORDS,
+        absent=(),
+        check_list=program.check_args_list,
+    )
+    """Arguments of the program: `[--epochs, "1"]`."""
+    env: Annotated[Mapping[str, str], ENV] = setting(
+        {},
+        compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "
+        "the top.",
+        baseline="Environment variables that the baseline has; others may be anything.",
+        kinds=frozenset({PROGRAM}),
+        instead="a workload takes `params`",
+        shape=ITEMS,
+        absent={},
+        builds_model=True,
+        same_work=True,
+    )
+    """Environment variables of the program: `{NCCL_DEBUG: INFO}`."""
+    seed: Annotated[int, whole(0, below=2**63)] = setting(
+        0,
+        compare="Seeds to compare.",
+        baseline="The baseline's seed.",
+        kinds=EVERY_KIND,
+        optional_for=frozenset({PROGRAM}),
+        builds_model=True,
+        decides=False,
+    )
+    """Seed of the weights and of the data. The same samples are drawn whatever the split. A program's random
+    numbers are seeded only where the job states this."""
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {one.name: one.metadata["setting"] for one in fields(Settings)}
+)
+"""By name, in the order in which they vary."""
+
+TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
+
+
+def settings_of(settings: Settings) -> dict[str, Any]:
+    """The value of every setting by name, of a combination or a variant."""
+    return {name: getattr(settings, name) for name in SETTINGS}
+
+
+def resolved_setting(name: str, job: Mapping[str, Any], varied: Mapping[str, Any]) -> Any:
+    """What a variant of a run had for a setting: what varied, merged into the job's own value or the default.
+
+    Args:
+        name: of the setting.
+        job: the run's job as plain data.
+        varied: the variant's values of what varied.
+    """
+    own = job.get(name, getattr(Settings(), name))
+    value = SETTINGS[name].shape.merge(own, varied[name]) if name in varied else own
+    return tuple(value) if isinstance(value, list) else value

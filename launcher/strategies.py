@@ -1,0 +1,127 @@
+"""Every strategy and what it implies, without importing torch.
+
+A new strategy is a row of this table and a class under `worker/strategies/`. Whatever depends on the strategy
+looks up a property here and never compares names.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class Reach(Enum):
+    """Which of the job's devices a strategy can use together."""
+
+    DEVICE = "one device"
+    NODE = "the devices of one node"
+    JOB = "the devices of all nodes"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way of running a model on devices."""
+
+    name: str
+    summary: str
+    """For the job file's reference: what runs, in a few words."""
+    reach: Reach
+    worker: str
+    """`module:class` that trains; empty for a program, which runs its own code."""
+    process_per_device: bool = False
+    """Whether every device has a process of its own; otherwise one process has them all."""
+    has_replicas: bool = False
+    """Whether one process computes on several devices, with a thread for each."""
+    has_split: bool = True
+    """Whether the batch is split over devices, by sizes that the job chooses."""
+    has_buckets: bool = False
+    """Whether gradients are averaged between processes in buckets."""
+    has_backend: bool = False
+    """Whether its processes communicate through a process group that gpurun makes."""
+    keeps_gradients: bool = False
+    """Whether gradients have memory of their own all the time, as in DDP's buckets."""
+    compile_refusal: str = ""
+    """Why `torch.compile` can't be used with it; empty where it can."""
+    snippet_refusal: str = ""
+    """Why no training loop of one's own can use an uneven split with it; empty where one can."""
+    in_jobs: bool = True
+    """Whether a job file can name it."""
+
+    def num_devices(self, wanted: int | None, num_devices: int, num_local: int) -> int:
+        """How many devices a variant has: `wanted` by the job, by default all that it can use."""
+        most = self.most_devices(num_devices, num_local)
+        return most if self.reach is Reach.DEVICE else wanted or most
+
+    def most_devices(self, num_devices: int, num_local: int) -> int:
+        """How many devices it can use, of `num_devices` of which the first node has `num_local`."""
+        return {Reach.DEVICE: 1, Reach.NODE: num_local, Reach.JOB: num_devices}[self.reach]
+
+    def num_processes(self, num_devices: int) -> int:
+        """Processes that train together on so many devices."""
+        return num_devices if self.process_per_device else 1
+
+    def devices_by_process(self, devices: Sequence[str]) -> list[tuple[str, ...]]:
+        """Which of the devices each process has, by rank."""
+        return [(device,) for device in devices] if self.process_per_device else [tuple(devices)]
+
+    def positions_of(self, rank: int, num_devices: int) -> tuple[int, ...]:
+        """Which parts of the split, and which of the launch's devices, are the rank's."""
+        return tuple(range(num_devices)) if self.has_replicas else (rank,)
+
+
+PROGRAM = "script"
+"""The strategy of variants that are programs."""
+
+_ALL = (
+    Strategy(
+        "single",
+        "one device",
+        Reach.DEVICE,
+        "gpurun.launcher.worker.strategies.single:Single",
+        has_split=False,
+    ),
+    Strategy(
+        "dp",
+        "one process with a thread per device (DataParallel)",
+        Reach.NODE,
+        "gpurun.launcher.worker.strategies.dp:Dp",
+        has_replicas=True,
+        compile_refusal="dp copies the model in every step, and torch.compile can't follow",
+        snippet_refusal="torch's DataParallel splits evenly only",
+    ),
+    Strategy(
+        "ddp",
+        "a process per device (DistributedDataParallel)",
+        Reach.JOB,
+        "gpurun.launcher.worker.strategies.ddp:Ddp",
+        process_per_device=True,
+        has_buckets=True,
+        has_backend=True,
+        keeps_gradients=True,
+    ),
+    Strategy(
+        PROGRAM,
+        "a program that runs unchanged, one process per device",
+        Reach.JOB,
+        "",
+        process_per_device=True,
+        has_split=False,
+        in_jobs=False,
+    ),
+)
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType({strategy.name: strategy for strategy in _ALL})
+
+IN_JOBS = tuple(strategy.name for strategy in _ALL if strategy.in_jobs)
+"""Names that a job file can give."""
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"there is no strategy `{name}`; the strategies are {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
