@@ -117,6 +117,6 @@ def test_a_node_waits_for_no_longer_than_it_was_told_and_a_moment() -> None:
         def take(self, kind: object, timeout_s: float) -> None:
             self.waits.append(timeout_s)
 
-    with pytest.raises(NodesError, match="has not said within 65 s"):
+    with pytest.raises(NodesError, match="did not report within 65 s"):
         await_welcome(Silent(), 60.0)  # type: ignore[arg-type]
     assert Silent.waits == [65.0]
