@@ -24,7 +24,7 @@ from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.run.attempts import model_of
 from tests.unit.machines import FakeMachine
 
-JOBS = {
+JOBS: dict[JobKind, dict[str, Any]] = {
     TRAINING: {"workload": "gpt", "global_batch": 8, "devices": "cpu:2"},
     PROGRAM: {"script": "one.py", "devices": "cpu:2"},
 }
@@ -207,11 +207,12 @@ FOREIGN = [
 def test_a_setting_of_another_kind_of_job_is_refused(tmp_path: Path, name: str, kind: JobKind) -> None:
     (tmp_path / "one.py").touch()
     path = tmp_path / "job.yaml"
-    for place, changes in (
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
         (name, {name: VALUES[name][0]}),
         (f"compare.{name}", {"compare": {name: list(VALUES[name])}}),
         (f"baseline.{name}", {"baseline": {name: VALUES[name][0]}}),
-    ):
+    )
+    for place, changes in cases:
         path.write_text(json.dumps(JOBS[kind] | changes))
         with pytest.raises(SpecError, match=f"`{place}` is for"):
             load_job(path)

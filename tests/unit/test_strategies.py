@@ -116,7 +116,7 @@ def branches() -> list[str]:
         for path in sources
         if str(path.relative_to(ROOT)) not in TABLES
         for node in ast.walk(ast.parse(path.read_text()))
-        if _branches(node)
+        if isinstance(node, ast.expr | ast.pattern) and _branches(node)
     ]
 
 
