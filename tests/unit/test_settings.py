@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "channels_last": (False, True),
     "threads": (1, 2),
     "accumulate": (1, 2),
+    "bucket_mb": (10, 50),
     "params": ({"layers": 1}, {"layers": 2}),
     "args": (["--one"], ["--two"]),
     "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
@@ -222,3 +223,19 @@ def test_a_program_and_its_module_do_not_vary(tmp_path: Path) -> None:
     for name in ("script", "module"):
         with pytest.raises(SpecError, match=f"unknown key `{name}` under `compare`"):
             varying(tmp_path, name)
+
+
+def test_a_strategy_without_buckets_is_measured_once_and_named_without_them(tmp_path: Path) -> None:
+    spec = job_of(tmp_path, "bucket_mb", {"compare": {"strategy": ["dp", "ddp"], "bucket_mb": [10, 50]}})
+    plan = build_plan(spec, MACHINE)
+    assert [variant.id for variant in plan.variants] == [
+        "dp-2-even",
+        "ddp-2-even-bucket_mb-10",
+        "ddp-2-even-bucket_mb-50",
+    ]
+    assert [variant.bucket_mb for variant in plan.variants] == [0, 10, 50]
+
+
+def test_a_bucket_size_that_no_strategy_has_is_noted(tmp_path: Path) -> None:
+    spec = job_of(tmp_path, "bucket_mb", {"strategy": "dp", "bucket_mb": 10})
+    assert build_plan(spec, MACHINE).notes == ("dp has no `bucket_mb`: 10 is not used",)
