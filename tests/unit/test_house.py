@@ -81,7 +81,6 @@ PENDING_WORDS = {
     "docs/commands.md",
     "docs/job-file.md",
     "examples/cuda_semantics.py",
-    "launcher/balance/",
     "launcher/cli/",
     "launcher/compare/",
     "launcher/errors.py",
@@ -97,7 +96,6 @@ PENDING_WORDS = {
     "launcher/run/",
     "launcher/rundir/",
     "launcher/schedulers/",
-    "launcher/stats/",
     "launcher/stepping.py",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
@@ -107,7 +105,7 @@ PENDING_WORDS = {
     "workloads/data/files.py",
     "workloads/resnet_cifar.py",
 }
-PENDING_MODULES = 299
+PENDING_MODULES = 295
 
 
 @dataclass(frozen=True)
