@@ -23,6 +23,27 @@ def pytest_configure() -> None:
     have_own_shared_memory()
 
 
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write the snapshots of whole pages anew")
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a whole page with its file in `tests/snapshots`; `pytest --update` writes the file instead."""
+
+    def check(name: str, text: str) -> None:
+        path = SNAPSHOTS / name
+        if request.config.getoption("--update"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no snapshot {name}: pytest --update writes it"
+        assert text == path.read_text(encoding="utf-8"), f"{name}: pytest --update writes it anew"
+
+    return check
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Imports no file without such a test for `-m alone`: most of the time would go into that."""
     if config.option.markexpr == "alone" and collection_path.suffix == ".py":

@@ -25,7 +25,9 @@ def show_json(value: Any) -> None:
 def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
     """The table for a person, or the whole comparison for a program."""
     if as_json:
-        show_json(comparison)
+        from gpurun.launcher.report.metrics import with_figures
+
+        show_json(with_figures(comparison))
         return
     from gpurun.launcher.report.terminal.table import render_table
 

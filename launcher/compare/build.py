@@ -1,7 +1,7 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -104,7 +104,6 @@ def variant_result(
         rounds=len(measured.timed),
         launches=len(measured.launch_medians_ns),
         step_ms=step_ms,
-        samples_per_s=rates.samples_per_s,
         vs_baseline=differences.vs_baseline(variant.id),
         scaling_efficiency=scaling_efficiency(measured, differences.measured.values()),
         gradient_error=facts.gradient_error,
@@ -116,15 +115,12 @@ def variant_result(
         balanced=balanced(measured, step_ms, differences.measured),
         workload=variant.workload,
         threads=variant.threads,
-        flop_per_s=rates.flop_per_s,
-        mfu=rates.mfu,
-        input_bytes_per_s=rates.input_bytes_per_s,
-        joules_per_sample=rates.joules_per_sample,
         probe=probe_result(
             measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
         ),
         wall_s=median(measured.wall_s) if measured.wall_s else None,
         loss=facts.loss,
+        **asdict(rates),
     )
 
 

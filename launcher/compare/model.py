@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.rundir.records import LossOver
 
@@ -188,7 +189,7 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class VariantResult:
+class VariantResult(Rates):
     """One variant's figures and how it ended."""
 
     id: str
@@ -206,7 +207,6 @@ class VariantResult:
     rounds: int
     launches: int
     step_ms: StepTime | None
-    samples_per_s: float | None
     vs_baseline: Difference | None
     scaling_efficiency: float | None
     gradient_error: float | None
@@ -221,14 +221,6 @@ class VariantResult:
     workload: str = ""
     threads: int = 0
     """Intra-op threads of one device; 0 in runs that are older than this field."""
-    flop_per_s: float | None = None
-    """Forward and backward on all devices; the optimizer's operations are not counted."""
-    mfu: float | None = None
-    """Model FLOP utilisation: `flop_per_s` as a share of the GPUs' peak in this precision."""
-    input_bytes_per_s: float | None = None
-    """Inputs and targets."""
-    joules_per_sample: float | None = None
-    """What the GPUs took, by their driver's counter."""
     probe: ProbeResult | None = None
     """What a micro-benchmark measured; it has no steps."""
     wall_s: float | None = None

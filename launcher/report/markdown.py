@@ -6,21 +6,19 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.facts import fact_lines, warning_lines
-from gpurun.launcher.report.terminal.cells import number_text, uncertainty_text, verdict_text
+from gpurun.launcher.report.metrics import figures_of
+from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
-from gpurun.launcher.units import format_ms, format_rate
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""
-HEADER = ("variant", "step ms", "vs baseline", "samples/s", "efficiency", "status")
 
 
 def summary_markdown(comparison: Comparison) -> str:
     """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
     ranked, unranked = by_rank(comparison)
-    rows = [_row(variant) for variant in (*ranked, *unranked)]
     answer = f"**{escape(comparison.answer)}** {escape(comparison.details)}".rstrip()
-    lines = [answer, "", *_table(rows), ""]
+    lines = [answer, "", *_table([*ranked, *unranked]), ""]
     lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]
     found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
     return "\n".join([*lines, *_indented(found)])
@@ -37,9 +35,16 @@ def escape(text: str) -> str:
     return "".join(_ENTITIES.get(char, f"\\{char}" if char in "\\`*_{}[]#|" else char) for char in flat)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    body = [[escape(cell) for cell in row] for row in rows]
-    return ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *body)]
+def _table(results: Sequence[VariantResult]) -> list[str]:
+    """The metrics that have a value here, with the comparison after the first."""
+    figures = figures_of(results)
+    columns = [(metric.short, [str(each or "") for each in found]) for metric, found in figures.items()]
+    columns.insert(1, ("vs baseline", [_verdict(result) for result in results]))
+    columns = [("variant", [variant_label(result) for result in results]), *columns]
+    columns.append(("status", [_status(result) for result in results]))
+    header, cells = zip(*columns, strict=True)
+    rows = [[escape(cell) for cell in row] for row in zip(*cells, strict=True)]
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def _verdict(variant: VariantResult) -> str:
@@ -47,13 +52,5 @@ def _verdict(variant: VariantResult) -> str:
     return verdict_text(variant.vs_baseline).plain.strip() + (f" ± {half}" if half else "")
 
 
-def _row(variant: VariantResult) -> list[str]:
-    status = f"{variant.status}: {variant.reason}" if variant.reason else variant.status
-    return [
-        variant_label(variant),
-        format_ms(variant.step_ms.median, variant.step_ms.ci) if variant.step_ms else "",
-        _verdict(variant),
-        "" if variant.samples_per_s is None else format_rate(variant.samples_per_s),
-        number_text(variant.scaling_efficiency, 2).plain,
-        status,
-    ]
+def _status(result: VariantResult) -> str:
+    return f"{result.status}: {result.reason}" if result.reason else result.status

@@ -65,15 +65,15 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
 
 def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
     """Variants that nothing is known of yet and that build the same model as one of `variants`."""
-    models = [_model(plan.variant(variant)) for variant in variants]
+    models = [model_of(plan.variant(variant)) for variant in variants]
     return [
         other.id
         for other in plan.variants
-        if _model(other) in models and run.read_status(other.id) is None and not run.read_steps(other.id)
+        if model_of(other) in models and run.read_status(other.id) is None and not run.read_steps(other.id)
     ]
 
 
-def _model(variant: Variant) -> tuple[object, ...]:
+def model_of(variant: Variant) -> tuple[object, ...]:
     """All that a workload's `build` may depend on, but for the processes that it is built in."""
     return tuple(getattr(variant, name) for name, one in SETTINGS.items() if one.builds_model)
 

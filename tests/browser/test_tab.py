@@ -45,10 +45,10 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
 
 def test_columns_sort(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
-    tab.find("[data-key='sort:memory']").click()
-    expect(tab.find("th.c-memory")).to_have_attribute("aria-sort", "ascending")
-    tab.find("[data-key='sort:memory']").click()
-    expect(tab.find("th.c-memory")).to_have_attribute("aria-sort", "descending")
+    tab.find("[data-key='sort:peak_gib']").click()
+    expect(tab.find("th.c-peak_gib")).to_have_attribute("aria-sort", "ascending")
+    tab.find("[data-key='sort:peak_gib']").click()
+    expect(tab.find("th.c-peak_gib")).to_have_attribute("aria-sort", "descending")
     assert tab.find(".splits tr[data-variant]").first.get_attribute("data-variant") == "ddp-2-48-16"
 
 

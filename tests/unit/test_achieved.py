@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpurun.launcher.compare.figures.measured import Measured
-from gpurun.launcher.compare.figures.throughput import Throughput, throughput
+from gpurun.launcher.compare.figures.throughput import Rates, throughput
 from gpurun.launcher.machine import nvml
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
 from gpurun.launcher.machine.gpus import EnergyMeter
@@ -190,4 +190,4 @@ def test_what_is_not_known_is_left_out() -> None:
     assert found.samples_per_s == 800
     assert (found.flop_per_s, found.mfu, found.joules_per_sample) == (None, None, None)
     assert throughput(measured(("cpu:0",), None, 1e9), 10.0, {}).mfu is None
-    assert throughput(measured(("cpu:0",), None, 1e9), None, {}) == Throughput()
+    assert throughput(measured(("cpu:0",), None, 1e9), None, {}) == Rates()

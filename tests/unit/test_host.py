@@ -214,22 +214,6 @@ def test_host_record_is_plain_json_and_names_the_versions() -> None:
     assert len(record["load_average"]) == 3
 
 
-def test_devices_report_shows_gpus_processes_and_links() -> None:
-    found = replace(machine(), hostname="node1", cpu_model="EPYC", cpu_cores=2)
-    text = render_devices(found, 120).replace("\u202f", " ")
-    assert text.splitlines()[0].startswith("node1: EPYC, 2 cores, ")
-    assert "cuda:1  NVIDIA H200  140.0 GiB  10.0 GiB  90 %  1 755 of 1 980 MHz  212 W  41 °C" in text
-    assert str(os.getpid()) in text
-    assert "cuda:0 cuda:1  NVLink 2x" in text
-    assert "driver 580.65.06, CUDA up to 13.1" in text
-
-
-def test_devices_report_drops_columns_where_the_terminal_is_narrow() -> None:
-    lines = [line for line in render_devices(machine(), 60).splitlines() if "NVIDIA H200" in line]
-    assert lines
-    assert all(len(line) <= 60 and "GiB" in line for line in lines)
-
-
 @pytest.mark.parametrize(
     ("files", "own"),
     [

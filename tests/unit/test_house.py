@@ -75,7 +75,6 @@ PENDING_WORDS = {
     "docs/commands.md",
     "docs/job-file.md",
     "examples/cuda_semantics.py",
-    "launcher/balance/",
     "launcher/cli/",
     "launcher/compare/",
     "launcher/errors.py",
@@ -91,7 +90,6 @@ PENDING_WORDS = {
     "launcher/run/",
     "launcher/rundir/",
     "launcher/schedulers/",
-    "launcher/stats/",
     "launcher/stepping.py",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
@@ -101,7 +99,7 @@ PENDING_WORDS = {
     "workloads/data/files.py",
     "workloads/resnet_cifar.py",
 }
-PENDING_MODULES = 299
+PENDING_MODULES = 295
 
 
 @dataclass(frozen=True)

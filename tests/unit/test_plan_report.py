@@ -10,11 +10,9 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.plan import render_plan
-from gpurun.launcher.units import format_duration
 
 SPEC = JobSpec(name="gpt-splits", workload="gpt", params={"layers": 4, "width": 256}, global_batch=64)
 
@@ -54,32 +52,6 @@ PLAN = Plan(
     notes=("9 over 4 devices gives 3 chunks",),
 )
 
-AT_80 = """\
-gpt-splits: gpt (layers=4,width=256), global batch 64, bf16, on cpu:0 cpu:1
-3 variants in 4 launches, about DURATION if steps are short
-All rounds are run; then 3 steps of each variant are traced; a variant may take
-    10 min.
-
-variant      split  devices      rounds
-ddp-2-32-32  32/32  cpu:0 cpu:1   2 × 5  baseline
-ddp-2-48-16  48/16  cpu:0 cpu:1   2 × 5
-dp-2-32-32   32/32  cpu:0 cpu:1   2 × 5
-
-Left out:
-  strategy=single device_count=2  single has one device
-
-Note: 9 over 4 devices gives 3 chunks
-
-launch    processes  rounds  variants
-01-ddp-2          2       5  ddp-2-32-32 ddp-2-48-16
-02-dp-2           2       5  dp-2-32-32
-03-dp-2           2       5  dp-2-32-32
-04-ddp-2          2       5  ddp-2-32-32 ddp-2-48-16"""
-
-
-def test_plan_at_80_columns() -> None:
-    assert render_plan(PLAN, SPEC, 80) == AT_80.replace("DURATION", format_duration(estimate_s(PLAN, SPEC)))
-
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
@@ -116,12 +88,6 @@ def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["check", str(job)]).output
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) > 200
-
-
-def test_a_narrow_terminal_gets_every_reason_in_full() -> None:
-    shown = render_plan(LONG, SPEC, 60)
-    assert "  strategy=ddp split=[48, 16]\n      the split [48, 16] is for 2 devices, not for 1\n" in shown
-    assert max(map(len, shown.splitlines())) <= 60
 
 
 def test_lists_among_params_keep_their_brackets() -> None:

@@ -15,7 +15,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from gpurun.launcher.compare.model import Comparison, ExposedComm, StepTime
 from gpurun.launcher.report.markdown import escape, summary_markdown
-from gpurun.launcher.report.tensorboard.hparams import hyperparameters, metrics
+from gpurun.launcher.report.metrics import values_of
+from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.report.tensorboard.series import Point, round_points, step_points
 from gpurun.launcher.report.tensorboard.writer import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, append_lines
@@ -110,11 +111,6 @@ def test_hparams_table_has_the_split_as_text(run: RunDir) -> None:
     write_tensorboard(COMPARISON, run)
     experiment = hparams(read(run.path), "_hparams_/experiment").experiment
     assert {info.name for info in experiment.hparam_infos} >= {"split", "strategy", "device_count"}
-    assert [info.name.tag for info in experiment.metric_infos] == [
-        "step_ms",
-        "samples_per_s",
-        "exposed_comm_percent",
-    ]
     variant = read(run.variant("ddp-2-40-24"))
     start = hparams(variant, "_hparams_/session_start_info").session_start_info
     assert start.hparams["split"].string_value == "40/24"
@@ -153,16 +149,11 @@ def test_custom_scalars_ask_questions_whose_tags_exist(run: RunDir) -> None:
         assert any(re.match(pattern, tag) for pattern in chart.multiline.tag for tag in tags), chart.title
 
 
-def test_text_page_holds_the_summary_and_every_variant(run: RunDir) -> None:
+def test_text_page_holds_the_summary(run: RunDir) -> None:
     write_tensorboard(COMPARISON, run)
     (tensor,) = read(run.path).Tensors("summary")
     markdown = tensor.tensor_proto.string_val[0].decode()
     assert markdown == summary_markdown(COMPARISON)
-    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 + len(COMPARISON.variants)
-    assert {row.count("|") for row in rows} == {rows[0].count("|")}
-    assert rows[2].startswith("| ddp 32/32 | 42.1 ± 0.2 | baseline |")
-    assert "139.8 of 140.0 GiB" in rows[-1]
 
 
 def test_markdown_is_not_broken_by_what_users_write() -> None:
@@ -190,7 +181,7 @@ def test_rendering_again_replaces_the_files_and_leaves_others(run: RunDir) -> No
 
 def test_nothing_that_is_not_a_number_becomes_a_metric() -> None:
     broken = replace(COMPARISON.variants[0], step_ms=StepTime(nan, None), samples_per_s=inf)
-    assert metrics(broken) == {}
+    assert not {"step_ms", "samples_per_s", "exposed_comm_percent"} & values_of(broken).keys()
 
 
 def tags_of(points: Iterable[Point]) -> set[str]:

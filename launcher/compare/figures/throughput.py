@@ -10,9 +10,12 @@ from gpurun.launcher.machine.accelerators import recorded_names, total_peak_flop
 from gpurun.launcher.rundir.records import StepRecord
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """Rates of one variant, over all its devices; what isn't known is `None`."""
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Rates of one variant, over all its devices; what isn't known is `None`.
+
+    These are fields of `VariantResult`, so a new one is in JSON at once.
+    """
 
     samples_per_s: float | None = None
     flop_per_s: float | None = None
@@ -22,18 +25,18 @@ class Throughput:
     input_bytes_per_s: float | None = None
     """Inputs and targets."""
     joules_per_sample: float | None = None
-    """What the GPUs took; not the rest of the machine."""
+    """What the GPUs took, by their driver's counter; not the rest of the machine."""
 
 
-def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Throughput:
+def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Rates:
     """The rates of a variant whose median step takes `step_ms`; `host` tells the names of the GPUs."""
     variant, facts = measured.variant, measured.facts
     if not step_ms or variant.global_batch is None:
-        return Throughput()  # the samples of a step aren't known of most programs
+        return Rates()  # the samples of a step aren't known of most programs
     samples_per_s = 1e3 * variant.global_batch / step_ms
     flop_per_s = times(facts.flops_per_sample, samples_per_s)
     peak = total_peak_flop_per_s(gpu_names(sorted(set(variant.devices)), host), variant.precision or "")
-    return Throughput(
+    return Rates(
         samples_per_s=samples_per_s,
         flop_per_s=flop_per_s,
         mfu=flop_per_s / peak if flop_per_s is not None and peak else None,

@@ -12,33 +12,24 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
-from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.jobfile.settings import SETTINGS
-
-METRICS = {
-    "step_ms": "step (ms)",
-    "samples_per_s": "samples/s",
-    "exposed_comm_percent": "exposed communication (% of the step)",
-    "gflop_per_s": "GFLOP/s",
-    "mfu_percent": "model FLOP utilisation (%)",
-    "joules_per_sample": "energy (J/sample)",
-}
+from gpurun.launcher.report.metrics import METRICS, values_of
 
 
 def experiment_value(comparison: Comparison) -> Summary.Value:
     """The columns of the table; stands in the run at the root."""
     rows = [hyperparameters(variant) for variant in comparison.variants]
     names = dict.fromkeys(name for row in rows for name in row)
-    known = {name for variant in comparison.variants for name in metrics(variant)}
+    known = {key for variant in comparison.variants for key in values_of(variant)}
     experiment = api_pb2.Experiment(
         description=comparison.summary,
         hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],
         metric_infos=[
-            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=label)
-            for tag, label in METRICS.items()
-            if tag in known
+            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=metric.key), display_name=metric.label)
+            for metric in METRICS
+            if metric.key in known
         ],
     )
     return _value(metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
@@ -83,29 +74,6 @@ def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
     return {
         name: _hparam(value) for name, value in (fixed | _flat(variant.varied)).items() if value is not None
     }
-
-
-def metrics(variant: VariantResult) -> dict[str, float]:
-    """The variant's result by scalar tag, without what doesn't apply or isn't a number."""
-    step_ms = variant.step_ms.median if variant.step_ms else None
-    values = {
-        "step_ms": step_ms,
-        "samples_per_s": variant.samples_per_s,
-        "exposed_comm_percent": _exposed_percent(variant, step_ms),
-        "gflop_per_s": None if variant.flop_per_s is None else variant.flop_per_s / 1e9,
-        "mfu_percent": None if variant.mfu is None else 100 * variant.mfu,
-        "joules_per_sample": variant.joules_per_sample,
-    }
-    return {tag: value for tag, value in values.items() if value is not None and isfinite(value)}
-
-
-def _exposed_percent(variant: VariantResult, step_ms: float | None) -> float | None:
-    """From the trace where there is one, as a share of the traced step; else from the ablation."""
-    slowest = slowest_rank(variant.ranks)
-    if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
-        return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms
-    exposed_ms = variant.exposed_comm_ms.ablation
-    return 100 * exposed_ms / step_ms if exposed_ms is not None and step_ms else None
 
 
 def _flat(varied: Mapping[str, Any]) -> dict[str, Any]:

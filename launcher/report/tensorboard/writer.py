@@ -20,6 +20,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from gpurun.launcher.compare.model import BatchCurve, Comparison, VariantResult
 from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import hparams
 from gpurun.launcher.report.tensorboard.series import (
     Point,
@@ -71,7 +72,7 @@ def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
     ranks = run.read_steps(variant.id)
     starts_s = _round_starts_s(run, {record.launch for records in ranks.values() for record in records})
     times_s = list(starts_s.values()) or [time.time()]
-    metrics = hparams.metrics(variant)
+    metrics = values_of(variant)
     values = [hparams.start_value(variant, _run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),

@@ -21,6 +21,8 @@ class Column:
     right: bool = False
     drop: int = 0
     """0: never dropped."""
+    legend: str = ""
+    """What the header leaves open."""
 
     @cached_property
     def width(self) -> int:

@@ -6,7 +6,6 @@ one line per variant and per sentence.
 
 import textwrap
 from collections.abc import Sequence
-from math import floor, log10
 
 from rich.text import Text
 
@@ -14,11 +13,10 @@ from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.facts import fact_lines, warning_lines
+from gpurun.launcher.report.metrics import Figure, figures_of
 from gpurun.launcher.report.terminal import bar
 from gpurun.launcher.report.terminal.cells import (
     factor_text,
-    number_text,
-    step_text,
     uncertainty_text,
     verdict_text,
 )
@@ -33,13 +31,10 @@ from gpurun.launcher.report.terminal.layout import (
     to_string,
     total_width,
 )
-from gpurun.launcher.units import format_rate
 
 BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
 """Least and most width of a bar; a narrower one wouldn't make its column narrower."""
-EFFICIENCY = "eff."
-EFFICIENCY_LEGEND = "speed over that of one device, per device."
 VALUE_CHARS = 32
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
@@ -67,8 +62,7 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
-    if any(column.header == EFFICIENCY for column in figures):
-        lines.append(Text(f"{EFFICIENCY}: {EFFICIENCY_LEGEND}", "dim"))
+    lines += [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
     lines += _hidden_line([column.header for column in wanted if column not in figures])
     return to_string([*lines, *footer(comparison, page)], page)
 
@@ -93,29 +87,24 @@ def _in_a_cell(value: str) -> str:
 
 
 def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
-    """Everything that is a number; columns without any are left out."""
-    decimals = _step_decimals(ranked)
-    columns = [
-        Column("step ms", tuple(step_text(v.step_ms, decimals) for v in ranked), right=True),
+    """All metrics with a value here; after the first, how it compares with the baseline."""
+    metrics = [
+        Column(metric.short, tuple(map(_figure_text, found)), True, metric.drop, metric.legend)
+        for metric, found in figures_of(ranked).items()
+    ]
+    against = [
         Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked)),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
-        Column("samples/s", tuple(_samples_text(v.samples_per_s) for v in ranked), right=True, drop=2),
-        Column("GFLOP/s", tuple(_giga_text(v.flop_per_s) for v in ranked), right=True, drop=5),
-        Column("MFU", tuple(_percent_text(v.mfu) for v in ranked), right=True, drop=6),
-        Column("J/sample", tuple(number_text(v.joules_per_sample, 3) for v in ranked), right=True, drop=7),
-        Column("run s", tuple(number_text(v.wall_s, 1) for v in ranked), right=True, drop=2),
-        Column(EFFICIENCY, tuple(number_text(x, 2) for x in _efficiencies(ranked)), right=True, drop=3),
-        Column("peak GiB", tuple(number_text(_peak_gib(v), 2) for v in ranked), right=True, drop=4),
     ]
-    return [column for column in columns if not column.is_empty]
+    return [*metrics[:1], *(column for column in against if not column.is_empty), *metrics[1:]]
 
 
-def _efficiencies(ranked: Sequence[VariantResult]) -> list[float | None]:
-    """Of all variants, if one of them has several devices: one device has the efficiency 1 by definition."""
-    is_known = any(len(v.devices) > 1 and v.scaling_efficiency is not None for v in ranked)
-    return [v.scaling_efficiency if is_known else None for v in ranked]
+def _figure_text(figure: Figure | None) -> Text:
+    if figure is None:
+        return Text("")
+    return Text.assemble(figure.text, (f" {figure.uncertainty}" if figure.uncertainty else "", "dim"))
 
 
 def _fitting(names: list[Column], figures: list[Column], width: int, bars: bool) -> list[Column]:
@@ -177,29 +166,6 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
         return [reason]
     room = max(page.width - indent, 20)
     return textwrap.wrap(reason, room, max_lines=REASON_LINES, placeholder=" …")
-
-
-def _samples_text(samples_per_s: float | None) -> Text:
-    return Text("" if samples_per_s is None else format_rate(samples_per_s))
-
-
-def _giga_text(rate: float | None) -> Text:
-    """A rate in 10⁹ per second; small ones with decimals."""
-    return Text("") if rate is None else number_text(rate / 1e9, 0 if rate >= 1e11 else 2)
-
-
-def _percent_text(share: float | None) -> Text:
-    return Text("" if share is None else f"{100 * share:.1f} %")
-
-
-def _peak_gib(variant: VariantResult) -> float | None:
-    return max((rank.peak_gib for rank in variant.ranks if rank.peak_gib is not None), default=None)
-
-
-def _step_decimals(variants: Sequence[VariantResult]) -> int:
-    """One count for the whole column: three significant digits of the shortest step, at least one decimal."""
-    shortest = min((v.step_ms.median for v in variants if v.step_ms and v.step_ms.median > 0), default=1.0)
-    return min(max(2 - floor(log10(shortest)), 1), 4)
 
 
 def footer(comparison: Comparison, page: Page) -> list[Text]:

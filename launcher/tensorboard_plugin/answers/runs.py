@@ -10,6 +10,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.facts import fact_lines
+from gpurun.launcher.report.metrics import answer_figures, described
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     cost_sentences,
@@ -87,6 +88,7 @@ def run_answer(run: RunDir | Listed) -> dict[str, Any]:
         "headline": comparison.answer if comparison else None,
         "details": comparison.details if comparison else None,
         "facts": fact_lines(comparison) if comparison else [],
+        "metrics": described(comparison.variants) if comparison else [],
         "variants": variants(listed),
     }
 
@@ -109,9 +111,11 @@ def variants(listed: Listed) -> list[dict[str, Any]]:
         return [_of_traces(listed)]
     comparison, plan = read_comparison(listed), read_plan(listed)
     if comparison is not None:
+        figures = answer_figures(comparison.variants)
         return [
             {
                 **_entry(listed, each, explanation(each, comparison)),
+                "figures": figures[each.id],
                 "cost_sentences": cost_sentences(each, comparison.variants),
             }
             for each in comparison.variants
@@ -148,6 +152,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -
         "status": ended[0],
         "reason": ended[1],
         "explanation": told,
+        "figures": {},
         "cost_sentences": [],
         "traces": _traces(listed, variant.id),
     }
@@ -162,6 +167,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         **unknown,
         "devices": [],
         "split": [],
+        "figures": {},
         "cost_sentences": [],
         "status": "ok",
         "traces": _traces(listed, TRACES),

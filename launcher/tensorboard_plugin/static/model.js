@@ -134,9 +134,8 @@ export class Variant {
     return this.difference?.percent ?? Infinity;
   }
 
-  get peakGib() {
-    const peaks = this.ranks.map((rank) => rank.peak_gib).filter((peak) => peak != null);
-    return peaks.length ? Math.max(...peaks) : null;
+  get figures() {
+    return this.planned.figures;
   }
 }
 

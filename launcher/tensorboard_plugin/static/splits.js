@@ -24,29 +24,34 @@ const COLUMNS = [
   { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
   { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
   { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
-  { key: 'ms', name: 'ms a step', sort: (row) => row.stepMs, right: true },
+  { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },
   { key: 'unit', name: '' },
-  {
-    key: 'samples',
-    name: 'samples/s',
-    sort: (row) => row.result?.samples_per_s,
-    right: true,
-    isOptional: true,
-  },
-  {
-    key: 'efficiency',
-    name: 'scaling efficiency, %',
-    sort: (row) => row.result?.scaling_efficiency,
-    right: true,
-    isOptional: true,
-  },
-  { key: 'memory', name: 'peak GiB', sort: (row) => row.peakGib, right: true, isOptional: true },
   {
     key: 'bar',
     name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
     pad: true,
   },
 ];
+
+/** Figures that a narrow terminal drops before these have no column here: a hover shows them. */
+const MOST_DROP = 4;
+
+/**
+ * Columns of the figures, as the server has defined them for all reports.
+ * @param {Metric[]} metrics
+ * @returns {Column[]}
+ */
+function metricColumns(metrics) {
+  return metrics
+    .filter((metric) => metric.drop > 0 && metric.drop <= MOST_DROP)
+    .map((metric) => ({
+      key: metric.key,
+      name: metric.short,
+      sort: (row) => row.figures[metric.key]?.value,
+      right: true,
+      className: `c-figure c-drop-${metric.drop}`,
+    }));
+}
 
 /**
  * Draws the view into `host`.
@@ -73,6 +78,7 @@ class View {
   constructor(app) {
     this.app = app;
     this.run = app.run;
+    this.columns = [...COLUMNS.slice(0, -1), ...metricColumns(this.run.answer.metrics), ...COLUMNS.slice(-1)];
     /** @param {FilterName} name */
     const chosen = (name) => app.state.list(name);
     this.passing = this.run.ranked.filter((variant) => passes(variant, chosen));
@@ -84,10 +90,6 @@ class View {
     this.decimals = columnDecimals(
       this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
       this.rows.map((row) => row.stepMs).filter((ms) => ms != null),
-    );
-    // A column without any figure is not shown: without a `single` variant there is no efficiency.
-    this.columns = COLUMNS.filter(
-      (column) => !column.isOptional || this.run.ranked.some((row) => column.sort?.(row) != null),
     );
     this.baselineLabel = this.run.baseline?.label ?? 'the baseline';
     this.height = this.isMany ? 22 : 36;
@@ -111,7 +113,7 @@ class View {
       stepMs: null,
       result: null,
       ranks: [],
-      peakGib: null,
+      figures: {},
     };
     const place = this.passing.indexOf(baseline) + 1;
     return [...this.passing.slice(0, place), again, ...this.passing.slice(place)];
@@ -139,7 +141,7 @@ class View {
   /** @param {Row[]} rows */
   sorted(rows) {
     const [key, direction] = (this.app.state.get('sort') ?? '').split('~');
-    const sort = COLUMNS.find((one) => one.key === key)?.sort;
+    const sort = this.columns.find((one) => one.key === key)?.sort;
     if (!sort) return rows;
     const sign = direction === 'down' ? -1 : 1;
     return [...rows].sort((a, b) => sign * compare(sort(a), sort(b)));
@@ -191,7 +193,7 @@ class View {
       el(
         'colgroup',
         {},
-        this.columns.map((column) => el('col', { class: `c-${column.key}` })),
+        this.columns.map((column) => el('col', { class: `c-${column.key} ${column.className ?? ''}` })),
       ),
       el(
         'thead',
@@ -290,7 +292,6 @@ class View {
 
   /** @param {Row} row @returns {{ [column: string]: Child }} */
   cells(row) {
-    const { result } = row;
     return {
       variant: el(
         'span',
@@ -303,21 +304,11 @@ class View {
       ],
       diff: percent(row.difference?.percent ?? NaN),
       verdict: row.difference?.verdict ?? '',
-      ms: number(row.stepMs, this.decimals),
-      unit: this.uncertainty(row),
-      samples: three(result?.samples_per_s),
-      memory: number(row.peakGib, row.peakGib != null && row.peakGib < 1 ? 2 : 1),
-      efficiency: result?.scaling_efficiency == null ? '' : number(100 * result.scaling_efficiency, 1),
+      ...Object.fromEntries(Object.entries(row.figures).map(([key, figure]) => [key, figure.text])),
+      ms: row.figures.step_ms?.text ?? '',
+      unit: el('span', { class: 'muted' }, row.figures.step_ms?.uncertainty ?? ''),
       bar: row.isNoise ? '' : this.bar(row),
     };
-  }
-
-  /** @param {Row} row */
-  uncertainty(row) {
-    const half = halfWidth(row.stepMs, row.result?.step_ms?.ci);
-    return half == null
-      ? ''
-      : el('span', { class: 'muted' }, `\u00b1 ${number(roundUp(half, this.decimals), this.decimals)}`);
   }
 
   /** @param {Row} row @returns {Child} */
@@ -346,11 +337,10 @@ class View {
   exact(row) {
     if (row.isNoise)
       return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
-    const ci = row.result?.step_ms?.ci;
     const rank = slowestRank(row.ranks);
     return [
       row.label,
-      `${number(row.stepMs, this.decimals)} ms a step${ci ? `, 95 % interval ${number(ci[0], this.decimals)} to ${number(ci[1], this.decimals)}` : ''}`,
+      ...this.run.answer.metrics.map((metric) => spokenFigure(metric, row)),
       spokenDifference(row.difference, this.run.comparison?.ci_level),
       `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
       this.spokenParts(rank, row, this.decimals),
@@ -418,9 +408,19 @@ class View {
   }
 }
 
+/**
+ * `peak memory: 13.20 GiB`.
+ * @param {Metric} metric
+ * @param {Row} row
+ */
+function spokenFigure(metric, row) {
+  const figure = row.figures[metric.key];
+  return figure && `${metric.title}: ${[figure.text, figure.uncertainty, metric.unit].filter(Boolean).join(' ')}`;
+}
+
 /** @param {Column} column */
 function classes(column) {
-  return [`c-${column.key}`, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
+  return [`c-${column.key}`, column.className, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
 }
 
 /** @param {string | undefined} verdict */

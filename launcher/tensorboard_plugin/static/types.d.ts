@@ -37,6 +37,7 @@ interface RunAnswer {
   headline: string | null;
   details: string | null;
   facts: string[];
+  metrics: Metric[];
   variants: PlannedVariant[];
 }
 
@@ -55,6 +56,22 @@ interface HostGpu {
   max_sm_clock_mhz: number | null;
 }
 
+/** A figure of variants, defined once for all reports (launcher/report/metrics.py). */
+interface Metric {
+  key: string;
+  title: string;
+  short: string;
+  unit: string;
+  better: 'higher' | 'lower';
+  drop: number;
+}
+
+interface MetricFigure {
+  value: number;
+  text: string;
+  uncertainty: string;
+}
+
 interface PlannedVariant {
   id: string;
   label: string;
@@ -65,6 +82,8 @@ interface PlannedVariant {
   status: VariantStatus;
   reason: string | null;
   explanation: string | null;
+  /** By the key of their metric. */
+  figures: { [metric: string]: MetricFigure };
   cost_sentences: string[];
   traces: TraceFile[];
   /** Only of `traces`. */
@@ -811,7 +830,7 @@ interface Row {
   stepMs: number | null;
   result: VariantResult | null;
   ranks: RankFigures[];
-  peakGib: number | null;
+  figures: { [metric: string]: MetricFigure };
 }
 
 /** What headings of columns are made from. */
@@ -827,8 +846,7 @@ interface Column {
   sort?: (row: Row) => string | number | null | undefined;
   right?: boolean;
   pad?: boolean;
-  /** Not shown where no row has a value. */
-  isOptional?: boolean;
+  className?: string;
 }
 
 type Brush = [from: number, to: number];

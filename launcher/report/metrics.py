@@ -1,0 +1,319 @@
+"""Every figure of the reports, defined once: its key, titles, unit, format and where it comes from.
+
+The terminal, Markdown, HParams, scalars, the tab, the HTML file and JSON all read these rows. A new figure is
+a row here, and a field of `Rates` (`compare/figures/throughput.py`) where `VariantResult` lacks its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import floor, isfinite, log10
+from typing import Any, Literal
+
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.model import Comparison, Interval, RankFigures, VariantResult
+from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.units import format_number, format_rate, round_up
+
+LOPSIDED = 1.5
+"""From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
+Results = Sequence[VariantResult]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a variant."""
+
+    key: str
+    """Tag of its scalar, and its name in answers and JSON."""
+    title: str
+    """Whole words, without the unit."""
+    short: str
+    """Header of its column."""
+    unit: str
+    value: Callable[[VariantResult], float | None]
+    """In `unit`; `None` where it doesn't apply."""
+    text: Callable[[float], str]
+    """Without the unit."""
+    better: Literal["higher", "lower"]
+    drop: int
+    """Narrow pages drop the column with the highest number first; 0 is never dropped."""
+    interval: Callable[[VariantResult], Interval | None] | None = None
+    """95 % confidence, in `unit`; of metrics that have one, a column's decimals follow its shortest value."""
+    applies: Callable[[Results], bool] = lambda results: True
+    """Whether the figure says something about these variants."""
+    legend: str = ""
+    """What the column's header leaves open."""
+
+    @property
+    def label(self) -> str:
+        """`peak memory (GiB)`."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric of one variant, as every report shows it."""
+
+    value: float
+    text: str
+    uncertainty: str = ""
+    """`± 0.2`, or `(41.9 to 43.0)`."""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.uncertainty}".rstrip()
+
+
+def figures_of(results: Results) -> dict[Metric, list[Figure | None]]:
+    """A column per metric that has a value here, with one entry per variant."""
+    columns: dict[Metric, list[Figure | None]] = {}
+    for metric in METRICS:
+        column = _column(metric, results) if metric.applies(results) else []
+        if any(column):
+            columns[metric] = column
+    return columns
+
+
+def values_of(result: VariantResult) -> dict[str, float]:
+    """One variant's figures by key; without what doesn't apply or isn't a number."""
+    values = {metric.key: _finite(metric.value(result)) for metric in METRICS}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def described(results: Results) -> list[dict[str, Any]]:
+    """The metrics that have a value here, as data."""
+    return [
+        {
+            "key": each.key,
+            "title": each.title,
+            "short": each.short,
+            "unit": each.unit,
+            "better": each.better,
+            "drop": each.drop,
+        }
+        for each in figures_of(results)
+    ]
+
+
+def answer_figures(results: Results) -> dict[str, dict[str, Any]]:
+    """By variant and metric: value, text and uncertainty, as data."""
+    columns = figures_of(results)
+    rows: dict[str, dict[str, Any]] = {result.id: {} for result in results}
+    for metric, column in columns.items():
+        for row, figure in zip(rows.values(), column, strict=True):
+            row |= {metric.key: asdict(figure)} if figure else {}
+    return rows
+
+
+def with_figures(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON has it: each variant with its figures by key, and what they are."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(comparison)
+    for entry, result in zip(data["variants"], comparison.variants, strict=True):
+        entry["figures"] = values_of(result)
+    return data | {"metrics": described(comparison.variants)}
+
+
+def half_width(middle: float, interval: Interval) -> float:
+    """The larger side of a confidence interval, so that what ± shows covers the interval."""
+    return max(middle - interval[0], interval[1] - middle)
+
+
+def is_lopsided(middle: float, interval: Interval) -> bool:
+    """Whether one side is so much longer than the other that ± would mislead."""
+    shorter = min(middle - interval[0], interval[1] - middle)
+    return half_width(middle, interval) > LOPSIDED * max(shorter, 0.0)
+
+
+def _column(metric: Metric, results: Results) -> list[Figure | None]:
+    values = [_finite(metric.value(result)) for result in results]
+    ranked = (value for value, result in zip(values, results, strict=True) if value and is_ranked(result))
+    decimals = _common_decimals(list(ranked))
+    return [
+        None if value is None else _figure(metric, value, result, decimals)
+        for value, result in zip(values, results, strict=True)
+    ]
+
+
+def _figure(metric: Metric, value: float, result: VariantResult, decimals: int) -> Figure:
+    if metric.interval is None:
+        return Figure(value, metric.text(value))
+    interval = metric.interval(result)
+    text = format_number(value, decimals)
+    if interval is None:
+        return Figure(value, text)
+    if is_lopsided(value, interval):
+        low, high = (format_number(end, decimals) for end in interval)
+        return Figure(value, text, f"({low} to {high})")
+    half = round_up(half_width(value, interval), decimals)
+    return Figure(value, text, f"± {format_number(half, decimals)}")
+
+
+def _common_decimals(values: Sequence[float]) -> int:
+    """One count for a column: three significant digits of the shortest value, at least one decimal."""
+    shortest = min((value for value in values if value > 0), default=1.0)
+    return min(max(2 - floor(log10(shortest)), 1), 4)
+
+
+def _fixed(decimals: int) -> Callable[[float], str]:
+    return lambda value: format_number(value, decimals)
+
+
+def _giga(value: float) -> str:
+    """Large rates in whole numbers."""
+    return format_number(value, 0 if value >= 100 else 2)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def _peak_gib(result: VariantResult) -> float | None:
+    return max((rank.peak_gib for rank in result.ranks if rank.peak_gib is not None), default=None)
+
+
+def _exposed_percent(result: VariantResult) -> float | None:
+    """From the trace where there is one, as a share of the traced step; else from the ablation."""
+    slowest = slowest_rank(result.ranks)
+    if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
+        return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms
+    exposed_ms = result.exposed_comm_ms.ablation
+    return 100 * exposed_ms / result.step_ms.median if exposed_ms is not None and result.step_ms else None
+
+
+def _any_parallel(results: Results) -> bool:
+    """One device has the efficiency 1 by definition."""
+    return any(len(result.devices) > 1 and result.scaling_efficiency is not None for result in results)
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        key="step_ms",
+        title="step",
+        short="step ms",
+        unit="ms",
+        value=lambda result: result.step_ms.median if result.step_ms else None,
+        text=_fixed(1),
+        better="lower",
+        drop=0,
+        interval=lambda result: result.step_ms.ci if result.step_ms else None,
+    ),
+    Metric(
+        key="samples_per_s",
+        title="throughput",
+        short="samples/s",
+        unit="samples/s",
+        value=lambda result: result.samples_per_s,
+        text=format_rate,
+        better="higher",
+        drop=2,
+    ),
+    Metric(
+        key="gflop_per_s",
+        title="compute rate",
+        short="GFLOP/s",
+        unit="GFLOP/s",
+        value=lambda result: _times(result.flop_per_s, 1e-9),
+        text=_giga,
+        better="higher",
+        drop=5,
+    ),
+    Metric(
+        key="mfu_percent",
+        title="model FLOP utilisation",
+        short="MFU %",
+        unit="%",
+        value=lambda result: _times(result.mfu, 100),
+        text=_fixed(1),
+        better="higher",
+        drop=6,
+    ),
+    Metric(
+        key="joules_per_sample",
+        title="energy",
+        short="J/sample",
+        unit="J/sample",
+        value=lambda result: result.joules_per_sample,
+        text=_fixed(3),
+        better="lower",
+        drop=7,
+    ),
+    Metric(
+        key="run_s",
+        title="run",
+        short="run s",
+        unit="s",
+        value=lambda result: result.wall_s,
+        text=_fixed(1),
+        better="lower",
+        drop=2,
+    ),
+    Metric(
+        key="efficiency",
+        title="scaling efficiency",
+        short="eff.",
+        unit="",
+        value=lambda result: result.scaling_efficiency,
+        text=_fixed(2),
+        better="higher",
+        drop=3,
+        applies=_any_parallel,
+        legend="speed over that of one device, per device.",
+    ),
+    Metric(
+        key="peak_gib",
+        title="peak memory",
+        short="peak GiB",
+        unit="GiB",
+        value=_peak_gib,
+        text=_fixed(2),
+        better="lower",
+        drop=4,
+    ),
+    Metric(
+        key="exposed_comm_percent",
+        title="exposed communication, of the step",
+        short="exposed %",
+        unit="%",
+        value=_exposed_percent,
+        text=_fixed(1),
+        better="lower",
+        drop=9,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a rank's step, as the trace shows it, in ms; together they are its span."""
+
+    key: str
+    meaning: str
+    value: Callable[[RankFigures], float | None]
+
+
+PARTS: tuple[Part, ...] = (
+    Part("compute", "the device computes", lambda rank: rank.compute_ms),
+    Part("transfer", "communication that no compute hides", lambda rank: rank.exposed_transfer_ms),
+    Part("wait", "waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
+    Part("copy", "copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
+    Part("input", "waiting for data", lambda rank: rank.input_ms),
+    Part(
+        "idle",
+        "nothing to do",
+        lambda rank: None if rank.idle_ms is None else rank.idle_ms - (rank.input_ms or 0.0),
+    ),
+)
+
+
+def parts_ms(rank: RankFigures) -> Mapping[str, float]:
+    """The parts of a rank's traced step in ms; empty without a trace."""
+    if not rank.span_ms:
+        return {}
+    return {part.key: part.value(rank) or 0.0 for part in PARTS}
