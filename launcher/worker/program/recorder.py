@@ -95,7 +95,7 @@ class StepRecorder:
     def report_progress(self) -> None:
         """Rank 0 writes how many steps have ended."""
         if self.rank == 0:
-            event = Event(time.time_ns(), "run", self.order.variant, self._num_ended)
+            event = Event.now("run", self.order.variant, self._num_ended)
             append_lines(self.run.events(self.order.launch), [event])
 
     def close(self, wait: bool) -> None:
