@@ -1,8 +1,8 @@
 """A node's connection to the store at node 0: mailboxes, heartbeats, and one announcement that ends all.
 
 Started as `python -P -m gpurun.launcher.worker.entry.store_link OPTIONS` with a socket as file descriptor 3.
-A call to the store may block for as long as the network is down. The command never blocks: it only talks to this
-process, and treats its silence as that of the network.
+A call to the store may block for as long as the network is down. The command never blocks: it only talks to
+this process, and treats its silence as that of the network.
 """
 
 import contextlib
