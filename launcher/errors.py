@@ -16,7 +16,7 @@ class GpurunError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a job file. Lines and columns count from 1; `None` where it stands in no file."""
+    """One mistake in a job file. Lines and columns count from 1; `None` if it is in no file."""
 
     message: str
     hint: str | None = None

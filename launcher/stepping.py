@@ -1,6 +1,6 @@
 """`gpurun.step()`: marks a step in a program whose loop has no optimizer; imports nothing heavy.
 
-Outside of `gpurun` nobody observes, and the context manager does nothing.
+Outside of `gpurun` no observer is set, and the context manager does nothing.
 """
 
 from types import TracebackType
@@ -22,12 +22,12 @@ _observers: list[StepObserver] = []
 
 
 def observe(observer: StepObserver) -> None:
-    """Has `observer` told of every step from now on, in place of another one."""
+    """Calls `observer` for every step from now on; replaces the previous one."""
     _observers[:] = [observer]
 
 
 def stop_observing() -> None:
-    """Nobody is told any more; as in a process that the program forks."""
+    """Removes the observer, as in a process that the program forks."""
     _observers.clear()
 
 
