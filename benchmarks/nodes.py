@@ -53,11 +53,11 @@ CASES: dict[str, tuple[Blow, tuple[str, ...]]] = {
         fail,
         ("raised ValueError: no such thing", "raised ValueError: no such thing"),
     ),
-    "SIGKILL of node 0's gpurun": (kill(0), ("", "node 0 (hosta) is gone")),
-    "SIGKILL of node 1's gpurun": (kill(1), ("node 1 (hostb) is gone", "")),
+    "SIGKILL of node 0's gpurun": (kill(0), ("", "node 0 (hosta) is lost")),
+    "SIGKILL of node 1's gpurun": (kill(1), ("node 1 (hostb) is lost", "")),
     CUT: (
         lambda hosts, _: hosts.cut(),
-        ("node 1 (hostb) is gone", "node 0 (hosta) is gone"),
+        ("node 1 (hostb) is lost", "node 0 (hosta) is lost"),
     ),
 }
 

@@ -1,6 +1,6 @@
 """`gpurun.step()`: marks a step in a program whose loop has no optimizer; imports nothing heavy.
 
-Outside of `gpurun` no observer is set, and the context manager does nothing.
+Outside of `gpurun` there is no observer, and the context manager does nothing.
 """
 
 from types import TracebackType
@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class StepObserver(Protocol):
-    """What a rank of `gpurun` has listen to its program."""
+    """What a rank of `gpurun` attaches to its program."""
 
     def enter_step(self) -> None:
         """A step that the program marks begins."""
 
     def leave_step(self, completed: bool) -> None:
-        """It ends; not `completed` if by an exception."""
+        """The step ends; not `completed` if an exception ends it."""
 
 
 _observers: list[StepObserver] = []
@@ -22,7 +22,7 @@ _observers: list[StepObserver] = []
 
 
 def observe(observer: StepObserver) -> None:
-    """Calls `observer` for every step from now on; replaces the previous one."""
+    """Notifies `observer` of every step from now on, in place of another observer."""
     _observers[:] = [observer]
 
 
@@ -34,7 +34,7 @@ def stop_observing() -> None:
 class step:  # noqa: N801 - reads as a function: `with gpurun.step():`
     """One step of a loop without an optimizer: `with gpurun.step(): …`.
 
-    A program that uses it is timed by it alone: what its optimizers do no longer counts.
+    A program that uses it is timed by it alone: calls of its optimizers no longer count as steps.
     """
 
     __slots__ = ()
