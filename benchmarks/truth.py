@@ -20,7 +20,7 @@ SEED = 2026
 NUM_SERIES = 15
 """Of each number of ranks; a series has every fault once."""
 NUM_CAPTURES = 2
-"""Of each run, some ten seconds apart: machines are disturbed for longer than a capture takes."""
+"""Of each run, some ten seconds apart: other load on machines lasts longer than a capture takes."""
 GOAL = 0.99
 TIMEOUT_S = 1800
 

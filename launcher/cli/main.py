@@ -173,7 +173,7 @@ def report(run: Path, formats: str) -> None:
     comparison = compare_run(found)
     for name in names:
         if name == "tensorboard":
-            from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+            from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 
             write_tensorboard(comparison, found)
             click.echo(f"TensorBoard files are in {found.path}; see them: gpurun view {found.path}", err=True)
@@ -215,7 +215,7 @@ def devices(as_json: bool) -> None:
     if as_json:
         show_json(machine)
         return
-    from gpurun.launcher.report.terminal.devices import render_devices
+    from gpurun.launcher.report.terminal.hardware import render_devices
 
     click.echo(render_devices(machine, width()))
 

@@ -25,7 +25,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.processes.exits import Exit
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest
 from gpurun.launcher.processes.ranks import Pools, Ranks
-from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.run.attempts import (
     attempt_id,
     attempts,

@@ -39,8 +39,8 @@ class Loss:
 
 
 def losses(report: TraceReport) -> list[Loss]:
-    """What isn't compute, largest first. Shares are of the time that `stretches_told` has together."""
-    stretches = stretches_told(report)
+    """What isn't compute, largest first. Shares are of the time that `shown_stretches` has together."""
+    stretches = shown_stretches(report)
     mean = mean_stretch(stretches) if stretches else None
     if mean is None or mean.span_us == 0:
         return []
@@ -69,7 +69,7 @@ def explain(report: TraceReport) -> str:
 
 def _time(report: TraceReport) -> str:
     """Of what the shares are: of the mean step where the table has steps."""
-    return "the steps' time" if tells_steps(report) else "the time"
+    return "the steps' time" if steps_add_detail(report) else "the time"
 
 
 def _sentence(report: TraceReport, loss: Loss) -> str:
@@ -93,7 +93,7 @@ def _explain_wait(report: TraceReport, share: float) -> str:
     )
 
 
-def tells_steps(report: TraceReport) -> bool:
+def steps_add_detail(report: TraceReport) -> bool:
     """Whether steps say more than the totals: there are several, or the one isn't all of its file."""
     return any(rank.steps and not _is_total(rank) for rank in report.ranks)
 
@@ -104,13 +104,13 @@ def _is_total(rank: RankTrace) -> bool:
     )
 
 
-def stretches_told(report: TraceReport) -> list[Breakdown]:
+def shown_stretches(report: TraceReport) -> list[Breakdown]:
     """What is to be explained: every step of every rank, or, where steps say no more, every rank's total.
 
     Where a rank has several devices, that of each device.
     """
     rows = [row for rank in report.ranks for row in rank.devices or (rank,)]
-    if not tells_steps(report):
+    if not steps_add_detail(report):
         return [row.total for row in rows]
     return [stretch for row in rows for stretch in row.steps or (row.total,)]
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpurun.launcher.trace.explain import explain, mean_stretch, stretches_told, tells_steps
+from gpurun.launcher.trace.explain import explain, steps_add_detail, mean_stretch, shown_stretches
 from gpurun.launcher.trace.model import (
     Breakdown,
     CollectiveReport,
@@ -101,13 +101,13 @@ def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:
 
 def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     rows = [(place, name, step) for place, (name, row) in enumerate(_rows(report)) for step in row.steps]
-    if not tells_steps(report):
+    if not steps_add_detail(report):
         return []
     table = table_of(("step", "rank", *_names_of_columns(width)))
     table.add_column("", no_wrap=True)
     for _, name, step in sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]:
         table.add_row(str(step.step), name, *_cells(step, width), _bar(step))
-    mean = mean_stretch(stretches_told(report))
+    mean = mean_stretch(shown_stretches(report))
     table.add_row("mean", "", *_cells(mean, width), _bar(mean))
     more = len(rows) - MAX_STEPS
     return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]

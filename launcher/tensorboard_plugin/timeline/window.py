@@ -14,7 +14,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.intervals import Int64
 
 SHORTEST_PX = 0.5
-"""Shorter blocks can't be told apart."""
+"""Shorter blocks can't be distinguished."""
 MAX_LINK_PARTS = 2000
 SHORTEST_LINK_PX = 1
 """A collective that is shorter on every rank has no ends that could be joined."""
