@@ -1,1 +1,1 @@
-"""`split: balanced`: cost curves of devices, and the split that is provably best for them. Pure."""
+"""`split: balanced`: cost curves of devices, and the provably optimal split. Pure functions."""

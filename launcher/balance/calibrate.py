@@ -1,9 +1,9 @@
 """Measures devices at a few batch sizes, all busy at once, and finds the best split from their curves.
 
-First roughly, at shares of the even split; then around the split that this suggests, so that every device
-works for about as long as in the step that is predicted, and none is judged by batches far from its own.
-Where a curve isn't straight, what lies between its points is a guess: there the split itself is measured,
-with the middles of the gaps around it, until one that was measured is as fast as any that the curves promise.
+First coarsely, at shares of the even split; then around the split that this suggests, so that each device is
+measured near its own share and under the load of the predicted step. If a curve isn't straight, values
+between its points are guesses: then the split itself is measured, with the middles of the gaps around it,
+until a measured split is as fast as any that the curves predict.
 """
 
 import math
@@ -20,24 +20,24 @@ from gpurun.launcher.splits import split_even, split_near_even, split_proportion
 Split = tuple[int, ...]
 
 WITHIN = 0.01
-"""How near to what curves promise, if they aren't straight, a split must come that was measured itself."""
+"""Tolerance between a measured split and the best that curves predict, if they aren't straight."""
 HOPE = 0.5
-"""Between two points a curve may run below the line through them: how far towards the lower one is tried."""
+"""Between two points a curve may run below their line: how far towards the lower point to assume."""
 MeasureSplit = Callable[[Split, int], Sequence[float]]
-"""Milliseconds of a step of each device's own work, from so many steps of a split, all devices at once.
+"""Milliseconds of each device's own work in a step, over so many steps of a split, all devices at once.
 
-Infinite for a device whose memory is too small. Called by all ranks alike, with the same results.
+Infinite for a device with too little memory. All ranks call it alike and get the same results.
 """
 ROUGH_SHARES = (0.25, 0.5, 1.0)
 ROUGH_ROUNDS = 3
 SHARES = (0.6, 0.8, 1.0, 1.2)
-"""Of the split that is looked for: values of b for each device."""
+"""Shares of the suggested split at which each device is measured."""
 SMALL_SHARES = (0.4, 0.6, 0.8, 1.0)
-"""Where there are no more samples than the batch."""
+"""The same if the dataset has no more samples than the batch."""
 ROUNDS = 6
 """Enough for the 95 % interval of a median."""
 FEW_ROUNDS = 2
-"""Of them, before it is asked whether the split has moved too far for the others to be worth their time."""
+"""Rounds after which the search starts over if the split has moved too far."""
 MAX_SEARCHES = 3
 MOVED = 0.15
 """If the split moves by a larger share of a device's samples, it is measured around the new one as well."""
@@ -48,7 +48,7 @@ MAX_BLOCK_STEPS = 20
 
 
 def costs_of(curves: Sequence[Curve], hope: float = 0.0) -> list[Cost]:
-    """What the solver needs of the curves."""
+    """The curves as cost functions for the solver."""
 
     def of(curve: Curve) -> Cost:
         return lambda samples: cost_ms(curve, samples, hope)
@@ -57,14 +57,14 @@ def costs_of(curves: Sequence[Curve], hope: float = 0.0) -> list[Cost]:
 
 
 def fastest_measured(splits: Sequence[Split], curves: Sequence[Curve]) -> Split | None:
-    """The best by the curves of those splits whose sizes are all among the curves' points."""
+    """The fastest of the splits whose sizes are all points of the curves."""
     sizes = [{0, *(samples for samples, _ in curve.points)} for curve in curves]
     measured = [split for split in splits if all(size in of for size, of in zip(split, sizes, strict=True))]
     return min(measured, key=lambda split: slowest(costs_of(curves), split), default=None)
 
 
 def is_as_hoped(curves: Sequence[Curve], split: Split, hoped: Split) -> bool:
-    """Whether a split is about as fast as another could be at best."""
+    """Whether a split is about as fast as the other could be at best."""
     promised_ms = slowest(costs_of(curves, HOPE), hoped)
     return slowest(costs_of(curves), split) <= (1 + WITHIN) * promised_ms
 
@@ -85,15 +85,15 @@ class Calibration:
     minimum: int
     caps: Sequence[int]
     most: int
-    """Samples that a measured split may have in all: a dataset has no more."""
+    """The most samples that a measured split may have: the size of the dataset."""
     seed: str
-    """Of the order of measurements; the same on all ranks."""
+    """Seeds the order of measurements; the same on all ranks."""
     times_ms: list[dict[int, list[float]]] = field(default_factory=list)
     """By device and samples: a value per round."""
     too_large: list[int | None] = field(default_factory=list)
-    """The least samples that did not fit, by device."""
+    """The fewest samples that did not fit, by device."""
     largest: list[int] = field(default_factory=list)
-    """The most samples that did, by device."""
+    """The most samples that fitted, by device."""
 
     def __post_init__(self) -> None:
         self.times_ms = [{} for _ in self.caps]
@@ -111,7 +111,7 @@ class Calibration:
         split = self.best(self.curves())
         for searches_left in reversed(range(MAX_SEARCHES)):
             before, columns = split, self.columns_around(split)
-            self.times_ms = [{} for _ in self.caps]  # those of before were measured in another load
+            self.times_ms = [{} for _ in self.caps]  # earlier ones were measured under another load
             self.measure_rounds(columns, FEW_ROUNDS)
             split = self.best(self.curves())
             if is_near(split, before) or not searches_left:
@@ -123,7 +123,7 @@ class Calibration:
         return self.curves(), split
 
     def refined(self, split: Split) -> Split:
-        """The split, or where a curve isn't straight, the best of those that are measured themselves."""
+        """The split, or, if a curve isn't straight, the best measured one."""
         curves = self.curves()
         if all(curve.straight for curve in curves):
             return split
@@ -164,12 +164,12 @@ class Calibration:
         return tuple(min(max(1, round(share * size)), self.limit(i)) for i, size in enumerate(split))
 
     def limit(self, device: int) -> int:
-        """The most samples that are worth a try."""
+        """The most samples worth trying."""
         failed = self.too_large[device]
         return self.caps[device] if failed is None else min(self.caps[device], max(1, failed - 1))
 
     def measure_rounds(self, splits: Sequence[Split], rounds: int) -> None:
-        """Every split once in each round, in a fresh order; before that, to warm up."""
+        """Measures every split once in each round, in a new order each time, after a warm-up."""
         steps = dict(self.fitting(split) for split in splits)
         order = random.Random(f"{self.seed}/{splits}/{rounds}")
         for _ in range(rounds):
@@ -179,7 +179,7 @@ class Calibration:
                     of_device.setdefault(size, []).append(ms)
 
     def fitting(self, split: Split) -> tuple[Split, int]:
-        """The split, less what a device can't hold of it, warmed up; and the steps that a block needs.
+        """The split, reduced to what devices can hold, after a warm-up; and the steps per block.
 
         Raises:
             MemoryError: a device can't hold a single sample.
@@ -199,17 +199,17 @@ class Calibration:
             )
 
     def smaller(self, device: int, size: int) -> int:
-        """What to try next on a device that can't hold `size`: halfway to what it could."""
+        """The next size to try on a device that can't hold `size`: halfway to what it held."""
         if size == 1:
             raise MemoryError(f"device {device} can't hold the model and 1 sample")
         return max(1, (self.largest[device] + size) // 2)
 
     def curves(self) -> tuple[Curve, ...]:
-        """The curves of what was measured last."""
+        """The curves of the latest measurements."""
         return tuple(fit_curve(times, self.cap(device)) for device, times in enumerate(self.times_ms))
 
     def cap(self, device: int) -> int | None:
-        """The most samples that a device can hold, where that bounds its part of the batch."""
+        """The most samples that a device can hold, if that limits its share."""
         found = [self.caps[device]] if self.caps[device] < self.batch else []
         found += [self.largest[device]] if self.too_large[device] is not None else []
         return min(found, default=None)
@@ -228,7 +228,7 @@ class Calibration:
 
 
 def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> Balance:
-    """The split beside those that one would take without measuring."""
+    """The split next to those that need no measuring."""
     batch, betas = sum(split), [curve.beta_ms if curve.straight else 0.0 for curve in curves]
     even = split_even(batch, len(curves))  # the job's own `even`, which another variant measures
     proportional = split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else None
@@ -242,12 +242,12 @@ def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> B
 
 
 def predict(curves: Sequence[Curve], split: Split) -> Prediction:
-    """What the curves say of a split, which may leave the last devices out."""
+    """Predicted times of a split, which may leave out the last devices."""
     return Prediction(split, slowest(costs_of(curves[: len(split)]), split))
 
 
 def is_near(split: Split, before: Split) -> bool:
-    """Whether what was measured around `before` tells of `split` too."""
+    """Whether measurements around `before` hold for `split` too."""
     return all(abs(new - old) <= max(1, MOVED * old) for old, new in zip(before, split, strict=True))
 
 

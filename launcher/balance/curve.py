@@ -1,4 +1,4 @@
-"""What samples take on one device: a straight line, or the points where they don't lie on one."""
+"""The cost curve of one device: a straight line, or its points if they don't lie on one."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -11,23 +11,23 @@ from gpurun.launcher.stats.median import median_interval
 from gpurun.launcher.stats.verdict import Interval
 
 STRAIGHT_WITHIN = 0.02
-"""Share of a measured time that a straight line may miss it by."""
+"""Largest relative error of a straight line at a measured time."""
 STRAIGHT_ERRORS = 3.0
-"""Standard errors of a measured time that a straight line may miss it by, if that is more."""
+"""Largest error of a straight line in standard errors of the measured time, if that is more."""
 MEDIAN_ERROR = 1.86
 """Standard error of a median of n values, times √n, per median absolute deviation, for normal noise:
 √(π/2) · 1.4826."""
 
 Times = Mapping[int, Sequence[float]]
-"""By number of samples, the milliseconds that it took, a value per round."""
+"""Milliseconds by number of samples, one value per round."""
 
 
 def fit_curve(times_ms: Times, cap: int | None) -> Curve:
     """The cost curve of one device.
 
     α and β by Theil–Sen on the medians; their intervals by the same fit in each round, from which the
-    distribution-free interval of a median is taken. A negative α that noise explains is 0: then β is
-    fitted again, through it. Where the line misses a median by more than noise, the curve goes through the
+    distribution-free interval of a median is taken. A negative α within noise becomes 0, and β is
+    fitted again. Where the line misses a median by more than noise, the curve goes through the
     medians instead.
     """
     medians = {samples: median(values) for samples, values in sorted(times_ms.items())}
@@ -53,7 +53,7 @@ def fit_curve(times_ms: Times, cap: int | None) -> Curve:
 
 
 def theil_sen(points: Mapping[int, float]) -> tuple[float, float]:
-    """α and β ≥ 0 of the line through `points`: the median slope of all pairs, and the median rest.
+    """α and β ≥ 0 of the line through `points`: the median slope of all pairs, and the median remainder.
 
     Source: Theil 1950; Sen, Journal of the American Statistical Association 63 (1968).
     """
@@ -85,7 +85,7 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 
 def cost_ms(curve: Curve, samples: int, hope: float = 0.0) -> float:
-    """What the curve says `samples` take, in milliseconds; a device without samples takes no time.
+    """Predicted time of `samples`, in milliseconds; a device without samples takes no time.
 
     Args:
         hope: between two points, how far to go from the line through them, 0, to the lower one, 1.
@@ -98,7 +98,7 @@ def cost_ms(curve: Curve, samples: int, hope: float = 0.0) -> float:
 
 
 def _through_points(curve: Curve, samples: int, hope: float) -> float:
-    """Between two points, and before the first, on the line through the nearest two; beyond, by β."""
+    """Interpolates between points and below the first; extrapolates beyond the last by β."""
     sizes = [size for size, _ in curve.points]
     values = [value for _, value in curve.points]
     if samples >= sizes[-1]:
@@ -122,5 +122,5 @@ def _tolerance(values: Sequence[float], middle: float) -> float:
 
 
 def _around(estimate: float, interval: Interval | None) -> Interval | None:
-    """The interval, widened to hold the estimate beside it, which is of the medians over rounds."""
+    """The interval, widened to contain the estimate, which is from the medians over rounds."""
     return None if interval is None else (min(interval[0], estimate), max(interval[1], estimate))

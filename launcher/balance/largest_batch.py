@@ -1,15 +1,15 @@
-"""The largest batch that devices hold, from attempts that may fail."""
+"""The search for the largest batch that fits into memory."""
 
 MARGIN = 0.05
-"""Of the batch that fitted, to be left free: memory fragments, and communication needs buffers too."""
+"""Share of the fitting batch to leave free, for fragmentation and communication buffers."""
 RESOLUTION = 32
-"""The search ends when what failed is larger than what fitted by one part in so many."""
+"""The search ends when the failed size exceeds the fitting one by at most one part in so many."""
 MAX_SAMPLES = 1 << 20
-"""On one device. Beyond that it isn't memory that bounds a batch."""
+"""Samples per device; larger batches aren't limited by memory."""
 
 
 def next_attempt(fits: int, fails: int | None) -> int | None:
-    """The batch to try: doubled until one fails, then halfway; `None` when they are near enough.
+    """The batch to try next: doubled until one fails, then halfway; `None` when close enough.
 
     Args:
         fits: the largest that fitted; 0 before the first.
@@ -21,5 +21,5 @@ def next_attempt(fits: int, fails: int | None) -> int | None:
 
 
 def with_margin(fits: int) -> int:
-    """The samples to use of a device that held `fits`."""
+    """The samples to use on a device that held `fits`."""
     return max(1, int(fits * (1 - MARGIN))) if fits else 0

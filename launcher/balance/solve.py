@@ -1,4 +1,4 @@
-"""The split with the shortest step, exactly, for costs of which only monotonicity is known."""
+"""The exact split with the shortest step, for any monotonic costs."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -8,20 +8,19 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.units import plural
 
 Cost = Callable[[int], float]
-"""What a number of samples takes on one device; never less for more samples."""
+"""Time of a number of samples on one device; never less for more samples."""
 
 _HALVINGS = 60
-"""Of the interval that holds the best time: more than a float can tell apart."""
+"""Bisections of the interval that holds the best time: more than the precision of a float."""
 
 
 def solve(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]:
     """Samples per device that make the slowest device as fast as it can be, with `batch` samples in all.
 
-    First every device gets what it can do in a time that is too short for the whole batch by as little as
-    floats can tell; the samples that are left go, one by one, where the new finish time is smallest, of
-    equal ones to the earlier device. With costs that never fall no other split ends sooner: a device is
-    taken past the best time only once none is left that could stay within it. Of splits that end as soon, the
-    one is taken that is nearer to even: where samples cost nothing, nothing speaks for piling them up.
+    First every device gets the samples that it can process in the longest time that is too short for the
+    whole batch. The remaining samples go, one by one, to the device with the smallest new finish time; ties
+    go to the earlier device. With non-decreasing costs no other split ends sooner: a device only exceeds the
+    best time once no other could stay within it. Among equally fast splits the one nearest to even is taken.
 
     Args:
         costs: one for each device.
@@ -69,7 +68,7 @@ def _check_room(batch: int, minima: Sequence[int], caps: Sequence[int]) -> None:
 
 
 def _filled(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequence[int]) -> list[int]:
-    """At most `batch` samples: what devices can do in the longest time that is too short, or just right."""
+    """At most `batch` samples: what devices can process in the longest time that isn't too long."""
     low, high = 0.0, slowest(costs, [min(batch, cap) for cap in caps])
     samples = list(minima)
     for _ in range(_HALVINGS):
@@ -88,7 +87,7 @@ def _filled(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequ
 def _evened(
     costs: Sequence[Cost], samples: Sequence[int], minima: Sequence[int], caps: Sequence[int]
 ) -> tuple[int, ...]:
-    """Moves samples to devices that have fewer, as long as the slower one of the two gets no slower."""
+    """Moves samples to devices that have fewer, as long as the slower of the two gets no slower."""
     evened, devices = list(samples), range(len(samples))
     for _ in devices:
         before = list(evened)

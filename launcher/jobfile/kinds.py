@@ -17,6 +17,8 @@ class JobKind:
     """What is true of all jobs of a kind."""
 
     name: str
+    title: str
+    """Over a list of its workloads."""
     has_batch: bool
     """Whether gpurun chooses the batch: a workload's job needs one."""
     trains: bool
@@ -39,6 +41,7 @@ class JobKind:
 
 TRAINING = JobKind(
     "training",
+    "Training",
     has_batch=True,
     trains=True,
     has_rounds=True,
@@ -51,6 +54,7 @@ TRAINING = JobKind(
 )
 PROGRAM = JobKind(
     "program",
+    "Programs",
     has_batch=False,
     trains=False,
     has_rounds=False,
@@ -63,6 +67,7 @@ PROGRAM = JobKind(
 )
 MICRO_BENCHMARK = JobKind(
     "micro-benchmark",
+    "Micro-benchmarks",
     has_batch=False,
     trains=False,
     has_rounds=True,

@@ -167,6 +167,17 @@ class Settings:
         shares_processes=True,
     )
     """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
+    bucket_mb: Annotated[int, whole(1, 100_000)] = setting(
+        25,
+        compare="Bucket sizes to compare, in MiB.",
+        baseline="The baseline's bucket size, in MiB.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_buckets,
+        absent=0,
+        option=True,
+    )
+    """MiB of gradients that `ddp` averages in one all-reduce, as `bucket_cap_mb` of DistributedDataParallel:
+    smaller buckets overlap more of the backward pass, larger ones cost fewer collectives."""
     params: Annotated[Mapping[str, Any], MAPPING] = setting(
         {},
         compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "

@@ -1,10 +1,12 @@
 """Which launches of a run have been made, and what is still missing: pure questions to the run directory."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from gpurun.launcher.compare.figures.rounds import round_times
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.run.decisions import Ended
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus
 
@@ -63,15 +65,15 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
 
 def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
     """Variants that nothing is known of yet and that build the same model as one of `variants`."""
-    models = [_model(plan.variant(variant)) for variant in variants]
+    models = [model_of(plan.variant(variant)) for variant in variants]
     return [
         other.id
         for other in plan.variants
-        if _model(other) in models and run.read_status(other.id) is None and not run.read_steps(other.id)
+        if model_of(other) in models and run.read_status(other.id) is None and not run.read_steps(other.id)
     ]
 
 
-def _model(variant: Variant) -> tuple[object, ...]:
+def model_of(variant: Variant) -> tuple[object, ...]:
     """All that a workload's `build` may depend on, but for the processes that it is built in."""
     return tuple(getattr(variant, name) for name, one in SETTINGS.items() if one.builds_model)
 
@@ -108,3 +110,15 @@ def status_of(facts: VariantFacts) -> VariantStatus:
     if facts.unsteady:
         return VariantStatus("unsteady", facts.unsteady)
     return VariantStatus("ok")
+
+
+def lost_status(run: RunDir, attempt: str, ended: Ended) -> VariantStatus:
+    """How a variant ended that a failed or late attempt was busy with."""
+    failure, hang = ended.failure, ended.hang
+    rank = failure.rank if failure else hang.rank if hang else None
+    log = str(run.log(attempt, rank or 0).relative_to(run.path))
+    if failure is None:
+        where = f": {hang.headline}" if hang and hang.headline else ""
+        return VariantStatus("timeout", f"{ended.late}{where}", attempt, rank, log)
+    status: Literal["oom", "failed"] = "oom" if failure.kind == "oom" else "failed"
+    return VariantStatus(status, failure.reason, attempt, rank, log)

@@ -11,7 +11,7 @@ from statistics import fmean, stdev, variance
 from gpurun.launcher.stats.verdict import Interval
 
 MIN_PAIRS = 6
-"""With fewer pairs of launches a t-interval rests on its assumption of a normal distribution alone."""
+"""With fewer pairs of launches a t-interval depends on its assumption of a normal distribution alone."""
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval | None:

@@ -1,7 +1,7 @@
-"""When a comparison may be looked at, at which level, and what was decided by then.
+"""Interim analyses (looks): when a comparison is tested, at which level, and what is decided.
 
-Several looks at growing data are several chances of a false alarm; the level of each look is lowered so that
-all together keep theirs.
+Several looks at growing data are several chances of a false alarm, so the level of each look is lowered to
+keep the overall level.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Looks = tuple[tuple[int, float], ...]
 
 ONE_LOOK_ALPHA = 0.05
 EARLY_LOOK_ALPHA = 0.016
-"""At each of five looks; at the default 28 rounds all five together miss with 4.8 % (20,000 simulated)."""
+"""At each of five looks; with the default 28 rounds the overall error is 4.8 % (20,000 simulated)."""
 
 EARLY_SEVENTHS = (2, 3, 4, 5, 7)
 
@@ -36,10 +36,10 @@ def looks(rounds: int, num_comparisons: int, early_stop: bool) -> Looks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a look saw. `percent` and `ci` are of the step time against the baseline's."""
+    """The result of a look. `percent` and `ci` are of the step time against the baseline's."""
 
     rounds: int
-    """Rounds that the figures rest on."""
+    """Rounds that the figures are based on."""
     alpha: float
     percent: float | None
     ci: Interval | None
@@ -57,9 +57,9 @@ def look_at(differences: Sequence[float], alpha: float) -> Outcome:
 def settle(differences: Sequence[float], looks: Looks) -> Outcome:
     """The outcome of the first look that decides; without one, that of all rounds at the last look's level.
 
-    The same rule holds while a run goes on and when it is read again later: a decision rests on the rounds up
-    to its look alone. A run that ended between two looks is looked at once more, in place of those that never
-    came, so that there are never more looks than planned.
+    The same rule applies during a run and when it is read later: a decision uses only the rounds up to its
+    look. A run that ended between two looks gets one final look instead of the remaining ones, so that there
+    are never more looks than planned.
     """
     for rounds, alpha in looks[:-1]:
         if rounds > len(differences):
@@ -76,7 +76,7 @@ def decide(
     """Variants that need no further rounds, now that `rounds_done` are complete; none before the first look.
 
     Differences are d = ln(t / t_baseline) per round, in the order in which the rounds ran. What one look
-    decided stays decided at every later number of rounds.
+    decides stays decided.
     """
     taken = tuple(look for look in looks if look[0] <= rounds_done)
     return frozenset(

@@ -37,8 +37,8 @@ def order_rank(num_values: int, alpha: float) -> int:
 def launches_interval(launch_medians: Sequence[float], alpha: float = 0.05) -> Interval | None:
     """Interval of the typical launch median: a t-interval on logarithms; `None` with fewer than 2 launches.
 
-    It is widened, if need be, to contain the median of `launch_medians`, which is what stands beside it: on
-    the log scale the interval is centred on the mean, and skewed launches may part the two.
+    It is widened, if necessary, to contain the median of `launch_medians`, which is shown with it: on the log
+    scale the interval is centred on the mean, which can differ for skewed launches.
     """
     logs = t_interval([math.log(value) for value in launch_medians], alpha)
     if logs is None:

@@ -1,6 +1,6 @@
 """Differences within one launch: Hodges-Lehmann estimate and exact Wilcoxon signed-rank interval.
 
-Ties and zeros. Both are kept, none is dropped or moved: the interval consists of Walsh averages, and a zero
+Ties and zeros. Both are kept: the interval consists of Walsh averages, and a zero
 or a repeated difference yields its averages like any other value. For a continuous distribution the interval
 covers the centre of symmetry with at least 1 − α exactly; ties can only raise that (Source: Lehmann,
 Nonparametrics, 1975, section 4.2; Hollander, Wolfe, Chicken, Nonparametric Statistical Methods, 3.1 to 3.3).
@@ -18,7 +18,7 @@ from gpurun.launcher.rundir.records import RoundTime
 from gpurun.launcher.stats.verdict import Interval
 
 EXACT_UP_TO = 300
-"""Values; beyond them T counts as normal: at 300 that moves its ranks by 0.2 % at most, to the wide side."""
+"""For more values T is approximated as normal: at 300 this widens the ranks by 0.2 % at most."""
 
 
 def hodges_lehmann(differences: Sequence[float]) -> float | None:
@@ -46,7 +46,7 @@ def wilcoxon_interval(differences: Sequence[float], alpha: float) -> Interval | 
 
 
 def walsh_at(differences: Sequence[float], ranks: Sequence[int]) -> list[float]:
-    """The averages (dᵢ + dⱼ)/2, i ≤ j, that stand at `ranks` (from 1) in rising order."""
+    """The averages (dᵢ + dⱼ)/2, i ≤ j, of these `ranks` (from 1) in rising order."""
     values = np.sort(np.asarray(differences, dtype=np.float64))
     if len(values) > EXACT_UP_TO:
         return [_select_average(values, rank) for rank in ranks]
@@ -76,7 +76,7 @@ def _select_average(values: NDArray[np.float64], rank: int) -> float:
 
 @lru_cache(maxsize=512)
 def walsh_rank(num_values: int, alpha: float) -> int:
-    """How far from either end the interval's end stands among the sorted Walsh averages.
+    """The rank, from either end, of the interval's ends among the sorted Walsh averages.
 
     The largest k with 2·P(T ≤ k − 1) ≤ alpha for the signed-rank statistic T; 0 if there is none.
     """

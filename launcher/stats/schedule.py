@@ -1,4 +1,4 @@
-"""What a launch measures when: the end of its warm-up, the length of a block, the order of a round."""
+"""The schedule of a launch: the end of its warm-up, the length of a block, the order of a round."""
 
 import math
 import random
@@ -23,7 +23,7 @@ def is_steady(step_ns: Sequence[int], minimum: int) -> bool:
     """Whether the medians of the last two windows of 5 steps agree within 2 % or two standard errors.
 
     False before `minimum` steps (and before 10). The spread is taken from absolute deviations, so that a
-    single slow step, a recompilation say, doesn't excuse a difference.
+    single slow step, such as a recompilation, doesn't hide a difference.
     """
     if len(step_ns) < max(minimum, 2 * WINDOW_STEPS):
         return False
@@ -46,12 +46,12 @@ def ablation_steps(block_steps: int) -> int:
 
 
 def warmup_minimum(warmup: int) -> int:
-    """Steps that are warm-up at the least: two windows of 5, by which steadiness is judged."""
+    """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
     return max(warmup, 2 * WINDOW_STEPS)
 
 
 def first_traced_step(warmup: int) -> int:
-    """The step with which the trace begins, from 0: the same on all ranks, without asking any."""
+    """The step with which the trace begins, from 0: the same on all ranks without communication."""
     return warmup_minimum(warmup) + TIMED_BEFORE_TRACE
 
 

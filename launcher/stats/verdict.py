@@ -1,4 +1,4 @@
-"""Log ratios and percent, and the verdict that an interval allows."""
+"""Converts log ratios to percent, and intervals to verdicts."""
 
 import math
 from typing import Literal
@@ -7,7 +7,7 @@ Interval = tuple[float, float]
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
 RELEVANT_PERCENT = 1.0
-"""A smaller difference is of no consequence: neither faster nor slower, whatever the interval says."""
+"""Smaller differences are neither faster nor slower, whatever the interval."""
 
 
 def percent_from_log(log_ratio: float) -> float:
@@ -23,7 +23,7 @@ def percent_interval(log_interval: Interval | None) -> Interval | None:
 
 
 def verdict_of(percent: float | None, ci: Interval | None) -> Verdict:
-    """What may be said of a difference of step times, both arguments in percent.
+    """The verdict on a difference of step times; both arguments in percent.
 
     `faster` or `slower` if the interval excludes 0 and the estimate is at least 1 %; `same` if the interval
     lies within ±1 %; else `inconclusive`, also where there is no interval.

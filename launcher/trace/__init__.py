@@ -1,1 +1,1 @@
-"""Where the time goes: Kineto traces → columns → breakdown → collectives → `TraceReport`, without torch."""
+"""Analyses traces without torch: Kineto files → columns → breakdown → collectives → `TraceReport`."""

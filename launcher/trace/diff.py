@@ -1,4 +1,4 @@
-"""What grew between two captures, by class, kernel and operator, per step and rank."""
+"""The difference of two captures by class, kernel and operator, per step and rank."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Change:
     b_us: float
     change_us: float
     percent: float | None
-    """`None` for what is new."""
+    """`None` for a name that only B has."""
 
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """What changed from A to B, per step and rank; largest growth first, except in `classes`."""
+    """The changes from A to B, per step and rank, sorted by growth, except in `classes`."""
 
     schema: int
     num_ranks: tuple[int, int]
     num_steps: tuple[int, int]
     """Steps, summed over ranks."""
     classes: tuple[Change, ...]
-    """span, and the parts that add up to it; idle by its causes."""
+    """The span and the parts that add up to it, with idle time split by cause."""
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
     """By time on the GPU; by time on the CPU where no GPU worked."""
@@ -49,7 +49,7 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
 
 
 def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
-    """What changed from `a` to `b`."""
+    """The changes from `a` to `b`."""
     on_gpu = any(row.device_us for report in (a, b) for rank in report.ranks for row in rank.ops)
     return TraceDiff(
         schema=1,

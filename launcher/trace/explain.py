@@ -1,4 +1,4 @@
-"""In words for a person: where the time went that wasn't compute, and what to do about it."""
+"""Explains in a sentence or two where the time went that wasn't compute, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, RankTrace, TraceReport
 
 MENTION_FROM = 0.05
-"""A loss below this share of the time isn't worth a person's time."""
+"""Losses below this share of the time aren't mentioned."""
 
 MENTION_NEXT_FROM = 0.20
 
@@ -39,8 +39,8 @@ class Loss:
 
 
 def losses(report: TraceReport) -> list[Loss]:
-    """What isn't compute, largest first. Shares are of the time that `shown_stretches` has together."""
-    stretches = shown_stretches(report)
+    """Everything but compute, largest first. Shares are of the total time of `explained_stretches`."""
+    stretches = explained_stretches(report)
     mean = mean_stretch(stretches) if stretches else None
     if mean is None or mean.span_us == 0:
         return []
@@ -57,18 +57,18 @@ def losses(report: TraceReport) -> list[Loss]:
 
 
 def explain(report: TraceReport) -> str:
-    """A sentence about the largest loss, and one about the next if that is large too."""
+    """One sentence about the largest loss, and another about the second if it is large too."""
     found = losses(report)
     if not found:
         return "Nothing to explain: the traces hold no work."
     if found[0].share < MENTION_FROM:
         return f"Compute fills {_time(report)}: no other cause takes more than {found[0].share:.0%} of it."
-    told = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
-    return " ".join(_sentence(report, loss) for loss in told)
+    mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
+    return " ".join(_sentence(report, loss) for loss in mentioned)
 
 
 def _time(report: TraceReport) -> str:
-    """Of what the shares are: of the mean step where the table has steps."""
+    """The time that shares refer to: the mean step where the table has steps."""
     return "the steps' time" if steps_add_detail(report) else "the time"
 
 
@@ -94,7 +94,7 @@ def _explain_wait(report: TraceReport, share: float) -> str:
 
 
 def steps_add_detail(report: TraceReport) -> bool:
-    """Whether steps say more than the totals: there are several, or the one isn't all of its file."""
+    """Whether steps add detail: there are several, or the only one doesn't cover its whole file."""
     return any(rank.steps and not _is_total(rank) for rank in report.ranks)
 
 
@@ -104,10 +104,10 @@ def _is_total(rank: RankTrace) -> bool:
     )
 
 
-def shown_stretches(report: TraceReport) -> list[Breakdown]:
-    """What is to be explained: every step of every rank, or, where steps say no more, every rank's total.
+def explained_stretches(report: TraceReport) -> list[Breakdown]:
+    """The time to explain: every step of every rank, or every rank's total where steps add no detail.
 
-    Where a rank has several devices, that of each device.
+    A rank with several devices contributes each of them.
     """
     rows = [row for rank in report.ranks for row in rank.devices or (rank,)]
     if not steps_add_detail(report):
@@ -116,7 +116,7 @@ def shown_stretches(report: TraceReport) -> list[Breakdown]:
 
 
 def mean_stretch(stretches: Sequence[Breakdown]) -> Breakdown:
-    """The mean of each figure; `None` where some stretch has none."""
+    """The mean of each figure; `None` if any stretch lacks it."""
     means: dict[str, Any] = {}
     for field in fields(Breakdown):
         values = [getattr(each, field.name) for each in stretches]

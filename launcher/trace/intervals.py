@@ -1,6 +1,6 @@
 """Sets of points in time, as sorted disjoint half-open intervals of integer nanoseconds.
 
-All is exact: lengths of a set and of what remains after taking parts away always add up.
+Arithmetic is exact: the lengths of a set's parts always add up to the length of the set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """[starts[i], ends[i]), sorted, disjoint, none of them empty."""
+    """[starts[i], ends[i]), sorted, disjoint, none empty."""
 
     starts: Int64
     ends: Int64
@@ -37,13 +37,13 @@ class Intervals:
         )
 
     def subtract(self, other: Intervals) -> Intervals:
-        """The points of this set that don't lie in the other."""
+        """The points of this set that aren't in the other."""
         if not len(self.starts) or not len(other.starts):
             return self
         return self.intersect(other.gaps(int(self.starts[0]), int(self.ends[-1])))
 
     def gaps(self, start_ns: int, end_ns: int) -> Intervals:
-        """The points between `start_ns` and `end_ns` that don't lie in this set."""
+        """The points between `start_ns` and `end_ns` that aren't in this set."""
         inside = self.clip(start_ns, end_ns)
         starts = np.concatenate((np.array([start_ns], dtype=np.int64), inside.ends))
         ends = np.concatenate((inside.starts, np.array([end_ns], dtype=np.int64)))
@@ -65,8 +65,8 @@ class Intervals:
 def union(starts: Int64, ends: Int64) -> Intervals:
     """The points covered by any of the given intervals, which may overlap and come in any order.
 
-    The i-th start, counted from 0, opens a gap before it if i intervals have ended by then: the ends may be
-    sorted apart from the starts, which takes little memory.
+    The i-th start, counted from 0, opens a gap before it if i intervals have ended by then. So starts and
+    ends can be sorted separately, which takes little memory.
     """
     some = ends > starts
     starts, ends = starts[some], ends[some]

@@ -33,16 +33,16 @@ IDS_PER_RANK = 1 << 40
 
 
 def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -> None:
-    """Writes all ranks in `paths` into one trace, which opens in Perfetto and chrome://tracing.
+    """Writes all ranks in `paths` into one trace for Perfetto or chrome://tracing.
 
-    Every process gets the rank in its name and comes in the order of ranks. All of a file's events are kept,
-    with their times to the nanosecond; of chosen `steps` all that starts between the begin of the first one
-    and the end of the last one's work, and the arrows that begin and end there. The file that stood at
-    `out`, or that `out` links to, is replaced in one step, when all is written.
+    Process names contain the rank, and processes are sorted by rank. All events are kept, with their times to
+    the nanosecond. With `steps`, only events that start between the begin of the first step and the end of
+    the last step's work are kept, and flow arrows within that window. An existing file at `out`, or the file
+    that `out` links to, is replaced atomically when everything is written.
 
     Raises:
-        SpecError: `out` is no place for a file, or is one of the traces to merge.
-        TraceError: no path holds a trace that can be read.
+        SpecError: `out` can't be a file, or is one of the traces to merge.
+        TraceError: no readable trace is found.
         MachineError: `out` can't be written.
     """
     out = place_for(out, find_traces(paths).files)
@@ -99,7 +99,7 @@ def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
 
 
 def _window(digest: Digest) -> tuple[int, int] | None:
-    """The digest's window in the file's own times."""
+    """The digest's window, in the file's own time."""
     if digest.window is None:
         return None
     since_zero_ns = digest.base_ns - digest.zero_ns
@@ -108,25 +108,25 @@ def _window(digest: Digest) -> tuple[int, int] | None:
 
 @dataclass
 class _Mover:
-    """Moves one rank's events to processes and times of their own in the merged trace."""
+    """Maps one rank's events to process ids and times of the merged trace."""
 
     rank: int
     shift_ns: int
-    """What is added to the file's times."""
+    """Added to the file's times."""
     starts_ns: frozenset[int]
-    """The file's times at which collectives begin."""
+    """Start times of collectives, in the file's time."""
     window_ns: tuple[int, int] | None = None
-    """The file's times of what is kept; `None`: everything."""
+    """The window to keep, in the file's time; `None` keeps everything."""
     pids: dict[str, int] = field(default_factory=dict)
     places: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """Process and thread of the event at each of `starts_ns`."""
     labelled: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Processes by the name of what the file says about them."""
+    """Processes that the file has metadata for, by the kind of metadata."""
     half_arrows: dict[tuple[Any, Any], RawEvent] = field(default_factory=dict)
-    """Of a window: one end of an arrow, until the other one is seen there too."""
+    """With a window: one end of an arrow, until the other end is found in it."""
 
     def move(self, events: Sequence[RawEvent], block: bytes) -> list[RawEvent]:
-        """The events, moved; those without any time in the file keep none."""
+        """The mapped events; events without a time keep none."""
         times = time_texts(block)
         moved = [
             (event, self._one(event, ts))
@@ -143,7 +143,7 @@ class _Mover:
         return ts_ns is not None and self.window_ns[0] <= ts_ns < self.window_ns[1]
 
     def _whole_arrows(self, event: RawEvent, moved: RawEvent) -> list[RawEvent]:
-        """The event itself; of an arrow both ends, once both are there."""
+        """The event itself; for an arrow both ends, once both are known."""
         if event.get("ph") not in ("s", "f"):
             return [moved]
         key = (str(event.get("cat")), str(event.get("id")))
@@ -183,7 +183,7 @@ class _Mover:
         return event
 
     def labels(self) -> list[RawEvent]:
-        """Names the processes that the file doesn't, and keeps all in the order of ranks."""
+        """Metadata that names unnamed processes and sorts all by rank."""
         named, placed = self.labelled["process_name"], self.labelled["process_sort_index"]
         found = []
         for spelled, pid in self.pids.items():

@@ -1,4 +1,4 @@
-"""The file that a merge of traces makes: what marks it as one, and where it may stand."""
+"""The file that `gpurun trace --merge` writes: how it is recognised, and where it may be written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.launcher.trace.kineto.trace_file import open_source
 
 HEAD_BYTES = 4096
 MARK = {"gpurun": {"merged": True}}
-"""What a merged trace's header begins with, before its events."""
+"""The beginning of a merged trace's header."""
 
 
 class _Mark(msgspec.Struct):
@@ -26,7 +26,7 @@ class _Header(msgspec.Struct):
 
 
 def is_merged(path: Path) -> bool:
-    """Whether the file's header says that it was merged by us. What can't be read wasn't."""
+    """Whether the header marks the file as a trace merged by gpurun; false for unreadable files."""
     try:
         with open_source(path) as source:
             head, found, _ = source.read(HEAD_BYTES).partition(b'"traceEvents"')
@@ -40,8 +40,7 @@ def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:
     """The path to write for `out`: itself, or the regular file that it links to.
 
     Raises:
-        SpecError: something else than a regular file stands there, or one of `inputs`, or its folder is
-            missing.
+        SpecError: the path is not a regular file, is one of `inputs`, or its directory is missing.
     """
     try:
         status = _status(out)
@@ -53,15 +52,17 @@ def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:
 
 
 def _status(out: Path) -> os.stat_result | None:
-    """Of the regular file at `out`; `None` where nothing stands there yet, in a folder that exists."""
+    """Status of the regular file at `out`; `None` if there is none yet, in a directory that exists."""
     if not out.parent.is_dir():
-        raise SpecError(f"can't write {out}: there is no folder {out.parent}; make it, or name another file")
+        raise SpecError(
+            f"can't write {out}: there is no directory {out.parent}; create it or name another file"
+        )
     if not os.path.lexists(out):
         return None
     if out.is_symlink() and not out.exists():
-        raise SpecError(f"can't write {out}: a symbolic link that leads nowhere; name another file")
+        raise SpecError(f"can't write {out}: it is a broken symbolic link; name another file")
     status = out.stat()
     if not stat.S_ISREG(status.st_mode):
-        what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise SpecError(f"can't write {out}: it is {what}; name a file, such as all.json.gz")
     return status

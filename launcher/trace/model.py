@@ -1,7 +1,7 @@
-"""`TraceReport`: what `gpurun trace` found out, and the schema of its JSON (version 1).
+"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 1).
 
-Times are µs as floats that keep their nanoseconds; start times count from `base_time_ns`. What does not apply
-or can't be told is `None` (`null`), never 0.
+Times are µs as floats with nanosecond precision; start times count from `base_time_ns`. Figures that don't
+apply or can't be determined are `None` (`null`), never 0.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class IdleCauses:
-    """Why the device did nothing; adds up to `idle_us`."""
+    """Idle time of the device by cause; adds up to `idle_us`."""
 
     host: float
     """The CPU had launched nothing: Python, operators, launches."""
     comm_wait: float
-    """A collective on the CPU had to end first."""
+    """The device waited for a collective on the CPU."""
     data: float
     """The training loop waited for its next batch."""
     other: float
-    """Work was launched but couldn't run yet."""
+    """Work was launched but had not started yet."""
 
 
 @dataclass(frozen=True)
 class HostWhileIdle:
-    """What the CPU did meanwhile; adds up to `idle_us`. Each moment counts for the first that applies."""
+    """CPU activity during idle time; adds up to `idle_us`. Each moment counts for the first that applies."""
 
     runtime: float
     data: float
@@ -46,9 +46,9 @@ class LaunchDelay:
 class Breakdown:
     """A stretch of one rank's time.
 
-    compute + exposed_transfer + exposed_wait + exposed_memcpy + idle = span, exactly. With no other rank's
-    trace nothing tells waiting from transfer: then all exposed communication counts as transfer, and
-    `wait_us` and `transfer_us` are `None`.
+    compute + exposed_transfer + exposed_wait + exposed_memcpy + idle = span, exactly. Without
+    another rank's trace, waiting can't be distinguished from transfer: then all exposed communication counts
+    as transfer, and `wait_us` and `transfer_us` are `None`.
     """
 
     span_us: float
@@ -64,7 +64,7 @@ class Breakdown:
     """Outside compute and communication."""
     idle_us: float
     wait_us: float | None
-    """Stay in collectives beyond that of the rank that stayed shortest, summed over collectives."""
+    """Time in collectives beyond that of the rank with the shortest, summed over collectives."""
     transfer_us: float | None
     exposed_wait_us: float
     exposed_transfer_us: float
@@ -73,7 +73,7 @@ class Breakdown:
     num_kernels: int
     launch_delay_us: LaunchDelay | None
     gpu_span_us: float | None
-    """First start to last end of the GPU work; `span_us` of a step also has the time before it."""
+    """First start to last end of the GPU work; a step's `span_us` also includes the time before it."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class NameTotal:
     """compute, comm or memcpy; op; module."""
     count: int
     device_us: float
-    """On the GPU: the work itself, or what was launched from here and from nothing further inside."""
+    """On the GPU: the work itself, or what was launched directly from here."""
     host_us: float
-    """On the CPU, without what is further inside."""
+    """On the CPU, without nested ranges."""
     comm_us: float = 0.0
-    """Communication, of the `device_us` of an operator or module."""
+    """The communication in `device_us` of an operator or module."""
     memcpy_us: float = 0.0
-    """Copies and memsets, of the `device_us` of an operator or module."""
+    """The copies and memsets in `device_us` of an operator or module."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class GroupTotal:
 
 @dataclass(frozen=True)
 class DeviceTrace:
-    """One of several GPUs that a rank's process works with."""
+    """One of several GPUs that a rank's process uses."""
 
     device: str
-    """As its trace numbers it."""
+    """Its number in the trace."""
     total: Breakdown
     steps: tuple[StepBreakdown, ...]
 
@@ -142,7 +142,7 @@ class RankTrace:
     modules: tuple[NameTotal, ...]
     groups: tuple[GroupTotal, ...]
     devices: tuple[DeviceTrace, ...] = ()
-    """Each GPU by itself, the busiest first, where there are several."""
+    """Each GPU separately, the busiest first, if there are several."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class CollectiveReport:
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """How often a rank came last, and what the others waited because of it."""
+    """How often a rank arrived last, and how long the others waited for it."""
 
     rank: int
     last_arrivals: int
@@ -185,10 +185,10 @@ class TraceReport:
 
     schema: int
     base_time_ns: int
-    """Unix time, where the traces have it; 0 where their times can be none."""
+    """Unix time, if the traces have it; 0 if their times can't be Unix times."""
     warnings: tuple[str, ...]
     clock_offsets_us: Mapping[str, float]
-    """By how much each rank's clock is ahead of the lowest rank's; already taken out of all start times."""
+    """How far each rank's clock is ahead of the lowest rank's; start times are already corrected for it."""
     ranks: tuple[RankTrace, ...]
     collectives: tuple[CollectiveReport, ...]
     stragglers: tuple[StragglerReport, ...]

@@ -1,4 +1,4 @@
-"""Reads many trace files on all cores, in processes of their own: reading is bound by the interpreter."""
+"""Reads many trace files on all cores, in separate processes: reading is bound by the interpreter."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from gpurun.launcher.machine.environment import child_environment
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
 
 PARALLEL_FROM_BYTES = 16 << 20
-"""Below it, all files together, starting processes takes longer than reading."""
+"""For less than this in total, starting processes takes longer than reading."""
 PACKED_FACTOR = 15
-"""What a byte of gzip counts for."""
+"""Uncompressed bytes per byte of gzip."""
 
 Read = Digest | str
-"""What a file says, or why it can't be read."""
+"""A file's digest, or why it can't be read."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one process reads."""
+    """The files that one process reads."""
 
     files: tuple[Path, ...]
     steps: slice | None
 
 
 def read_all(files: Sequence[Path], steps: slice | None) -> list[Read]:
-    """What each file says, or why it can't be read; in the order of `files`.
+    """Each file's digest, or why it can't be read; in the order of `files`.
 
-    Every process holds one file's columns at a time, whatever the number of files.
+    Every process holds the columns of one file at a time.
 
     Raises:
         TraceError: a process was killed.
@@ -52,7 +52,7 @@ def read_all(files: Sequence[Path], steps: slice | None) -> list[Read]:
 
 
 def read_one(file: Path, steps: slice | None) -> Read:
-    """What one file says, or why it can't be read."""
+    """One file's digest, or why it can't be read."""
     try:
         return digest_file(file, steps)
     except TraceError as error:
@@ -60,7 +60,7 @@ def read_one(file: Path, steps: slice | None) -> Read:
 
 
 def weight(file: Path) -> int:
-    """About the bytes of the file, unpacked; 0 where it isn't there."""
+    """Approximate uncompressed size of the file; 0 if it doesn't exist."""
     try:
         return file.stat().st_size * (PACKED_FACTOR if file.suffix == ".gz" else 1)
     except OSError:
@@ -68,7 +68,7 @@ def weight(file: Path) -> int:
 
 
 def _parts(files: Sequence[Path], number: int) -> list[tuple[Path, ...]]:
-    """The files in parts of about equal size: the largest first, each to the smallest part."""
+    """The files in parts of about equal size: the largest first, each added to the smallest part."""
     parts: list[list[Path]] = [[] for _ in range(number)]
     sizes = [0] * number
     for file in sorted(files, key=weight, reverse=True):
@@ -79,7 +79,7 @@ def _parts(files: Sequence[Path], number: int) -> list[tuple[Path, ...]]:
 
 
 def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
-    """Runs a process for each share; answers come through files, so that none waits for its reader."""
+    """Runs a process for each share; results are passed in files, so that no process waits for its reader."""
     with ExitStack() as stack:
         running = []
         for share in shares:
@@ -91,7 +91,7 @@ def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
             if process.wait() != 0:
                 raise TraceError(
                     f"a process that read {len(share.files)} traces ended with {process.returncode}, "
-                    "likely for want of memory; analyse fewer files at once"
+                    "probably out of memory; analyse fewer files at once"
                 )
             answer.seek(0)
             yield share, pickle.load(answer)
@@ -111,6 +111,6 @@ def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """The body of such a process: a `Share` on stdin, what its files say on stdout."""
+    """The body of such a process: reads a `Share` from stdin, writes the digests to stdout."""
     share: Share = pickle.load(sys.stdin.buffer)
     pickle.dump([read_one(file, share.steps) for file in share.files], sys.stdout.buffer)

@@ -112,17 +112,17 @@ def test_what_cannot_be_compared(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("nowhere",), "no such file or folder"),
+        (("nowhere",), "no such file or directory"),
         (("empty",), "no traces here"),
         (("run/variants/ddp-2-even", "--steps", "7:9"), "it has 1 to 2"),
         (("run/variants/ddp-2-even", "--steps", "2:2"), "holds no step"),
         (("run/variants/ddp-2-even", "--steps", "x"), "no range of steps"),
         (
             ("run/variants/ddp-2-even", "--merge", "run/plan.json/out.json"),
-            "there is no folder run/plan.json",
+            "there is no directory run/plan.json",
         ),
-        (("run/variants/ddp-2-even", "--merge", "run"), "it is a folder"),
-        (("run/variants/ddp-2-even", "--merge", ""), "it is a folder"),
+        (("run/variants/ddp-2-even", "--merge", "run"), "it is a directory"),
+        (("run/variants/ddp-2-even", "--merge", ""), "it is a directory"),
     ],
 )
 def test_mistakes_are_explained(folder: Path, args: tuple[str, ...], said: str) -> None:

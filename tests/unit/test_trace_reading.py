@@ -252,12 +252,12 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     os.mkfifo(folder / "rank4.json")
     report = analyse_paths([folder])
     assert [rank.rank for rank in report.ranks] == [0]
-    assert any("rank1.json: a symbolic link out of the folder" in warning for warning in report.warnings)
+    assert any("rank1.json: symbolic link out of the directory" in warning for warning in report.warnings)
 
 
 def test_a_folder_without_traces(tmp_path: Path) -> None:
     assert "no traces here" in message(tmp_path)
-    assert "no such file or folder" in message(tmp_path / "missing")
+    assert "no such file or directory" in message(tmp_path / "missing")
 
 
 def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path, numb
     path.write_text(path.read_text().replace('"HERE"', number))
     report = analyse_paths([path])
     assert report.ranks[0].total.span_us == 1
-    assert "2 events whose time is no number left out" in report.warnings[-1]
+    assert "2 events whose time is not a number left out" in report.warnings[-1]
 
 
 def test_absurd_numbers_and_depths(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_real_capture_merged(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(capture: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in ("file", "missing"):
-        with pytest.raises(SpecError, match=f"can't write .*: there is no folder .*{folder}; make it"):
+        with pytest.raises(SpecError, match=f"can't write .*: there is no directory .*{folder}; create it"):
             merge_traces([capture], tmp_path / folder / "merged.json")
     assert not (tmp_path / "missing").exists()
 
@@ -210,7 +210,7 @@ def test_only_a_regular_file_is_replaced(capture: Path, tmp_path: Path) -> None:
     for name in ("fifo", "folder", "nowhere", "to_fifo", "loop"):
         with pytest.raises(SpecError, match="can't write"):
             merge_traces([capture], tmp_path / name)
-    with pytest.raises(SpecError, match="it is a folder"):
+    with pytest.raises(SpecError, match="it is a directory"):
         merge_traces([capture], Path(""))
     assert sorted(tmp_path.iterdir()) == before
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpurun.launcher.jobfile.builtins import builtin_file, default_batch
 from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
+from gpurun.launcher.jobfile.kinds import JobKind, workload_kind
 from gpurun.launcher.jobfile.params import Param
 from gpurun.workloads.registry import BUILTINS
 
@@ -44,6 +45,11 @@ def catalogue() -> tuple[Entry, ...]:
     return tuple(_entry(name) for name in BUILTINS)
 
 
+def _kinds() -> list[JobKind]:
+    """Kinds that have built-in workloads, in the order of the registry."""
+    return list(dict.fromkeys(map(workload_kind, BUILTINS)))
+
+
 def _entry(name: str) -> Entry:
     builtin = BUILTINS[name]
     module = read_module(builtin_file(name))
@@ -55,7 +61,7 @@ def _entry(name: str) -> Entry:
         kind=builtin.kind,
         summary=builtin.summary,
         bound_by=builtin.bound_by,
-        global_batch=default_batch(name) if builtin.kind == "training" else None,
+        global_batch=default_batch(name) if workload_kind(name).has_batch else None,
         about=doc.partition("\n\n")[0].replace("\n", " "),
         params=tuple(_parameter(param, meanings) for param in (signature.params if signature else ())),
     )
@@ -82,10 +88,10 @@ def _args(doc: str) -> Iterator[tuple[str, str]]:
 def render_catalogue(width: int) -> str:
     """Text at most `width` wide, for a terminal."""
     lines: list[str] = []
-    for kind in ("training", "micro-benchmark"):
+    for kind in _kinds():
         lines += [
-            f"{kind}:",
-            *(line for entry in catalogue() if entry.kind == kind for line in _lines(entry, width)),
+            f"{kind.name}:",
+            *(line for entry in catalogue() if entry.kind == kind.name for line in _lines(entry, width)),
         ]
     last = "In a job: `workload: NAME` and `params: {…}`; what each means: gpurun workloads NAME"
     return "\n".join([*lines, "", *textwrap.wrap(last, width)])
@@ -144,8 +150,9 @@ not known is left out.
 def workload_reference() -> str:
     """`docs/workloads.md`."""
     parts = [_HEAD]
-    for kind, title in (("training", "Training"), ("micro-benchmark", "Micro-benchmarks")):
-        parts += [f"## {title}\n", *(_section(entry) for entry in catalogue() if entry.kind == kind)]
+    for kind in _kinds():
+        sections = (_section(entry) for entry in catalogue() if entry.kind == kind.name)
+        parts += [f"## {kind.title}\n", *sections]
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpurun.launcher.trace.explain import explain, steps_add_detail, mean_stretch, shown_stretches
+from gpurun.launcher.trace.explain import explain, explained_stretches, mean_stretch, steps_add_detail
 from gpurun.launcher.trace.model import (
     Breakdown,
     CollectiveReport,
@@ -107,7 +107,7 @@ def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     table.add_column("", no_wrap=True)
     for _, name, step in sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]:
         table.add_row(str(step.step), name, *_cells(step, width), _bar(step))
-    mean = mean_stretch(shown_stretches(report))
+    mean = mean_stretch(explained_stretches(report))
     table.add_row("mean", "", *_cells(mean, width), _bar(mean))
     more = len(rows) - MAX_STEPS
     return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]

@@ -1,1 +1,1 @@
-"""An index of a variant's traces, from which any window of the timeline is answered at once."""
+"""An index of a variant's traces that serves any window of the timeline quickly."""

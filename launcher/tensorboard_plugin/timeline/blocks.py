@@ -1,4 +1,4 @@
-"""Blocks in a row, and how those that are too short to be seen are merged. Times are integer ns."""
+"""Blocks in a row, and the merging of blocks too short to be seen. Times are integer ns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Int32 = NDArray[np.int32]
 
 
 class BlockKind(IntEnum):
-    """What a block stands for; its lower-case name is what the page knows it by."""
+    """What a block represents; the page uses its lower-case name."""
 
     COMPUTE = 0
     TRANSFER = 1
@@ -30,7 +30,7 @@ class BlockKind(IntEnum):
 
 KIND_NAMES = tuple(kind.name.lower() for kind in BlockKind)
 MERGED = -1
-"""The entry of a block that stands for several."""
+"""The entry of a block that represents several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Blocks:
     end: Int64
     kind: Int8
     entry: Int32
-    """Position in the index; `MERGED` for a block that stands for several."""
+    """Position in the index; `MERGED` for a block that represents several."""
     count: Int32
     busy: Int64
     """How much of the block is filled."""
@@ -58,7 +58,7 @@ NO_BLOCKS = Blocks(*(np.empty(0, dtype) for dtype in ("i8", "i8", "i1", "i4", "i
 
 
 def single(start: Int64, end: Int64, kind: Int8, entry: Int32, row: Int32) -> Blocks:
-    """Blocks that stand for one entry each; a collective's wait is left out where it has no length."""
+    """One block per entry; a collective's wait is left out if it has no length."""
     some = (end > start) | (kind != BlockKind.WAIT)
     if not some.all():
         start, end, kind, entry, row = start[some], end[some], kind[some], entry[some], row[some]
@@ -71,11 +71,11 @@ def join(parts: Sequence[Blocks]) -> Blocks:
 
 
 def merge(blocks: Blocks, shortest_ns: int) -> Blocks:
-    """The blocks, where those shorter than `shortest_ns` are merged with their like.
+    """The blocks, with those shorter than `shortest_ns` merged with others of their kind.
 
-    Time is cut into cells of that length, counted from 0, so that panning moves no border. The short blocks
-    that begin in a cell become one, of the kind that has most of their time; then neighbours of one kind with
-    less than a cell between them become one. What is at least `shortest_ns` long stays as it is.
+    Time is divided into cells of that length, counted from 0, so that panning moves no border. The short
+    blocks that begin in a cell become one, of the kind with most of their time; then neighbours of one kind
+    with less than a cell between them become one. Longer blocks are unchanged.
     """
     short = np.flatnonzero(blocks.end - blocks.start < shortest_ns)
     if len(short) < 2:

@@ -1,4 +1,4 @@
-"""All that is known about one entry, and about the collective that it belongs to."""
+"""Details of one entry and of its collective."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def event_answer(index: Index, entry: int) -> dict[str, Any]:
 
 
 def entry_of(index: Index, collective: int, rank: int) -> int | None:
-    """The entry by which a rank's part in a collective is known."""
+    """The entry that identifies a rank's part in a collective."""
     first, last = np.searchsorted(index.by_number, (collective, collective + 1)).tolist()
     for part in index.number_order[first:last].tolist():
         if int(index.columns["part_rank"][part]) == rank:
@@ -89,7 +89,7 @@ def _rank_part(index: Index, part: int, matched: bool) -> dict[str, Any]:
 
 
 def _neighbour(index: Index, number: int, step: int) -> int | None:
-    """The next collective of the same group; they stand in order of time."""
+    """The next collective of the same group, in order of time."""
     group = index.header.collectives[number].group
     other = number + step
     while 0 <= other < len(index.header.collectives):
@@ -123,12 +123,12 @@ def _self_ns(index: Index, lane: int, row: int, start: int, end: int) -> int:
 
 
 def _exposed_ns(index: Index, rank: int, start: int, end: int) -> int:
-    """Of a communication, the time in which the rank doesn't compute."""
+    """The part of a communication during which the rank doesn't compute."""
     return end - start - moments(index, rank, BlockKind.COMPUTE).clip(start, end).length_ns
 
 
 def moments(index: Index, rank: int, kind: BlockKind) -> Intervals:
-    """When the rank's device did what `kind` says, and nothing that comes before it."""
+    """When the rank's device was in `kind` and in no kind of higher priority."""
     first, last = index.header.moments[rank]
     chosen = index.columns["moment_kind"][first:last] == kind
     column = index.columns
@@ -148,7 +148,7 @@ def _launches(index: Index, entry: int) -> dict[str, Any]:
 
 
 def _parent(index: Index, entry: int) -> dict[str, Any] | None:
-    """The range around the entry, one row above; of GPU work that around its launch."""
+    """The enclosing range, one row above; for GPU work the one around its launch."""
     place = index.place(entry)
     if place.row == 0:
         return None

@@ -1,4 +1,4 @@
-"""The files of an index: raw columns that can be mapped, and `index.json`, which says what they hold."""
+"""The files of an index: raw columns for memory mapping, and `index.json`, which describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from gpurun.launcher.trace.model import RankTrace, StragglerReport
 
 FORMAT = 4
-"""To be raised with every change here or in what the entries mean; older indexes are made anew then."""
+"""Increase it with every change here or in the meaning of entries; older indexes are then rebuilt."""
 INDEX_FILE = "index.json"
 
 ENTRY_COLUMNS: Mapping[str, DTypeLike] = {
@@ -48,13 +48,13 @@ COLUMNS = {**ENTRY_COLUMNS, **LEVEL_COLUMNS, **PART_COLUMNS, **MOMENT_COLUMNS}
 
 @dataclass(frozen=True)
 class Level:
-    """A row's blocks, merged so far that none shorter than `shortest_ns` lies beside its like."""
+    """A row's blocks, merged until none shorter than `shortest_ns` has a neighbour of its kind."""
 
     shortest_ns: int
     first: int
     """Position in the level columns."""
     last: int
-    """One behind the end, as everywhere here."""
+    """Exclusive, as everywhere here."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Header:
     num_level_blocks: int
     num_parts: int
     moments: Mapping[int, tuple[int, int]]
-    """By rank the range in the moment columns."""
+    """Range in the moment columns by rank."""
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
     steps: tuple[StepSpan, ...]
@@ -134,7 +134,7 @@ class Header:
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
     apart: bool = False
-    """Whether the ranks' traces have nothing in common; each rank's times count from its own start then."""
+    """Whether the ranks' traces have no time in common; then each rank's times count from its own start."""
 
     def length(self, column: str) -> int:
         """Entries of a column."""

@@ -1,4 +1,4 @@
-"""Where indexes are kept: beside the traces, or in the user's cache where that folder can't be written."""
+"""Stores indexes next to the traces, or in the user's cache if that directory isn't writable."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FIL
 FOLDER = ".gpurun-timeline"
 _NEW = "new-"
 ABANDONED_S = 7200.0
-"""A build that is older than this has died."""
+"""Older builds are considered dead."""
 
 
 @dataclass(frozen=True)
 class Traces:
     """The traces of one variant, one file per rank, in a fixed order."""
 
-    folder: Path
-    """Where they lie."""
+    directory: Path
+    """Their directory."""
     files: tuple[Path, ...]
 
     @property
@@ -35,47 +35,47 @@ class Traces:
         return sum(file.stat().st_size for file in self.files)
 
     def key(self) -> str:
-        """Another one if a file is another, or has changed, or indexes are made another way."""
+        """Changes when a file or the index format changes."""
         stats = [(file.name, file.stat()) for file in self.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
         return hashlib.sha256(msgspec.json.encode((FORMAT, facts))).hexdigest()[:24]
 
 
 def homes(traces: Traces) -> Iterator[Path]:
-    """Folders that may hold the index, the one beside the traces first."""
-    beside = traces.folder / FOLDER
-    if not beside.is_symlink():  # a stranger's log directory must not choose where we write
-        yield beside
+    """Directories that may hold the index, the one next to the traces first."""
+    next_to_traces = traces.directory / FOLDER
+    if not next_to_traces.is_symlink():  # a log directory of others must not choose where we write
+        yield next_to_traces
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = hashlib.sha256(os.fsencode(traces.folder.resolve())).hexdigest()[:24]
+    name = hashlib.sha256(os.fsencode(traces.directory.resolve())).hexdigest()[:24]
     yield Path(cache) / "gpurun" / "timeline" / name
 
 
 def find(traces: Traces, key: str) -> Path | None:
     """The finished index of these traces."""
     for home in homes(traces):
-        folder = home / key
-        if (folder / INDEX_FILE).is_file() and not folder.is_symlink():
-            return folder
+        directory = home / key
+        if (directory / INDEX_FILE).is_file() and not directory.is_symlink():
+            return directory
     return None
 
 
 @contextmanager
 def making(traces: Traces, key: str) -> Iterator[Path]:
-    """An empty folder for a new index, which takes its place in one step when the block is left.
+    """An empty directory for a new index, which is moved into place atomically when the block ends.
 
-    If the block raises, nothing is left of it.
+    If the block raises, it is removed.
 
     Raises:
-        OSError: no folder can be written.
+        OSError: no directory is writable.
     """
     home = _writable(homes(traces))
-    folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=home))
+    directory = Path(tempfile.mkdtemp(prefix=_NEW, dir=home))
     try:
-        yield folder
-        _replace(folder, home / key)
+        yield directory
+        _replace(directory, home / key)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     _sweep(home, key)
 
 
@@ -85,32 +85,32 @@ def forget(traces: Traces, key: str) -> None:
         shutil.rmtree(home / key, ignore_errors=True)
 
 
-def _writable(folders: Iterator[Path]) -> Path:
-    for folder in folders:
+def _writable(directories: Iterator[Path]) -> Path:
+    for directory in directories:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    raise PermissionError("neither the folder of the traces nor the user's cache can be written")
+        if os.access(directory, os.W_OK | os.X_OK):
+            return directory
+    raise PermissionError("neither the directory of the traces nor the user's cache is writable")
 
 
-def _replace(folder: Path, target: Path) -> None:
-    """No folder replaces one that isn't empty: if another server was faster, its index stays."""
+def _replace(directory: Path, target: Path) -> None:
+    """A directory never replaces one that isn't empty: if another server was faster, its index stays."""
     with suppress(OSError):
-        folder.rename(target)
+        directory.rename(target)
     if not (target / INDEX_FILE).is_file():
         shutil.rmtree(target, ignore_errors=True)
-        folder.rename(target)
+        directory.rename(target)
 
 
 def _sweep(home: Path, key: str) -> None:
-    """Removes indexes of what the traces were before, and what builds that died have left."""
-    for folder in _others(home, key):
-        is_new = folder.name.startswith(_NEW)
-        if not is_new or time.time() - folder.stat().st_mtime > ABANDONED_S:
-            shutil.rmtree(folder, ignore_errors=True)
+    """Removes indexes of older versions of the traces, and leftovers of dead builds."""
+    for directory in _others(home, key):
+        is_new = directory.name.startswith(_NEW)
+        if not is_new or time.time() - directory.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _others(home: Path, key: str) -> Sequence[Path]:

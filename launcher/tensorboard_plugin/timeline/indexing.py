@@ -1,4 +1,4 @@
-"""Indexes as the server has them: being made, broken, or ready. Building happens in a process of its own."""
+"""The server's indexes: being built, broken, or ready. Each is built in a separate process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 
 MAX_OPEN = 4
-"""Indexes mapped at a time; those that nobody has asked for the longest are let go."""
+"""Indexes mapped at a time; the least recently used are closed."""
 MAX_BROKEN = 100
 READING_SHARE = 0.7
-"""Of the time that an index takes; then the ranks are matched and the columns written."""
+"""Share of the build time that reading takes; then ranks are matched and columns written."""
 LIMIT_S = 1800.0
 """A trace of 1 GB takes 20 s."""
 BODY = "from gpurun.launcher.tensorboard_plugin.timeline.index.build import main; main()"
@@ -34,7 +34,7 @@ BODY = "from gpurun.launcher.tensorboard_plugin.timeline.index.build import main
 
 @dataclass(frozen=True)
 class Indexing:
-    """Somebody has asked for the index, and it is being made."""
+    """The index was requested and is being built."""
 
     done_bytes: int
     total_bytes: int
@@ -53,15 +53,15 @@ State = Indexing | Broken | Index
 
 @dataclass
 class _Build:
-    """A build that is under way, or waits for its turn."""
+    """A build that is running or queued."""
 
     total_bytes: int
     started_s: float | None = None
     told_s: float = 0.0
     positions: dict[int, int] = field(default_factory=dict)
 
-    def tell(self, file: int, position: int) -> None:
-        """Takes the news that so many bytes of a file have been read."""
+    def report(self, file: int, position: int) -> None:
+        """Records how many bytes of a file have been read."""
         self.positions[file] = position
         self.told_s = time.monotonic()
 
@@ -75,7 +75,7 @@ class _Build:
 
 
 class Indexes:
-    """All indexes of a server, by the state of the traces that they were made from. Safe for threads."""
+    """All indexes of a server, by the state of their traces. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,11 +86,11 @@ class Indexes:
         self._open: OrderedDict[str, Index] = OrderedDict()
 
     def get(self, traces: Traces, again: bool = False) -> State:
-        """The index of these traces as they are now; if there is none, one is begun.
+        """The index of these traces as they are now; if there is none, a build is started.
 
         Args:
             traces: the files of one variant.
-            again: try traces once more that couldn't be read.
+            again: retry traces that couldn't be read.
         """
         key = traces.key()
         with self._lock:
@@ -108,21 +108,21 @@ class Indexes:
             return found
 
     def wait(self) -> None:
-        """Returns when no build is under way."""
+        """Returns when no build is running."""
         while self._builds:
             with self._turn:
                 pass
 
     def _opened(self, traces: Traces, key: str) -> Index | None:
-        """The index if it has been made; a damaged one is removed."""
+        """The index if it exists; a damaged one is removed."""
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
-        folder = find(traces, key)
-        if folder is None:
+        directory = find(traces, key)
+        if directory is None:
             return None
         try:
-            index = open_index(folder)
+            index = open_index(directory)
         except DamagedIndex:
             forget(traces, key)
             return None
@@ -137,14 +137,16 @@ class Indexes:
         with self._turn:
             try:
                 build.started_s = time.monotonic()
-                with making(traces, key) as folder:
-                    problems = run_child(traces, folder, build.tell)
+                with making(traces, key) as directory:
+                    problems = run_child(traces, directory, build.report)
                     if problems:
                         raise _NotMade(problems)
             except _NotMade as error:
                 broken = Broken(error.problems)
             except OSError as error:
-                broken = Broken((Problem(traces.folder.name, None, f"the index can't be written: {error}"),))
+                broken = Broken(
+                    (Problem(traces.directory.name, None, f"the index can't be written: {error}"),)
+                )
             with self._lock:
                 if broken is not None:
                     self._broken[key] = broken
@@ -160,27 +162,27 @@ class _NotMade(Exception):
 
 
 def run_child(
-    traces: Traces, folder: Path, tell: Callable[[int, int], None], limit_s: float = LIMIT_S
+    traces: Traces, directory: Path, report: Callable[[int, int], None], limit_s: float = LIMIT_S
 ) -> tuple[Problem, ...]:
-    """Has the index of `traces` made in `folder`; returns what is wrong if it can't be.
+    """Builds the index of `traces` in `directory`; returns the problems if that fails.
 
     Args:
         traces: the files to read.
-        folder: an empty one.
-        tell: is told the number of a file and how many of its bytes have been read.
-        limit_s: a process that takes longer is ended.
+        directory: an empty one.
+        report: called with the number of a file and how many of its bytes have been read.
+        limit_s: a process that takes longer is killed.
     """
     process = _start()
     timer = threading.Timer(limit_s, process.kill)
-    timer.daemon = True  # it must not keep a server that is told to end
+    timer.daemon = True  # it must not keep a server from ending
     timer.start()
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        order = Order(os.getpid(), tuple(map(str, traces.files)), str(folder))
+        order = Order(os.getpid(), tuple(map(str, traces.files)), str(directory))
         with suppress(BrokenPipeError), closing(process.stdin) as stdin:
             stdin.write(msgspec.json.encode(order))
-        last = _follow(process.stdout, tell)
+        last = _follow(process.stdout, report)
         process.wait()
     finally:
         timer.cancel()
@@ -190,26 +192,26 @@ def run_child(
     if last.done and process.returncode == 0:
         return ()
     reason = (
-        "likely for want of memory, or it took too long"
+        "probably out of memory, or it took too long"
         if process.returncode < 0
-        else "by an error of its own"
+        else "because of an internal error"
     )
     text = f"the process that reads the traces ended with {process.returncode}, {reason}"
-    return last.problems or (Problem(traces.folder.name, None, text),)
+    return last.problems or (Problem(traces.directory.name, None, text),)
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Its stderr is the server's: a traceback there is a bug of ours, for the one who started the server."""
+    """Its stderr is the server's: a traceback there is a bug of ours, for the user who started the server."""
     command = [sys.executable, "-c", BODY]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
 
 
-def _follow(stdout: IO[bytes], tell: Callable[[int, int], None]) -> News:
+def _follow(stdout: IO[bytes], report: Callable[[int, int], None]) -> News:
     """Passes on the progress; returns the last line, which is the outcome."""
     last = News()
     for line in stdout:
         with suppress(msgspec.DecodeError):
             last = msgspec.json.decode(line, type=News)
             if last.file >= 0:
-                tell(last.file, last.position)
+                report(last.file, last.position)
     return last

@@ -1,4 +1,4 @@
-"""An index, mapped into memory: the kernel reads what is looked at, and forgets it when memory is short."""
+"""An index mapped into memory: pages are read on access and dropped when memory is short."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_HEADER_BYTES = 256 << 20
 
 
 class DamagedIndex(Exception):
-    """The files aren't what they should be; the index is to be made anew."""
+    """The files are damaged; the index must be rebuilt."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """What the timeline of one variant is answered from."""
+    """The index of one variant's timeline."""
 
     version: str
     header: Header
@@ -116,26 +116,26 @@ def _touching(
     return begin, max(begin, stop)
 
 
-def open_index(folder: Path) -> Index:
-    """The index in `folder`.
+def open_index(directory: Path) -> Index:
+    """The index in `directory`.
 
     Raises:
         DamagedIndex: it is of another format, or its files aren't as long as they should be.
     """
     try:
-        if (folder / INDEX_FILE).stat().st_size > MAX_HEADER_BYTES:
-            raise DamagedIndex(f"{folder.name}: {INDEX_FILE} is too large")
-        header = msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=Header)
-        columns = {name: _mapped(folder / name, header.length(name), name) for name in COLUMNS}
+        if (directory / INDEX_FILE).stat().st_size > MAX_HEADER_BYTES:
+            raise DamagedIndex(f"{directory.name}: {INDEX_FILE} is too large")
+        header = msgspec.json.decode((directory / INDEX_FILE).read_bytes(), type=Header)
+        columns = {name: _mapped(directory / name, header.length(name), name) for name in COLUMNS}
     except (OSError, msgspec.MsgspecError) as error:
-        raise DamagedIndex(f"{folder.name}: {error}") from error
+        raise DamagedIndex(f"{directory.name}: {error}") from error
     if header.format != FORMAT:
-        raise DamagedIndex(f"{folder.name}: format {header.format}")
+        raise DamagedIndex(f"{directory.name}: format {header.format}")
     rows = [(Place(n, m), row) for n, lane in enumerate(header.lanes) for m, row in enumerate(lane.rows)]
     order = np.argsort(columns["part_entry"], kind="stable")
     number_order = np.lexsort((columns["part_rank"], columns["part_collective"]))
     return Index(
-        version=folder.name,
+        version=directory.name,
         header=header,
         columns=columns,
         places=tuple(place for place, _ in rows),
@@ -159,5 +159,5 @@ def _mapped(path: Path, length: int, name: str) -> NDArray[Any]:
     if path.is_symlink() or path.stat().st_size != length * dtype.itemsize:
         raise DamagedIndex(f"{path.parent.name}: {name} is not {length} entries long")
     if length == 0:
-        return np.empty(0, dtype)  # nothing of no length can be mapped
+        return np.empty(0, dtype)  # an empty file can't be mapped
     return np.memmap(path, dtype, "r", shape=(length,))

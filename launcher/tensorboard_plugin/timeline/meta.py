@@ -1,4 +1,4 @@
-"""What the timeline consists of: lanes, steps, classes."""
+"""The structure of the timeline: lanes, steps, classes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def search_answer(index: Index, text: str, after_ns: int) -> dict[str, Any]:
     counted = _by_name(index, np.flatnonzero(found))
     for first, last in _lanes(index, wanted):
         found[first:last] = True
-    # Of a collective's two entries its wait stands for both.
+    # A collective has two entries; its wait represents both.
     found[index.part_entries + 1] = False
     chosen = np.flatnonzero(found)
     later = chosen[index.columns["start"][chosen] >= after_ns]
@@ -47,7 +47,7 @@ def _lanes(index: Index, wanted: str) -> list[tuple[int, int]]:
 
 
 def _by_name(index: Index, chosen: NDArray[np.intp]) -> list[dict[str, Any]]:
-    """Count and time of the names found, those with most time first."""
+    """Count and time of the names found, sorted by time."""
     size = len(index.header.names)
     name = index.columns["name"][chosen]
     duration = index.columns["end"][chosen] - index.columns["start"][chosen]

@@ -1,4 +1,4 @@
-"""What a window of the timeline shows: blocks of the lanes asked for, and the collectives that link ranks."""
+"""A window of the timeline: blocks of the requested lanes, and collectives that link ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.intervals import Int64
 
 SHORTEST_PX = 0.5
-"""Shorter blocks can't be distinguished."""
+"""Shorter blocks are indistinguishable."""
 MAX_LINK_PARTS = 2000
 SHORTEST_LINK_PX = 1
-"""A collective that is shorter on every rank has no ends that could be joined."""
+"""The ends of a collective shorter than this on every rank aren't linked."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ def window_answer(index: Index, window: Window) -> dict[str, Any]:
 
 
 def window_blocks(index: Index, window: Window) -> Blocks:
-    """The blocks of all lanes asked for; `row` counts through all their rows."""
+    """The blocks of all requested lanes; `row` counts through all their rows."""
     rows = [row for lane in window.lanes for row in index.lane(lane).rows]
     parts = [_row_blocks(index, row, number, window) for number, row in enumerate(rows)]
     return merge(join(parts), window.shortest_ns) if parts else NO_BLOCKS
 
 
 def _row_blocks(index: Index, row: Row, number: int, window: Window) -> Blocks:
-    """From the coarsest level that still shows all that the window can show."""
+    """From the coarsest level with enough detail for the window."""
     fine = [level for level in row.levels if level.shortest_ns <= window.shortest_ns]
     if fine:
         return index.level_blocks(fine[-1], number, window.from_ns, window.to_ns)
@@ -89,7 +89,7 @@ def _names(index: Index, blocks: Blocks) -> tuple[list[str], Int64]:
 
 
 def block_ids(index: Index, entries: NDArray[np.int32]) -> NDArray[np.int32]:
-    """By what id blocks are known: of a collective's two entries the first, its wait."""
+    """Ids of blocks: of a collective's two entries the first, its wait."""
     waits = index.part_entries
     if not len(waits):
         return entries

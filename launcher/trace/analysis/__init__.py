@@ -1,1 +1,1 @@
-"""What the columns of one rank, and of all ranks together, say about time."""
+"""Analyses the columns of one rank, and of all ranks together."""

@@ -1,4 +1,4 @@
-"""From files to a `TraceReport`: read each one, match the ranks, put it into µs."""
+"""Makes a `TraceReport` from files: reads each, matches the ranks, converts to µs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, Stragg
 from gpurun.launcher.trace.parallel import Read, read_all
 
 MAX_UNIX_NS = 1 << 63
-"""Times beyond it, the year 2262, are no unix times; only differences count then."""
+"""Later times, after the year 2262, aren't Unix times; then only differences count."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A report, and what it was made from."""
+    """A report and the digests it was made from."""
 
     report: TraceReport
     ranked: Ranked
@@ -38,14 +38,14 @@ class Analysis:
 
 
 def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceReport:
-    """The report on all traces in `paths`, files or folders: the ranks of one capture.
+    """The report on all traces in `paths`, files or directories: the ranks of one capture.
 
     Args:
-        paths: Kineto traces, or folders of them.
+        paths: Kineto traces, or directories of them.
         steps: numbers of the steps to look at, the last one excluded, as `slice(A, B)`; `None`: everything.
 
     Raises:
-        TraceError: no path holds a trace that can be read; the message says why, file by file.
+        TraceError: no readable trace is found; the message lists each file with the reason.
     """
     return analyse(paths, steps).report
 
@@ -60,7 +60,7 @@ def combine(reads: Iterable[Read], notes: Sequence[str] = ()) -> Analysis:
     """Like `analyse`, from files that have been read, each by `digest_file`.
 
     Raises:
-        TraceError: none could be read; the message says why, file by file.
+        TraceError: none could be read; the message lists each file with the reason.
     """
     digests, problems = _split(reads)
     warnings = [*notes, *problems]
@@ -91,13 +91,13 @@ def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
 
 
 def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
-    """What a reader must know to read the figures right."""
+    """Notes that a reader needs to interpret the figures."""
     ranks = [rank for rank, _ in ranked.digests]
     sizes = {digest.world_size for _, digest in ranked.digests if digest.world_size is not None}
     found = []
     if len(sizes) == 1 and max(sizes) > len(ranks):
         found.append(
-            f"{len(ranks)} of {max(sizes)} ranks are here: waiting for the others shows up as transfer"
+            f"{len(ranks)} of {max(sizes)} ranks are present: waiting for the others counts as transfer"
         )
     if len(sizes) > 1:
         found.append(f"the traces disagree about the number of ranks: {', '.join(map(str, sorted(sizes)))}")
@@ -148,7 +148,7 @@ def _first_ns(digest: Digest) -> int:
 
 
 def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport, ...]:
-    """Empty where no collective is seen on two ranks: then nobody can be said to be late."""
+    """Empty if no collective is seen on two ranks: then no rank is known to be late."""
     if not any(each.matched for each in matched.collectives):
         return ()
     rows = stragglers(matched.collectives, matched.offsets, ranks)

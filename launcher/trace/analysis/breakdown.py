@@ -1,4 +1,4 @@
-"""How the time of one window divides, in exact integer nanoseconds."""
+"""Divides the time of one window, in exact integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals
 
 @dataclass(frozen=True, eq=False)
 class Activity:
-    """What a device did: the moments of each class. Classes may overlap; a set doesn't overlap itself."""
+    """A device's activity: the moments of each class. Classes may overlap each other."""
 
     compute: Intervals
     comm: Intervals
@@ -33,7 +33,7 @@ class Activity:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """What explains moments in which the device is idle."""
+    """Explanations for moments in which the device is idle."""
 
     data: Intervals
     """The training loop waits for its next batch."""
@@ -47,7 +47,7 @@ class Waits:
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """Work in order of its start, with the moment at which its launch began: tells who a gap waits for."""
+    """Work sorted by start, with the time at which its launch began: shows what a gap waits for."""
 
     starts: Int64
     launches: Int64
@@ -63,19 +63,19 @@ class Queue:
 
 @dataclass(frozen=True)
 class Idle:
-    """Why the device did nothing, in ns; the causes add up to the idle time."""
+    """Idle time of the device by cause, in ns; the causes add up to the idle time."""
 
     host: int
     """The CPU had launched nothing."""
     comm_wait: int
     data: int
     other: int
-    """Work was launched, but didn't run yet: it waited for other work, or for the launch itself."""
+    """Work was launched but had not started: it waited for other work, or for the launch itself."""
 
 
 @dataclass(frozen=True)
 class HostActivity:
-    """What the CPU did while the device did nothing, in ns: a moment counts for the first that applies."""
+    """CPU activity while the device was idle, in ns: a moment counts for the first that applies."""
 
     runtime: int
     data: int
@@ -99,7 +99,7 @@ class Measure:
     idle_by_cause: Idle
     idle_by_host: HostActivity
     exposed_comm: Intervals = field(repr=False)
-    """The moments of communication without compute; all ranks together tell which are waiting."""
+    """The moments of communication without compute; matching the ranks shows which of them are waiting."""
 
     @property
     def span(self) -> int:
@@ -131,7 +131,7 @@ def measure(activity: Activity, start_ns: int, end_ns: int, waits: Waits, queue:
 
 
 def joined(parts: Sequence[Measure]) -> Measure:
-    """The measure of windows that follow each other, as one."""
+    """The sum of consecutive windows."""
 
     def total(name: str) -> int:
         return sum(getattr(part, name) for part in parts)

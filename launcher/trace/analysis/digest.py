@@ -1,4 +1,4 @@
-"""All that one trace file says about its rank. What needs the other ranks' files too is in `match`."""
+"""The digest of one trace file. What needs the other ranks' files is in `match`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 
 MAX_RANKS = 1 << 31
-"""What claims more is damaged."""
+"""Larger numbers are damage."""
 _DIGITS = re.compile(r"[0-9]{1,10}")
-"""A rank that its writer took from the environment as it stood there."""
+"""A rank that its writer copied from the environment as text."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """What remains of a trace file once it is read: small, whatever the size of the file."""
+    """The digest of a trace file: small, whatever the size of the file."""
 
     path: Path
     base_ns: int
@@ -81,7 +81,7 @@ class Digest:
     modules: tuple[NameTime, ...]
     warnings: tuple[str, ...]
     window: tuple[int, int] | None = None
-    """Where steps were asked for: from the first one's begin on the CPU to the end of the last one's work."""
+    """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
 
 
 def digest_file(path: Path, steps: slice | None) -> Digest:
@@ -92,7 +92,7 @@ def digest_file(path: Path, steps: slice | None) -> Digest:
         steps: numbers of the steps to look at, the last one excluded; `None`: the whole file.
 
     Raises:
-        TraceError: the file can't be read, is no trace, or holds nothing to analyse.
+        TraceError: the file can't be read, is not a trace, or has nothing to analyse.
     """
     return digest(read_trace(path), path, steps)
 
@@ -101,7 +101,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     """Analyses one trace; see `digest_file`.
 
     Raises:
-        TraceError: it holds nothing to analyse.
+        TraceError: it has nothing to analyse.
     """
     _refuse_empty(trace, path)
     host = host_steps(trace)
@@ -217,7 +217,7 @@ class _GpuPicture:
         )
 
     def _measure(self, work: Timed, chosen: Int64, start_ns: int, end_ns: int) -> Measure:
-        """Of a window and the work that belongs there, in stretches: they cut neither work nor a gap."""
+        """Measures a window and its work in stretches, which cut neither work nor a gap."""
         queue = self._queue(chosen)
         parts: list[Measure] = []
         for stretch in stretches(work):
@@ -255,8 +255,8 @@ def _activity(start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]]
 class _CpuPicture:
     """Measures windows of a trace without GPU work.
 
-    Compute is what operators cover on threads that don't carry out collectives, but not while the loop waits
-    for its batch: what the DataLoader computes is input, not the model.
+    Compute is the time covered by operators on threads that don't run collectives, except while the loop
+    waits for its batch: the DataLoader's operators are input.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -294,7 +294,7 @@ def _info(trace: Trace, key: str) -> int | None:
 
 
 def _device(trace: Trace, on_gpu: bool) -> str:
-    """The name of the device that the work ran on, as the trace tells it."""
+    """The name of the device that the work ran on, from the trace."""
     if not on_gpu:
         return "CPU"
     devices = trace.header.get("deviceProperties")
@@ -315,7 +315,7 @@ def _warnings(
         found.append(f"{path}: none of the steps asked for; it has {numbers}")
     found.extend(f"{path}: {text}" for text in _overlaps(steps))
     if len({step.number for step in steps}) < len(steps):
-        found.append(f"{path}: several steps have the same number; they are listed one by one")
+        found.append(f"{path}: several steps have the same number; each is listed separately")
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
     return tuple(found)
@@ -328,5 +328,5 @@ def _overlaps(steps: list[HostStep]) -> list[str]:
     swallowed = [step.number for step in steps if step.is_swallowed]
     if swallowed:
         named = ", ".join(map(str, swallowed))
-        found.append(f"wholly inside another step, and so without time or work of its own: step {named}")
+        found.append(f"entirely inside another step, so without time or work of its own: step {named}")
     return found

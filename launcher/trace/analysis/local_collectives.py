@@ -14,7 +14,7 @@ from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_
 from gpurun.launcher.trace.kineto.columns import CommFacts, HostRange, Trace
 
 UNNAMED = "default"
-"""Stands for the group where the trace names none."""
+"""The name of a group that the trace doesn't name."""
 DEFAULT_DESCRIPTION = "default_pg"
 """How torch describes the group of all ranks."""
 WHOLE_AND_SHARE = frozenset({"all_gather", "reduce_scatter"})
@@ -32,7 +32,7 @@ class ProcessGroups:
 
     @staticmethod
     def of(header: Mapping[str, Any]) -> ProcessGroups:
-        """Reads the header; what isn't as torch writes it counts as not there."""
+        """Reads the header; entries in another format than torch's are ignored."""
         info = header.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
         listed = info.get("pg_config")
@@ -47,7 +47,7 @@ class ProcessGroups:
         return self.unnamed if facts.group is None else facts.group
 
     def size(self, facts: CommFacts) -> int | None:
-        """Its number of ranks: as the kernel says, else as the header says."""
+        """Its number of ranks: from the kernel, else from the header."""
         return self.sizes.get(self.name(facts)) if facts.group_size is None else facts.group_size
 
 
@@ -145,7 +145,7 @@ def _collective(
 
 
 class _Calls:
-    """Finds the call that issued a kernel: older traces say there, not on the kernel, what was moved."""
+    """Finds the call that issued a kernel: in older traces it has the sizes, the kernel doesn't."""
 
     def __init__(self, calls: list[HostRange], groups: ProcessGroups) -> None:
         self.groups = groups
@@ -156,7 +156,7 @@ class _Calls:
     def complete(self, facts: CommFacts, thread: int, time_ns: int) -> CommFacts:
         """The facts with bytes and kind of the innermost sized call around `time_ns`, if there is one.
 
-        Of an all-gather or a reduce-scatter an outer call may have output and input: it says more.
+        An outer call of an all-gather or a reduce-scatter may have both output and input.
         """
         around = self._around(thread, time_ns)
         if not around:
@@ -189,7 +189,7 @@ class _Calls:
 
 
 def _from_pair(facts: CommFacts, pair: tuple[int, ...]) -> CommFacts:
-    """With the larger of output and input; how often the smaller fits tells the number of ranks."""
+    """With the larger of output and input; its ratio to the smaller is the number of ranks."""
     whole, share = max(pair), min(pair)
     ratio = whole // share if whole % share == 0 else None
     size = ratio if facts.group_size is None else facts.group_size

@@ -1,4 +1,4 @@
-"""Collectives matched over ranks: who waited for whom, and by how much the ranks' clocks differ."""
+"""Matches collectives over ranks: which rank waited for which, and how far their clocks are apart."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SYN
 Key = tuple[object, ...]
 
 GPU_NOISE_NS = 1_000_000
-"""Ends of a collective scatter by microseconds on GPUs; a millisecond leaves room for clocks that drift."""
+"""On GPUs the ends of a collective scatter by microseconds; a millisecond leaves room for clock drift."""
 CPU_NOISE_NS = 50_000_000
-"""On CPUs a thread may have to wait for its turn before it sees the end."""
+"""On CPUs a thread may have to wait for a core before it sees the end."""
 
 
 @dataclass(frozen=True)
@@ -54,35 +54,35 @@ class Collective:
     kind: str
     num_bytes: int | None
     group_size: int | None
-    """Ranks in the group, seen or not; `None` if that isn't known."""
+    """Size of the group, including ranks without a trace; `None` if unknown."""
     parts: tuple[Part, ...]
     """By rank."""
     matched: bool
-    """Whether waiting can be told from transfer: that needs two ranks, and isn't known for point-to-point."""
+    """Whether waiting and transfer can be separated: needs two ranks and no point-to-point operation."""
 
     @property
     def transfer_ns(self) -> int:
-        """The shortest stay of any rank: the last to arrive waits for nobody."""
+        """The shortest time of any rank in it: the last rank to arrive doesn't wait."""
         return min(part.local.duration for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Matched:
-    """All collectives of all ranks, in order of time, and by how many ns each rank's clock is ahead."""
+    """All collectives of all ranks, in order of time, and how many ns each rank's clock is ahead."""
 
     collectives: tuple[Collective, ...]
     offsets: Mapping[int, int]
     doubtful: int
-    """Collectives that looked like one by their order, but didn't end together."""
+    """Collectives that matched by order but didn't end together."""
 
 
 def match(ranks: Sequence[RankCollectives]) -> Matched:
     """Finds the parts of each collective in the ranks' traces.
 
-    Two parts belong together if group, step, kind and size agree and they are the n-th of that sort in their
-    step; or, where the library's own sequence number is in the trace, if group and number agree. Sizes of an
-    all-to-all may differ. What then doesn't end together on aligned clocks isn't one collective (a trace may
-    lack some, or begin in the middle of a step): such parts are matched by their ends instead.
+    Two parts match if group, step, kind and size agree and they are the n-th of that sort in their step; or,
+    if the trace has the library's sequence numbers, if group and number agree. Sizes of an all-to-all may
+    differ. Parts that then don't end together on aligned clocks aren't one collective (a trace may lack some,
+    or begin in the middle of a step): they are matched by their ends instead.
     """
     groups: dict[Key, list[Part]] = defaultdict(list)
     for rank in ranks:
@@ -105,7 +105,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
 
 
 def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
-    """As the traces say; if they don't, those that take part, but only where no rank's trace is missing."""
+    """From the traces; else the number of parts, if no rank's trace is missing."""
     said = {part.local.group_size for part in parts} - {None}
     if not said:
         return len(parts) if all_here else None
@@ -142,7 +142,7 @@ def _noise_ns(part: Part) -> int:
 
 
 def _by_ends(parts: Sequence[Part], offsets: Mapping[int, int]) -> list[list[Part]]:
-    """Parts of the same group and kind whose ends lie together; a part without company stays alone."""
+    """Parts of the same group and kind whose ends are close together; others stay single."""
     sorts: dict[Key, list[Part]] = defaultdict(list)
     for part in parts:
         size = part.local.num_bytes if part.local.kind in SAME_SIZE else None
@@ -167,8 +167,8 @@ def _joins(part: Part, cluster: Sequence[Part], offsets: Mapping[int, int]) -> b
 def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
     """Each collective with a key that is the same on all ranks and unique on each.
 
-    The n-th is counted in the order of their ends: threads may issue them in another order on another rank,
-    but all ranks leave together.
+    The n-th is counted in the order of their ends: threads may issue them in different orders on different
+    ranks, but all ranks leave together.
     """
     seen: Counter[Key] = Counter()
     for local in sorted(rank.collectives, key=lambda each: each.end):
@@ -182,11 +182,11 @@ def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
 
 
 def clock_offsets(groups: Sequence[Sequence[Part]], ranks: Sequence[int]) -> dict[int, int]:
-    """By how many ns each rank's clock is ahead of the lowest rank's: the median over common collectives.
+    """How many ns each rank's clock is ahead of the lowest rank's: the median over common collectives.
 
-    All ranks leave a synchronising collective at the same moment, within microseconds. Those whose size must
-    agree are the surer ones; others count only between ranks that share none. Ranks that share nothing with
-    the lowest, even through others, keep their clock as it is.
+    All ranks leave a synchronising collective at the same moment, within microseconds. Kinds whose size must
+    agree are more reliable; others count only between ranks that share none of those. Ranks without any link
+    to the lowest rank keep their clock unchanged.
     """
     sized, other = _differences(groups, True), _differences(groups, False)
     edges: dict[int, dict[int, int]] = defaultdict(dict)
@@ -213,7 +213,7 @@ def _differences(groups: Sequence[Sequence[Part]], same_size: bool) -> dict[tupl
 
 
 def _spread(start: int, edges: Mapping[int, Mapping[int, int]], offsets: dict[int, int]) -> None:
-    """Carries the offset of `start` to all ranks that are linked with it."""
+    """Propagates the offset of `start` to all ranks linked with it."""
     todo = [start]
     while todo:
         rank = todo.pop(0)
@@ -225,7 +225,7 @@ def _spread(start: int, edges: Mapping[int, Mapping[int, int]], offsets: dict[in
 
 @dataclass(frozen=True)
 class Straggler:
-    """How often a rank came last, and what the others waited because of it."""
+    """How often each rank arrived last, and how long the others waited for it."""
 
     rank: int
     last_arrivals: int
@@ -233,7 +233,7 @@ class Straggler:
 
 
 def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
-    """The rank that arrived last, on aligned clocks; `None` where that can't be told, as of two at once."""
+    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
     if not collective.matched:
         return None
     arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
@@ -244,7 +244,7 @@ def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
 def stragglers(
     collectives: Sequence[Collective], offsets: Mapping[int, int], ranks: Sequence[int]
 ) -> list[Straggler]:
-    """All ranks, those that cost the others most first."""
+    """All ranks, sorted by how long the others waited for them."""
     arrivals: Counter[int] = Counter()
     caused: Counter[int] = Counter()
     for each in collectives:

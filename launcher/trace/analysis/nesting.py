@@ -1,4 +1,4 @@
-"""Which range encloses which, for ranges that nest within their thread, without a loop over them."""
+"""Finds enclosing ranges, for ranges that nest within their thread, without a loop over them."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Nesting:
 
 
 def nest(spans: Spans) -> Nesting | None:
-    """How `spans` nest; `None` if there are none, or if they are too far apart to be laid on a line."""
+    """The nesting of `spans`; `None` if there are none, or they are too far apart for one line."""
     if not len(spans):
         return None
     first_ns = int(spans.start.min())
     stride_ns = int(spans.end.max()) - first_ns + 2
     if stride_ns * (int(spans.thread.max()) + 1) >= 1 << 62:
         return None
-    # In place where that is possible: here a large trace takes the most memory.
+    # In place where possible: this is where a large trace needs most memory.
     starts = spans.thread.astype(np.int64)
     starts *= stride_ns
     starts += spans.start

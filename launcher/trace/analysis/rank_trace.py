@@ -1,4 +1,4 @@
-"""One rank's figures: its own digest, with what the matched collectives add. Here ns become µs."""
+"""One rank's figures, from its digest and the matched collectives; converts ns to µs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RankView:
 
     digest: Digest
     origin_ns: int
-    """What turns the digest's times into ns on the aligned clock since the report's base."""
+    """Added to the digest's times to get ns since the report's base, on the aligned clock."""
     parts: tuple[tuple[Collective, Part], ...]
 
 
@@ -44,7 +44,7 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
     total, steps = (
         (devices[0].total, devices[0].steps)
         if devices
-        else _told(digest.total, digest.steps, view.parts, view)
+        else _in_us(digest.total, digest.steps, view.parts, view)
     )
     return RankTrace(
         rank=rank,
@@ -62,13 +62,13 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
 
 
 def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
-    """One of several devices, with its own part in collectives."""
+    """One of several devices, with its part in collectives."""
     steps = [scope.devices[place][1] for scope in view.digest.steps]
     parts = [each for each in view.parts if each[1].local.device == name]
-    return DeviceTrace(name, *_told(total, steps, parts, view))
+    return DeviceTrace(name, *_in_us(total, steps, parts, view))
 
 
-def _told(
+def _in_us(
     total: Scope, scopes: Sequence[Scope], parts: Parts, view: RankView
 ) -> tuple[Breakdown, tuple[StepBreakdown, ...]]:
     transfers = _transfers(parts)
@@ -85,7 +85,7 @@ def _told(
 
 
 def _transfers(parts: Parts) -> Intervals:
-    """When data moved: the end of each collective, for as long as the shortest stay of any rank."""
+    """When data moved: the end of each collective, for as long as the shortest time of any rank in it."""
     starts = [
         part.local.end - (each.transfer_ns if each.matched else part.local.duration) for each, part in parts
     ]

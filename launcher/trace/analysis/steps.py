@@ -1,7 +1,7 @@
-"""Training steps: which stretch of time is a step's, and which GPU work.
+"""Training steps: the time window and the GPU work of each.
 
-A step owns the GPU work that it launched, wherever that ran. Its window begins when the step before is
-through, on the CPU or the GPU whichever is later, and ends when it is through itself; so windows never
+A step owns the GPU work that it launched, whenever that ran. Its window begins when the previous step is
+done, on the CPU or the GPU, whichever is later, and ends when the step itself is done. So windows never
 overlap, however far the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the
 earlier one ends: what was launched in the overlap belongs to the earlier one.
 """
@@ -33,12 +33,12 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """For each piece of GPU work: who launched it, and when."""
+    """The launch of each piece of GPU work."""
 
     launch: Int64
     """Position in `trace.launches`; −1 for work launched before the capture."""
     start: Int64
-    """When the launching call began; the start of the work itself where that isn't known."""
+    """When the launching call began; the start of the work itself if unknown."""
     step: NDArray[np.int32]
     """Position of the step that launched it; −1: none."""
 
@@ -55,12 +55,12 @@ class HostStep:
 
     @property
     def is_swallowed(self) -> bool:
-        """Whether nothing is left of it: it lay wholly inside the steps before."""
+        """Whether it is empty: it was entirely inside earlier steps."""
         return self.overlaps and self.start_ns == self.end_ns
 
 
 def host_steps(trace: Trace) -> list[HostStep]:
-    """The ProfilerStep ranges, in order of time; none begins before those before it have ended."""
+    """The ProfilerStep ranges, in order of time; each begins after all earlier ones have ended."""
     steps = [
         HostStep(int(each.name.rpartition("#")[2]), each.start, each.end)
         for each in trace.of_kind(HostKind.STEP)
@@ -79,7 +79,7 @@ def _apart(steps: list[HostStep]) -> list[HostStep]:
 
 
 def launched(trace: Trace, steps: list[HostStep]) -> Launched:
-    """Joins GPU work with its launch by correlation, and with the step in which that lay."""
+    """Joins GPU work with its launch by correlation, and with the step that contains the launch."""
     calls, gpu = trace.launches, trace.gpu
     order = np.argsort(calls.correlation, kind="stable")
     keys = calls.correlation[order]

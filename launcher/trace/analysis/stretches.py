@@ -1,6 +1,6 @@
-"""Long traces in stretches that no range crosses: what is worked out for each adds up to that of the whole.
+"""Divides long traces into stretches that no range crosses, so that their results add up.
 
-Sorting and nesting take several times the memory of the columns that they work on; so they work on parts.
+Sorting and nesting take several times the memory of their columns, so they work on parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import Timed
 
 SIZE = 1 << 17
-"""About as many ranges of a column lie in a stretch; more where they leave no moment free to cut at."""
+"""Approximate number of ranges in a stretch; more if there is no free moment to cut at."""
 _EVER = np.iinfo(np.int64)
 
 
@@ -28,12 +28,12 @@ class Stretch:
     end_ns: int
 
     def holds(self, times_ns: Int64) -> NDArray[np.bool_]:
-        """Which of these moments lie in it."""
+        """Which of these times are inside."""
         return (times_ns >= self.begin_ns) & (times_ns < self.end_ns)
 
 
 def stretches(*columns: Timed) -> Iterator[Stretch]:
-    """Stretches from the beginning to the end of time; every range lies in the one in which it starts.
+    """Stretches from the beginning to the end of time; every range is inside one of them.
 
     A cut is a moment in which a range of any column starts while none is open.
     """

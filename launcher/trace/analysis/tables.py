@@ -1,4 +1,4 @@
-"""Which kernels, operators and modules took the time."""
+"""Time by kernel, operator and module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Spans, Trace
 
 MAX_NAMES = 500
-"""Names beyond it, by time, aren't kept; real traces have 50 to 300."""
+"""Only the names with most time are kept; real traces have 50 to 300."""
 Mask = NDArray[np.bool_]
 
 
@@ -29,9 +29,9 @@ class NameTime:
     """For GPU work compute, comm or memcpy; op, module."""
     count: int
     device_ns: int
-    """Of GPU work with this name, or launched from within it but from nothing further inside."""
+    """Of GPU work with this name, or launched directly from it."""
     host_ns: int
-    """On the CPU, without operators further inside."""
+    """On the CPU, without nested operators."""
     comm_ns: int = 0
     """Communication, of `device_ns`."""
     memcpy_ns: int = 0
@@ -61,8 +61,8 @@ def op_times(
 ) -> tuple[list[NameTime], list[NameTime]]:
     """Times by operator and by `nn.Module`, longest first.
 
-    Calls that issue collectives count with the GPU work that they launch; their time on the CPU is no
-    computing, and no operator's.
+    Calls that issue collectives count with the GPU work that they launch; their CPU time is not compute and
+    counts for no operator.
     """
     calls = _calls(trace, work, chosen_gpu)
     ops, modules = _Totals(trace.op_names, "op"), _Totals(trace.module_names, "module")
@@ -134,7 +134,7 @@ class _Totals:
             self.device_ns += sums.reshape(self.device_ns.shape)
 
     def rows(self) -> list[NameTime]:
-        """All that was added, longest first."""
+        """Everything that was added, longest first."""
         device_ns, copies = self.device_ns, [GpuKind.MEMCPY, GpuKind.MEMSET]
         columns = (
             self.counts,
@@ -148,7 +148,7 @@ class _Totals:
 
 
 def _add_modules(modules: _Totals, spans: Spans, calls: _Calls, host: tuple[Spans, Int64]) -> None:
-    """Adds modules; their time on the CPU is that of the operators inside, which come with theirs."""
+    """Adds modules; their time on the CPU is that of the operators inside, which are counted separately."""
     ops, own = host
     nesting = nest(spans)
     if nesting is None:
@@ -188,7 +188,7 @@ def _add(one: NameTime, other: NameTime) -> NameTime:
 
 
 def compute_ops(trace: Trace) -> Mask:
-    """Operators that compute: no communication calls, and none on the threads that carry out collectives."""
+    """Operators that compute: no communication calls, and none on threads that run collectives."""
     kinds = trace.op_kinds[trace.ops.name] if len(trace.ops) else np.empty(0, dtype=np.int8)
     comm_threads = sorted({each.thread for each in trace.of_kind(HostKind.COMM)})
     return np.asarray((kinds == HostKind.OP) & ~np.isin(trace.ops.thread, comm_threads), dtype=np.bool_)

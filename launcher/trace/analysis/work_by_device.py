@@ -1,9 +1,8 @@
-"""Several GPUs in one process, as `DataParallel` has them: which work is whose.
+"""Assigns work to devices where one process uses several GPUs, as `DataParallel` does.
 
-Moments in which one of them works while another one doesn't are busy for the one and idle for the other, so
-nothing is worked out over both: each device has a breakdown of its own, over the same windows. The rank's own
-figures are those of its busiest device. A device that hardly works (a rank that has touched GPU 0 besides its
-own does, once) is no device of the rank.
+A moment can be busy for one device and idle for another, so each device gets its own breakdown over the same
+windows. The rank's figures are those of its busiest device. A device with hardly any work (as when a rank has
+touched GPU 0 once in addition to its own) isn't counted as the rank's.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import Trace
 
 SEVERAL = "GPU work of several devices"
-"""What a note on them begins with."""
+"""The beginning of a note about them."""
 STRAY_BELOW = 0.01
-"""Share of the busiest device's work below which another one's doesn't count."""
+"""Devices with less than this share of the busiest device's work don't count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class Devices:
     owner: NDArray[np.int64]
     """Number of the device of each piece of GPU work."""
     strays: tuple[str, ...]
-    """Names of those that hardly work."""
+    """Names of those with hardly any work."""
 
     @staticmethod
     def of(trace: Trace) -> Devices:
@@ -49,18 +48,18 @@ class Devices:
         return Devices(tuple(names[i] for i in working), tuple(working), owner, strays)
 
     def share(self, chosen: Int64, number: int) -> Int64:
-        """Of the work at these positions, what this device did."""
+        """The work of this device among these positions."""
         mine: Int64 = chosen[self.owner[chosen] == number]
         return mine
 
     def notes(self) -> list[str]:
-        """What a reader must know."""
+        """Notes for the reader."""
         found = []
         if len(self.names) > 1:
             listed = ", ".join(sorted(self.names))
             found.append(
-                f"{SEVERAL} ({listed}), each told by itself; "
-                f"where one figure stands for the rank, it is that of the busiest, device {self.names[0]}"
+                f"{SEVERAL} ({listed}), each reported separately; "
+                f"the rank's own figures are those of the busiest, device {self.names[0]}"
             )
         if self.strays:
             listed = ", ".join(sorted(self.strays))

@@ -1,1 +1,1 @@
-"""Reading: a Kineto trace file of any writer becomes columns."""
+"""Reads a Kineto trace file of any writer into columns."""

@@ -1,4 +1,4 @@
-"""What an event is, by its category and name. To teach gpurun a new library, add a row here.
+"""Classifies events by category and name. To support a new library, add a row here.
 
 Categories changed their spelling between torch versions (`Kernel`, `kernel`); names of communication kernels
 changed with NCCL 2.19 (`ncclKernel_*`, `ncclDevKernel_*`), and several libraries never say "nccl".
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class GpuKind(IntEnum):
-    """The classes of GPU work, in the order in which a moment that two of them share is counted."""
+    """The classes of GPU work. A moment with several counts for the first of them."""
 
     COMPUTE = 0
     COMM = 1
@@ -21,18 +21,18 @@ class HostKind(IntEnum):
     """The classes of ranges on the CPU."""
 
     ANNOTATION = 0
-    """A range that a program has named; it encloses work, it is none."""
+    """A range named by the program; it encloses work but isn't work."""
     OTHER = 1
-    """The like in old traces, which list it as an operator."""
+    """The same in old traces, which list it as an operator."""
     OP = 2
     """An operator: what the CPU computes."""
     STEP = 3
     DATA = 4
     """The training loop waits for its next batch."""
     COMM = 5
-    """A collective on the CPU, from when its thread takes it up until it is through (`gloo:*`)."""
+    """A collective on the CPU, from when its thread starts it until it is done (`gloo:*`)."""
     COMM_CALL = 6
-    """The call that issues a collective: not compute, and over before the collective is (`c10d::*`)."""
+    """The call that issues a collective: not compute, and finished before the collective (`c10d::*`)."""
 
 
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
@@ -83,12 +83,12 @@ COLLECTIVES = (
     ("recv", re.compile(r"recv", re.IGNORECASE)),
     ("reduce", re.compile(r"reduce", re.IGNORECASE)),
 )
-"""Kind of a collective by its name; the first that fits. NCCL runs an all-to-all as `SendRecv` kernels."""
+"""Kind of a collective by its name; the first match counts. NCCL runs an all-to-all as `SendRecv` kernels."""
 
 SYNCHRONISING = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"}
 )
-"""Kinds that no rank leaves before every rank has come: their ends tell the difference of clocks."""
+"""Kinds that no rank leaves before all have arrived: their ends show the clock offset."""
 POINT_TO_POINT = frozenset({"send", "recv"})
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier"})
 """Kinds that carry equal bytes on all ranks; an all-to-all may differ."""
@@ -100,7 +100,7 @@ _HOST_NAMES = (
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),
 )
 _ANNOTATIONS = re.compile(r"DistributedDataParallel\.forward|Optimizer\.|DataParallel\.forward|##")
-"""Old traces give annotations the category of operators; they enclose work, they are none."""
+"""Old traces give annotations the category of operators; they enclose work but aren't work."""
 
 
 def gpu_kind(category: str, name: str) -> GpuKind:

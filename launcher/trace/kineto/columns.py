@@ -17,7 +17,7 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """Things that took time, in the order of the file: one entry of every array each."""
+    """Timed events in file order: one entry per event in every array."""
 
     start: Int64
     duration: Int64
@@ -31,26 +31,26 @@ class Timed:
 
     @cached_property
     def covered(self) -> Intervals:
-        """The moments in which any of them was under way."""
+        """The moments in which any of them was running."""
         return union(self.start, self.end)
 
 
 @dataclass(frozen=True, eq=False)
 class Spans(Timed):
-    """Such things with a name and a place."""
+    """Timed events with a name and a thread or stream."""
 
     name: Int32
     """Index into the table of names that the owner of this column keeps."""
     thread: Int32
 
     def where(self, chosen: NDArray[np.bool_]) -> Spans:
-        """Those that are chosen."""
+        """The chosen events."""
         return Spans(self.start[chosen], self.duration[chosen], self.name[chosen], self.thread[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class GpuWork(Spans):
-    """Kernels, copies and memsets. `thread` tells streams apart."""
+    """Kernels, copies and memsets. `thread` is the number of the stream."""
 
     kind: NDArray[np.int8]
     """`GpuKind`."""
@@ -75,7 +75,7 @@ class HostRange:
     end: int
     thread: int
     tensors: tuple[int, ...]
-    """Bytes of each tensor (or list of them) that it was given, where the trace has their shapes."""
+    """Bytes of each tensor (or list of tensors) argument, if the trace has their shapes."""
 
     @property
     def num_bytes(self) -> int | None:
@@ -85,7 +85,7 @@ class HostRange:
 
 @dataclass(frozen=True)
 class CommFacts:
-    """What the arguments of a communication kernel say; `None` what they don't."""
+    """The arguments of a communication kernel; `None` for missing ones."""
 
     kind: str
     num_bytes: int | None
@@ -100,7 +100,7 @@ class Trace:
 
     base_ns: int
     zero_ns: int
-    """Unix time at which the file's own `ts` is 0."""
+    """Unix time of the file's `ts` 0."""
     header: dict[str, Any]
     gpu: GpuWork
     gpu_names: tuple[str, ...]
@@ -116,14 +116,14 @@ class Trace:
     module_names: tuple[str, ...]
     ranges: tuple[HostRange, ...]
     skipped: str | None
-    """What was left out of the file, as a sentence."""
+    """A sentence about events that were left out."""
     annotations: Spans
-    """Ranges that somebody has named: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
+    """Named ranges: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
     annotation_names: tuple[str, ...]
     threads: tuple[tuple[str, str], ...]
-    """Process and thread, as the file spells them, by the numbers in `thread` of what ran on the CPU."""
+    """Process and thread as spelled in the file, by the numbers in `thread` of CPU events."""
     streams: tuple[tuple[str, str], ...]
-    """Device and stream, by the numbers in `gpu.thread`; the process stands for a device that isn't named."""
+    """Device and stream, by the numbers in `gpu.thread`; the process id replaces a missing device."""
     named_devices: frozenset[str]
     """Devices that GPU work names as its own."""
 

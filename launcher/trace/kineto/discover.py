@@ -1,4 +1,4 @@
-"""Which files to read, and which rank each one is."""
+"""Finds the files to read and the rank of each."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ OWN_FILES = frozenset(
         "trace.json",
     }
 )
-"""JSON files of a run directory; they are no traces, and nobody needs to be told."""
+"""JSON files of a run directory that aren't traces; skipped without a note."""
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Files to read, in order, and what was passed over."""
+    """Files to read, in order, and notes on skipped ones."""
 
     files: tuple[Path, ...]
     warnings: tuple[str, ...]
 
 
 def find_traces(paths: Sequence[Path]) -> Found:
-    """The files named by `paths`; in folders, and folders inside, all `*.json` and `*.json.gz`.
+    """The files in `paths`; directories are searched recursively for `*.json` and `*.json.gz`.
 
-    Symbolic links that lead out of a folder aren't followed; a merged trace of ours that lies in one is
-    passed over, since its ranks would count twice.
+    Symbolic links that lead out of a directory aren't followed. Traces merged by gpurun are skipped, since
+    their ranks would count twice.
 
     Raises:
         TraceError: a path doesn't exist, or no file is found at all.
@@ -54,7 +54,7 @@ def find_traces(paths: Sequence[Path]) -> Found:
         elif path.exists():
             files.append(path)
         else:
-            raise TraceError(f"{path}: no such file or folder")
+            raise TraceError(f"{path}: no such file or directory")
     unique = {file.resolve(): file for file in reversed(files)}
     if not unique:
         named = ", ".join(map(str, paths)) or "nothing"
@@ -62,9 +62,9 @@ def find_traces(paths: Sequence[Path]) -> Found:
     return Found(tuple(file for file in files if unique.get(file.resolve()) is file), tuple(warnings))
 
 
-def _look_into(folder: Path, files: list[Path], warnings: list[str]) -> None:
-    root = folder.resolve()
-    for path in sorted(folder.rglob("*")):
+def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
+    root = directory.resolve()
+    for path in sorted(directory.rglob("*")):
         if not path.name.endswith(SUFFIXES) or path.name in OWN_FILES or path.name.startswith("."):
             continue
         try:
@@ -72,7 +72,7 @@ def _look_into(folder: Path, files: list[Path], warnings: list[str]) -> None:
         except (OSError, RuntimeError):
             inside = False
         if not inside:
-            warnings.append(f"{path}: a symbolic link out of the folder, not followed")
+            warnings.append(f"{path}: symbolic link out of the directory, not followed")
         elif path.is_file() and is_merged(path):
             warnings.append(f"{path}: all ranks merged into one trace by gpurun, left out")
         elif path.is_file():
@@ -81,16 +81,16 @@ def _look_into(folder: Path, files: list[Path], warnings: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Digests with their ranks, by rank, and what had to be assumed."""
+    """Digests with their ranks, sorted by rank, and notes on what was assumed."""
 
     digests: tuple[tuple[int, Digest], ...]
     warnings: tuple[str, ...]
 
 
 def assign_ranks(digests: Sequence[Digest]) -> Ranked:
-    """Each trace's rank: as the trace says, else as its file name says, else the next free number.
+    """Each trace's rank: from the trace, else from its file name, else the next free number.
 
-    Of several traces of one rank, the one that was recorded last is taken.
+    If several traces have one rank, the latest is used.
     """
     warnings: list[str] = []
     taken: dict[int, Digest] = {}

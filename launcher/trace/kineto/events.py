@@ -11,11 +11,11 @@ import numpy as np
 from gpurun.launcher.trace.intervals import Int64
 
 EXACT_BELOW_US = float(1 << 43)
-"""Below it a double is less than half a nanosecond from the decimal text; rounding gives that text back."""
+"""Below it a double is within half a nanosecond of the decimal text; rounding restores that text."""
 MAX_NS = (1 << 62) - 1
 
 MAX_DIGITS = 18
-"""A number of more doesn't fit into 64 bits for sure."""
+"""Longer numbers can't fit into 64 bits."""
 
 Text = str | int | None
 Number = int | str | None
@@ -32,7 +32,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     "group_size": "Group size",
     "sequence": "Seq",
 }):  # fmt: skip
-    """The arguments that the analysis reads; all others are skipped, not built."""
+    """The arguments that the analysis reads; others are skipped."""
 
     correlation: Number = None
     stream: Text = None
@@ -52,14 +52,14 @@ NO_ARGUMENTS = Arguments()
 
 
 def whole(number: Number) -> int | None:
-    """The number, also from its digits; `None` for other text."""
+    """The number, also if given as text; `None` for other text."""
     if not isinstance(number, str):
         return number
     return int(number) if len(number) <= MAX_DIGITS and number.isascii() and number.isdigit() else None
 
 
 class Event(msgspec.Struct, gc=False, frozen=True):
-    """A trace event; times in µs, as they stand in the file."""
+    """A trace event; times in µs, as in the file."""
 
     ph: str
     name: str | None = None
@@ -68,12 +68,12 @@ class Event(msgspec.Struct, gc=False, frozen=True):
     tid: Text = None
     ts: int | float | None = None
     dur: int | float | None = 0
-    """`None` where the file has no number for it: `NaN`, `Infinity`, `null`."""
+    """`None` if the file has no number: `NaN`, `Infinity`, `null`."""
     args: Arguments | None = None
 
 
 class TimeText(msgspec.Struct, gc=False, frozen=True):
-    """The same event's times, as text: for decimals that no double can hold."""
+    """The same event's times as text: for decimals that a double can't represent."""
 
     ts: msgspec.Raw = msgspec.Raw()
     dur: msgspec.Raw = msgspec.Raw()
@@ -83,7 +83,7 @@ _TIME_TEXTS = msgspec.json.Decoder(list[TimeText])
 
 
 def needs_text(times_us: Sequence[int | float]) -> bool:
-    """Whether a double has lost nanoseconds that the text may have: large absolute times with a fraction."""
+    """Whether a double may have lost nanoseconds: large absolute times with a fraction."""
     if not times_us or max(max(times_us), -min(times_us)) < EXACT_BELOW_US:
         return False
     return any(type(time) is float and abs(time) >= EXACT_BELOW_US for time in times_us)
@@ -105,7 +105,7 @@ def _text_ns(raw: msgspec.Raw) -> int | None:
 
 
 def to_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
-    """Integer ns since `base_us`; exact, if none of the times `needs_text`.
+    """Integer ns since `base_us`; exact unless a time `needs_text`.
 
     Floats are split before they are scaled: 1e15 µs times 1000 would be rounded to 128 ns.
     """
@@ -126,7 +126,7 @@ def _whole_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
 
 
 def bounded(values: Sequence[int]) -> Int64:
-    """The values as an array; what no column can hold becomes the largest that it can."""
+    """The values as an array; values too large for a column become its largest."""
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:

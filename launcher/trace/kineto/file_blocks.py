@@ -1,8 +1,8 @@
 """The events of a trace file, a block at a time, and the keys around them.
 
-A block is cut where an event seems to end (`}`, a comma, `{`). Whether it did is proved by decoding: a cut
-inside a string or inside an event's arguments leaves something open, and open JSON never decodes. Only then,
-and for the end of the array, are the brackets counted.
+A block is cut where an event seems to end (`}`, a comma, `{`). Decoding proves whether it did: a cut inside a
+string or an event's arguments leaves brackets open, and such JSON never decodes. Brackets are only counted in
+that case, and for the end of the array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Event = TypeVar("Event")
 
 BLOCK_BYTES = 2 << 20
 MAX_PART_BYTES = 64 << 20
-"""No single event and nothing before or after the events is larger in a trace."""
+"""No event, header or footer of a trace is larger."""
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _SPACE = b" \t\r\n"
@@ -32,7 +32,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 @dataclass
 class Skipped:
-    """Events that are valid JSON but no event: a string for a time, no name."""
+    """Entries that are valid JSON but not events: a string for a time, or no name."""
 
     count: int = 0
     first_byte: int = 0
@@ -46,7 +46,7 @@ class Skipped:
 
 @dataclass
 class TraceFile(Generic[Event]):
-    """Iterates over the blocks of `source`; when that is done, `header` holds all other keys of the file."""
+    """Iterates over the blocks of `source`; afterwards, `header` holds all other keys of the file."""
 
     source: Source
     event_type: type[Event]
@@ -64,7 +64,7 @@ class TraceFile(Generic[Event]):
         """Decoded events with the JSON array that they were decoded from.
 
         Raises:
-            TraceError: the file is no trace, is cut off, or is damaged; with the byte.
+            TraceError: the file is not a trace, is truncated, or is damaged; with the byte.
         """
         head = self._read_head()
         while True:
@@ -84,11 +84,11 @@ class TraceFile(Generic[Event]):
                 self._grow()
         self._drop(scan.close - (int(scan.ends[-1]) if len(scan.ends) else 0), b",")
         if self._buffer[:1] != b"]":
-            raise self._damaged(0, "a bracket closes here that nothing has opened")
+            raise self._damaged(0, "unexpected closing bracket")
         self._read_header(head)
 
     def _fill(self, num_bytes: int) -> bool:
-        """Whether the buffer holds `num_bytes`; if not, the file is at its end."""
+        """Whether the buffer holds `num_bytes`; if not, the file has ended."""
         while len(self._buffer) < num_bytes:
             data = self.source.read(num_bytes - len(self._buffer))
             if not data:
@@ -126,7 +126,7 @@ class TraceFile(Generic[Event]):
         return TraceError(f"{path}: no traceEvents up to byte {size}: not a Kineto trace, or cut off")
 
     def _guess(self) -> tuple[list[Event], bytes] | None:
-        """The block up to the last seeming end of an event, if that is one."""
+        """The block up to the last apparent end of an event, if it is one."""
         tail = max(len(self._buffer) - (1 << 16), 0)
         ends = [match.start() + 1 for match in _BETWEEN.finditer(self._buffer, tail)]
         if not ends:
@@ -157,7 +157,7 @@ class TraceFile(Generic[Event]):
             return b"".join((b"[", view[:end], b"]"))
 
     def _pass_comma(self) -> None:
-        """Goes on to the next event, behind the comma; that may come only with this block."""
+        """Goes to the next event, after the comma, which may be the first byte of this block."""
         rest = self._buffer.lstrip(_SPACE)
         if not self._after_event or not rest:
             return
@@ -165,10 +165,10 @@ class TraceFile(Generic[Event]):
             self._drop(len(self._buffer) - len(rest) + 1)
             self._after_event = False
         elif rest[:1] != b"]":
-            raise self._damaged(0, "something else than a comma between two events")
+            raise self._damaged(0, "expected a comma between two events")
 
     def _one_by_one(self, scan: Scan) -> tuple[list[Event], bytes]:
-        """The events of a block that doesn't decode as a whole, without those that are none."""
+        """The valid events of a block that doesn't decode as a whole."""
         self._refuse_between(scan)
         events, texts = [], []
         for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
@@ -184,20 +184,20 @@ class TraceFile(Generic[Event]):
         return events, b"[" + b",".join(texts) + b"]"
 
     def _refuse_between(self, scan: Scan) -> None:
-        """Between two events stands one comma, or the file is damaged there."""
+        """Exactly one comma separates two events; otherwise the file is damaged there."""
         previous = 0
         for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
             between = bytes(self._buffer[previous:start].strip(_SPACE))
             if between != (b"," if previous else b""):
                 self._refuse_damage(b"[", self._buffer[:previous])
-                raise self._damaged(previous, "something else than a comma between two events")
+                raise self._damaged(previous, "expected a comma between two events")
             previous = end
 
     def _damaged(self, position: int, reason: str) -> TraceError:
         return TraceError(f"{self.source.path}: damaged at byte {self._offset + position}: {reason}")
 
     def _grow(self) -> None:
-        """Reads on, since the buffer holds no complete event."""
+        """Reads more, since the buffer holds no complete event."""
         if len(self._buffer) >= MAX_PART_BYTES:
             self._refuse_damage(b"[")
             raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
@@ -211,11 +211,11 @@ class TraceFile(Generic[Event]):
             )
 
     def _refuse_damage(self, opening: bytes, text: bytes | bytearray | None = None) -> None:
-        """An event or a header without an end is more often damaged inside than cut off.
+        """An event or a header without an end is more often damaged than truncated.
 
         Args:
-            opening: what has to stand before the text to make it JSON.
-            text: the beginning of the buffer; all of it if that isn't given.
+            opening: a prefix that makes the text JSON.
+            text: the beginning of the buffer; by default all of it.
         """
         damage = find_damage(opening + (self._buffer if text is None else text))
         if damage is not None:
@@ -223,7 +223,7 @@ class TraceFile(Generic[Event]):
 
     def _drop(self, count: int, allowed: bytes | None = None) -> None:
         if allowed is not None and self._buffer[:count].strip(_SPACE):
-            raise self._damaged(0, "something else than an event at the end of the list")
+            raise self._damaged(0, "the last entry of the list is not an event")
         del self._buffer[:count]
         self._offset += count
 

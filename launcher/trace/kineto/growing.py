@@ -13,7 +13,7 @@ from gpurun.launcher.trace.kineto.events import Text
 
 
 class Numbering(dict[Any, int]):
-    """Numbers what it is asked for: 0, 1, 2, … in the order of first sight."""
+    """Numbers keys 0, 1, 2, … in order of first use."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -55,7 +55,7 @@ class Names(dict[tuple[str, str], int]):
 
 
 class Columns:
-    """Columns that grow block by block, in place: to join parts at the end would take the memory twice."""
+    """Columns that grow in place: concatenating parts at the end would double the memory."""
 
     def __init__(self) -> None:
         self.columns: dict[str, array[int]] = {}
@@ -67,5 +67,5 @@ class Columns:
             self.columns[name].frombytes(np.ascontiguousarray(values).data.cast("B"))
 
     def done(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """All of a column."""
+        """A whole column."""
         return np.frombuffer(self.columns[name], dtype=dtype) if name in self.columns else np.empty(0, dtype)

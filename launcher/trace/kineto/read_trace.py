@@ -47,15 +47,15 @@ from gpurun.launcher.trace.kineto.trace_file import open_source
 from gpurun.launcher.units import plural
 
 MAX_US = 1 << 63
-"""No column holds times beyond it."""
+"""Columns hold no later times."""
 MAX_BYTES = 1 << 53
-"""No collective moves more; what claims to is damaged."""
+"""No collective moves more; larger sizes are damage."""
 
 Times = dict[int, tuple[int | None, int | None]]
 
 
 class Role(IntEnum):
-    """Which columns an event goes to."""
+    """The columns that an event goes to."""
 
     NONE = 0
     GPU = 1
@@ -65,7 +65,7 @@ class Role(IntEnum):
 
 
 class Roles(dict[str | None, Role]):
-    """The role of each category; none for those that the analysis doesn't know."""
+    """The role of each category; unknown categories have none."""
 
     def __missing__(self, category: str | None) -> Role:
         return Role.NONE
@@ -78,7 +78,7 @@ _ROLES = Roles(
     | dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON)
 )
 _ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
-"""Translation tables that leave 1 where a role stands."""
+"""Translation tables that map a role to 1 and the others to 0."""
 _CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
 _TEXT = attrgetter("name")
@@ -114,8 +114,8 @@ class Reader:
     timeless: int = 0
 
     def add(self, events: Sequence[Event], block: bytes) -> None:
-        """Takes what the analysis needs from a block of events."""
-        # Of a large trace all time goes into the lines that see every event.
+        """Adds what the analysis needs from a block of events."""
+        # For a large trace, all time is spent in the lines that run for every event.
         spans = self._with_times([event for event in events if event.ph == "X" and event.name is not None])
         if not spans:
             return
@@ -141,7 +141,7 @@ class Reader:
         return {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
 
     def _timed(self, events: list[Event], texts: Times | None) -> tuple[list[Event], Int64, Int64]:
-        """Events with start and duration in ns, without those that end before they start or out of range."""
+        """Events with start and duration in ns, except those of negative length or out of range."""
         base_us = self.base_us or 0
         if texts is None:
             start = to_ns([event.ts or 0 for event in events], base_us)
@@ -225,7 +225,7 @@ class Reader:
         return _numbers(self.threads, map(_PLACE, events), len(events))
 
     def done(self, header: dict[str, Any], skipped: Skipped) -> Trace:
-        """All that was added."""
+        """Everything that was added."""
         zero = header.get("baseTimeNanoseconds")
         zero_ns = zero if isinstance(zero, int) else 0
         return Trace(
@@ -265,7 +265,7 @@ class Reader:
                 f"({skipped.reason})"
             )
         if self.timeless:
-            parts.append(f"{plural(self.timeless, 'event')} whose time is no number")
+            parts.append(f"{plural(self.timeless, 'event')} whose time is not a number")
         if self.negative:
             parts.append(f"{plural(self.negative, 'event')} of negative length or with times out of range")
         return " and ".join(parts) + " left out" if parts else None
@@ -275,11 +275,11 @@ def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Tra
     """The trace in `path`, plain or gzip.
 
     Args:
-        path: where it lies.
-        progress: is told the position in the file, in bytes, after every block.
+        path: the file.
+        progress: called with the position in the file, in bytes, after every block.
 
     Raises:
-        TraceError: it can't be read, is none, or is damaged; with the byte.
+        TraceError: it can't be read, is not a trace, or is damaged; with the byte.
     """
     reader = Reader()
     with open_source(path) as source:
@@ -297,7 +297,7 @@ def _of(role: Role, events: list[Event], roles: bytes) -> list[Event]:
 
 
 def _numbers(table: dict[Any, int], keys: Iterable[Hashable], count: int) -> NDArray[np.int32]:
-    """The number of each key; `table` gives new ones to those that it doesn't know."""
+    """The number of each key; unknown keys get new numbers from `table`."""
     return np.fromiter(map(table.__getitem__, keys), dtype=np.int32, count=count)
 
 

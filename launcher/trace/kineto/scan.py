@@ -24,7 +24,7 @@ _ESCAPE = re.compile(
 """An escape in a string; the group holds half of a surrogate pair without the other half."""
 _PLACE = re.compile(r"^(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
 _SKIPPED = msgspec.json.Decoder(msgspec.Raw)
-"""Checks the text without building anything of it."""
+"""Validates the text without building objects."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def scan_events(text: bytes | bytearray) -> Scan:
 
 
 def _quotes(codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Int64:
-    """Positions of quotes that open or close a string: those behind an odd number of backslashes don't."""
+    """Positions of quotes that open or close a string: not those after an odd number of backslashes."""
     quotes = np.flatnonzero(codes == ord('"'))
     slashes = np.flatnonzero(codes == ord("\\"))
     if not len(slashes):
@@ -86,7 +86,7 @@ def find_events(head: bytes | bytearray) -> int | None:
 
 
 def cleaned(text: bytes) -> bytes:
-    """`text` as JSON has it.
+    """`text` as valid JSON.
 
     Kineto has written `nan` and `inf`, raw control characters, broken UTF-8 and halves of surrogate pairs.
     """
@@ -96,7 +96,7 @@ def cleaned(text: bytes) -> bytes:
 
 
 def find_damage(text: bytes) -> tuple[int, str] | None:
-    """Byte and kind of the first damage that `cleaned` doesn't mend; `None` if `text` only ends too early."""
+    """Byte and kind of the first damage that `cleaned` doesn't repair; `None` if `text` is only truncated."""
     even = _NOT_A_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
     try:
         _SKIPPED.decode(_whole_pairs(even.translate(_CONTROL_TO_SPACE)))
@@ -107,7 +107,7 @@ def find_damage(text: bytes) -> tuple[int, str] | None:
 
 
 def _whole_pairs(text: bytes) -> bytes:
-    """Replaces half pairs, with as many bytes, by what stands for an unknown character."""
+    """Replaces half surrogate pairs by the replacement character, in as many bytes."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return text
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, unpacked, never more than a block of them at a time."""
+"""The uncompressed bytes of a trace file, one block at a time."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from gpurun.launcher.errors import TraceError
 GZIP_MAGIC = b"\x1f\x8b"
 UNPACKED_FREE_BYTES = 256 << 20
 UNPACKED_RATIO = 200
-"""Kineto traces pack to a 15th to a 40th of their size; gzip's limit, 1032, is that of a bomb."""
+"""Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
 
 
 @dataclass
 class Source:
-    """A file, plain or gzip by its first bytes, read from front to end."""
+    """A file, plain or gzip judged by its first bytes, read sequentially."""
 
     path: Path
     file: BinaryIO
     packed_bytes: int | None
-    """Size on disk if the file is packed."""
+    """Size on disk if the file is compressed."""
     position: int = 0
-    """Unpacked bytes that were read so far."""
+    """Uncompressed bytes read so far."""
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes` more bytes, none only at the end.
+        """Up to `num_bytes` more bytes; none only at the end.
 
         Raises:
-            TraceError: the disk or the gzip stream fails, or more comes out of it than a trace could hold.
+            TraceError: the disk or the gzip stream fails, or it expands to more than a trace can hold.
         """
         try:
-            # In pieces, where it is packed: what comes before the damage says where that is.
+            # In pieces if compressed: the bytes before the damage show where it is.
             data = self.file.read(num_bytes) if self.packed_bytes is None else self._read_some(num_bytes)
         except (OSError, EOFError, zlib.error) as error:
             raise TraceError(
@@ -51,7 +51,7 @@ class Source:
         return cast(gzip.GzipFile, self.file).read1(num_bytes)
 
     def file_position(self) -> int:
-        """Bytes of the file itself, packed or not, that were read so far."""
+        """Bytes of the file itself, compressed or not, read so far."""
         return os.lseek(self.file.fileno(), 0, os.SEEK_CUR)
 
     def _refuse_bomb(self) -> None:

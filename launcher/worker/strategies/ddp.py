@@ -32,7 +32,13 @@ class Ddp:
     """One rank's replica; the process group must be there already."""
 
     def __init__(
-        self, model: nn.Module, device: torch.device, rank: int, find_unused: bool, skippable: bool = False
+        self,
+        model: nn.Module,
+        device: torch.device,
+        rank: int,
+        find_unused: bool,
+        skippable: bool = False,
+        bucket_mb: int = 25,
     ) -> None:
         """Broadcasts rank 0's weights.
 
@@ -42,11 +48,13 @@ class Ddp:
             rank: position of the device in the split.
             find_unused: some parameters get no gradient; finding out which costs a walk through the graph.
             skippable: a split may leave a rank without samples.
+            bucket_mb: MiB of gradients that are averaged in one all-reduce.
         """
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
         self.model = DistributedDataParallel(
             Skippable(model) if skippable else model,
             device_ids=None if accelerator_of(device.type).is_host else [device],
+            bucket_cap_mb=bucket_mb,
             gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
             find_unused_parameters=find_unused,
         )

@@ -1,1 +1,1 @@
-"""Building the index of a variant's traces, in a process of its own."""
+"""Builds the index of a variant's traces in a separate process."""

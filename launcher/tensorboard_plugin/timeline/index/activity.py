@@ -1,4 +1,4 @@
-"""What a rank's device did, as sets of moments: what sums over a window and the overview are made of."""
+"""A rank's device activity as sets of moments, for sums over a window and the overview."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Activities:
 
 
 def activities(trace: Trace) -> Activities:
-    """Of the GPU where there is GPU work, else of the CPU, whose operators are the compute then."""
+    """Activity of the GPU if there is GPU work, else of the CPU, where operators count as compute."""
     data = trace.union_of(HostKind.DATA)
     if len(trace.gpu):
         return Activities(

@@ -33,12 +33,12 @@ MAX_WORKERS = 4
 
 Span = tuple[int, int]
 Report = Callable[[int, int], None]
-"""Is told the number of a file, and how many of its bytes have been read."""
+"""Called with the number of a file and how many of its bytes have been read."""
 
 
 @dataclass(frozen=True)
 class DraftFile:
-    """What a worker found in one trace; its entries are in a file, since they are large."""
+    """A worker's result for one trace; its entries are in a file, since they are large."""
 
     digest: Digest
     path: Path
@@ -51,21 +51,21 @@ class DraftFile:
         return zero_ns + self.first_ns, zero_ns + self.last_ns
 
 
-def build(files: Sequence[Path], folder: Path, report: Report) -> None:
-    """Writes the index of `files`, one per rank, into `folder`, which is empty.
+def build(files: Sequence[Path], directory: Path, report: Report) -> None:
+    """Writes the index of `files`, one per rank, into `directory`, which is empty.
 
     Raises:
         BrokenTraces: none of them can be read.
         OSError: the disk is full.
     """
-    found = _read_all(files, folder, report)
+    found = _read_all(files, directory, report)
     problems = tuple(each for each in found if isinstance(each, Problem))
     drafts = {each.digest.path: each for each in found if isinstance(each, DraftFile)}
     if not drafts:
         raise BrokenTraces(problems)
     analysis = combine([each.digest for each in drafts.values()])
-    header = _write(analysis, drafts, folder, problems)
-    (folder / INDEX_FILE).write_bytes(msgspec.json.encode(header))
+    header = _write(analysis, drafts, directory, problems)
+    (directory / INDEX_FILE).write_bytes(msgspec.json.encode(header))
 
 
 class BrokenTraces(Exception):
@@ -76,16 +76,16 @@ class BrokenTraces(Exception):
         self.problems = problems
 
 
-def _read_all(files: Sequence[Path], folder: Path, report: Report) -> list[DraftFile | Problem]:
+def _read_all(files: Sequence[Path], directory: Path, report: Report) -> list[DraftFile | Problem]:
     workers = min(len(files), MAX_WORKERS, len(os.sched_getaffinity(0)))
     if workers < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
-        return [_read(number, file, folder, report) for number, file in enumerate(files)]
+        return [_read(number, file, directory, report) for number, file in enumerate(files)]
     with ProcessPoolExecutor(workers, get_context("spawn"), die_with, (os.getpid(),)) as pool:
-        tasks = [pool.submit(_read, number, file, folder, report) for number, file in enumerate(files)]
+        tasks = [pool.submit(_read, number, file, directory, report) for number, file in enumerate(files)]
         return [task.result() for task in tasks]
 
 
-def _read(number: int, file: Path, folder: Path, report: Report) -> DraftFile | Problem:
+def _read(number: int, file: Path, directory: Path, report: Report) -> DraftFile | Problem:
     """One file's digest and draft; runs in a worker."""
     try:
         trace = read_trace(file, lambda position: report(number, position))
@@ -93,7 +93,7 @@ def _read(number: int, file: Path, folder: Path, report: Report) -> DraftFile | 
     except TraceError as error:
         return problem(file, str(error))
     made = draft(trace)
-    path = folder / f"draft{number}"
+    path = directory / f"draft{number}"
     with path.open("wb") as target:
         pickle.dump(made, target, protocol=5)
     windows = [scope.measure for scope in digested.steps]
@@ -103,14 +103,14 @@ def _read(number: int, file: Path, folder: Path, report: Report) -> DraftFile | 
 
 
 def problem(file: Path, message: str) -> Problem:
-    """What is wrong with a file, without the folders that its reader needn't know."""
+    """The problem of a file, without the path of its directory."""
     text = message.replace(f"{file}: ", "").replace(str(file), file.name)
     byte = re.search(r"byte ([\d,]+)", text)
     return Problem(file.name, int(byte[1].replace(",", "")) if byte else None, text)
 
 
 def _write(
-    analysis: Analysis, drafts: dict[Path, DraftFile], folder: Path, problems: tuple[Problem, ...]
+    analysis: Analysis, drafts: dict[Path, DraftFile], directory: Path, problems: tuple[Problem, ...]
 ) -> Header:
     offsets = analysis.matched.offsets
     ranked = [(rank, drafts[found.path]) for rank, found in analysis.ranked.digests]
@@ -120,7 +120,7 @@ def _write(
     zeros = {rank: span[0] if is_apart else base_ns for rank, span in spans.items()}
     steps: list[StepSpan] = []
     end_ns = 0
-    with Writer(folder, analysis.matched) as writer:
+    with Writer(directory, analysis.matched) as writer:
         for rank, each in ranked:
             shift_ns = each.digest.base_ns - offsets[rank] - zeros[rank]
             writer.add(rank, _load(each.path), shift_ns)
@@ -150,7 +150,8 @@ def _write(
 
 
 def recorded_apart(spans: Sequence[Span], collectives: Sequence[Collective]) -> bool:
-    """Whether traces have no moment and no collective in common: on one clock nothing of them could be seen.
+    """Whether traces have no moment and no collective in common: on one clock they would be too far apart to
+    be seen.
 
     Args:
         spans: first start and last end of each rank, in ns on one clock.
@@ -163,7 +164,7 @@ def recorded_apart(spans: Sequence[Span], collectives: Sequence[Collective]) -> 
 
 def _load(path: Path) -> Draft:
     with path.open("rb") as source:
-        made: Draft = pickle.load(source)  # our own, from this build's own folder
+        made: Draft = pickle.load(source)  # our own, from this build's directory
     return made
 
 
@@ -184,21 +185,21 @@ def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str,
     if is_apart:
         texts.append(
             "the traces were recorded one after the other; each is shown from its own start "
-            "(traces of different jobs belong in folders of their own)"
+            "(traces of different jobs belong in separate directories)"
         )
     if num_hidden:
-        texts.append(f"{num_hidden:,} ranges lie too deep inside others to be shown")
+        texts.append(f"{num_hidden:,} ranges are nested too deeply to be shown")
     return tuple(texts)
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What is to be built, as JSON on stdin."""
+    """What to build, as JSON on stdin."""
 
     parent: int
     """Process id of the server."""
     files: tuple[str, ...]
-    folder: str
-    """An empty one, for the index."""
+    directory: str
+    """An empty directory for the index."""
 
 
 class News(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -208,29 +209,29 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     position: int = 0
     """Bytes of that file that have been read."""
     problems: tuple[Problem, ...] = ()
-    """The last line, where no trace can be read."""
+    """The last line if no trace can be read."""
     done: bool = False
-    """The last line, where all went well."""
+    """The last line if the index was built."""
 
 
 def main() -> None:
-    """Builds what stdin orders; progress and outcome go to stdout."""
+    """Builds the index described on stdin; progress and outcome go to stdout."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     die_with(order.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the server, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the server, which ends this process
     os.nice(5)
     try:
-        build([Path(file) for file in order.files], Path(order.folder), tell_position)
+        build([Path(file) for file in order.files], Path(order.directory), report_position)
     except BrokenTraces as error:
-        _tell(News(problems=error.problems))
+        _report(News(problems=error.problems))
     else:
-        _tell(News(done=True))
+        _report(News(done=True))
 
 
-def tell_position(file: int, position: int) -> None:
-    """Also called in this process's own workers; lines this short are never mixed in a pipe."""
-    _tell(News(file=file, position=position))
+def report_position(file: int, position: int) -> None:
+    """Also called in this process's workers; writes this short are atomic in a pipe."""
+    _report(News(file=file, position=position))
 
 
-def _tell(news: News) -> None:
+def _report(news: News) -> None:
     os.write(sys.stdout.fileno(), msgspec.json.encode(news) + b"\n")

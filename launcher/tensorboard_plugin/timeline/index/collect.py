@@ -1,4 +1,4 @@
-"""Collectives in the index: which entries they are on each rank, and where their waiting ends."""
+"""Collectives in the index: their entries on each rank, and where their waiting ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _part_entry(number: int, collective: Collective, part: Part, entry: int) -> 
 
 
 def split_waits(draft: Draft, parts: list[PartEntry]) -> None:
-    """Moves the border between wait and transfer, in place, to where the other ranks' traces put it."""
+    """Moves the border between wait and transfer, in place, to where the other ranks' traces show it."""
     at = np.array([part.entry for part in parts], dtype=np.int64)
     split = np.array([part.split for part in parts], dtype=np.int64)
     draft.entries.end[at] = split
@@ -69,7 +69,7 @@ def transfers(draft: Draft) -> Intervals:
 
 
 def facts(matched: Matched) -> tuple[CollectiveFacts, ...]:
-    """What is the same for all ranks of each collective."""
+    """The part of each collective that all ranks share."""
     found = []
     for each in matched.collectives:
         algorithm, bus = bandwidths(each)

@@ -1,4 +1,4 @@
-"""What threads and streams are called: by what they do, where the trace shows it."""
+"""Labels of threads and streams, by what they do if the trace shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUTOGRAD = "autograd::engine"
 
 
 def thread_labels(trace: Trace) -> dict[int, str]:
-    """Label by number of the thread: the training loop first, then autograd, then those with most on them."""
+    """Label by number of the thread: the training loop first, then autograd, then the busiest."""
     counts: Counter[int] = Counter()
     for spans in (trace.launches, trace.ops, trace.modules, trace.annotations):
         counts.update(_count(spans.thread))
@@ -31,7 +31,7 @@ def thread_labels(trace: Trace) -> dict[int, str]:
 
 
 def _numbered(role: str, threads: Sequence[int]) -> list[tuple[int, str]]:
-    """Label of each thread: two lanes must not be called the same."""
+    """Label of each thread: no two lanes may have the same one."""
     if len(threads) == 1:
         return [(threads[0], f"CPU {role}")]
     return [(thread, f"CPU {role} {number}") for number, thread in enumerate(sorted(threads), 1)]

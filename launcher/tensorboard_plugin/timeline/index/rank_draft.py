@@ -1,4 +1,4 @@
-"""One rank's part of the index as its own trace tells it: entries in lanes and rows, on its own clock."""
+"""One rank's part of the index, from its own trace: entries in lanes and rows, on its own clock."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import Trace
 
 MAX_ROWS = 32
-"""Deeper ranges than that aren't shown; real stacks of modules and operators are 10 to 20 deep."""
+"""Deeper ranges aren't shown; real stacks of modules and operators are 10 to 20 deep."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """What can be seen and selected, by lane, row and start.
+    """The entries that can be seen and selected, by lane, row and start.
 
     A collective is two entries that follow each other: its wait, which may have no length, and its transfer.
     """
@@ -69,7 +69,7 @@ class Draft:
     activities: Activities
     num_events: int
     num_hidden: int
-    """Ranges that lie too deep to be shown."""
+    """Number of ranges nested too deeply to be shown."""
 
 
 def draft(trace: Trace) -> Draft:
@@ -171,7 +171,7 @@ def _entry_of(launch: Int32, source: NDArray[np.intp], num_ranges: int) -> Int32
 def order_and_rows(start: Int64, end: Int64) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
     """The ranges in order of time, outer before inner, and the row of each in that order, from 0.
 
-    A range goes below all ranges that are open when it begins. Where ranges nest, that is their depth.
+    A range goes below all ranges that are open when it begins; if ranges nest, the row is their depth.
     """
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
@@ -191,7 +191,7 @@ def _overlaps(start: Int64, end: Int64, rows: NDArray[np.int32]) -> bool:
 
 
 def _by_stack(start: Int64, end: Int64) -> NDArray[np.int32]:
-    """A range leaves the stack when one begins after its end, and nothing lies on it any more."""
+    """A range leaves the stack when another begins after its end and nothing is on top of it."""
     stack: list[int] = []
     rows = np.empty(len(start), dtype=np.int32)
     for i, (begin_ns, end_ns) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):

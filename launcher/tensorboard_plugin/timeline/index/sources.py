@@ -1,4 +1,4 @@
-"""What of a trace becomes blocks: ranges on threads and streams, each with its kind and name."""
+"""The ranges of a trace that become blocks, on threads and streams, each with its kind and name."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Ranges:
     """For GPU work the position, among the launches, of the call that launched it; else `NONE`."""
     correlation: Int64
     is_comm: NDArray[np.bool_]
-    """Whether it is a collective, whose waiting and transfer are to be told apart."""
+    """Whether it is a collective, whose waiting and transfer are shown separately."""
 
 
 class NameTable(dict[str, int]):
-    """Numbers names in the order of first sight."""
+    """Numbers names in order of first use."""
 
     def __missing__(self, name: str) -> int:
         self[name] = number = len(self)

@@ -25,18 +25,18 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.sources import NameTable
 from gpurun.launcher.trace.analysis.match import Matched
 
 FEW_BLOCKS = 2000
-"""A row with fewer is merged as it is asked for."""
+"""A row with fewer is merged on request."""
 FINEST_NS = 256
 STEP = 4
-"""From one level to the next blocks get this much longer."""
+"""Ratio of block lengths from one level to the next."""
 WORTH = 0.6
 """A level with more than this share of the blocks of the finer one isn't kept."""
 
 
 class Writer:
-    """Appends to the column files in `folder`, and keeps account of what they hold."""
+    """Appends to the column files in `directory`, and keeps count of what they hold."""
 
-    def __init__(self, folder: Path, matched: Matched) -> None:
+    def __init__(self, directory: Path, matched: Matched) -> None:
         self.matched = matched
         self.names = NameTable()
         self.lanes: list[Lane] = []
@@ -48,7 +48,7 @@ class Writer:
         self.num_hidden = 0
         self._stack = ExitStack()
         self._files: dict[str, IO[bytes]] = {
-            name: self._stack.enter_context((folder / name).open("wb")) for name in COLUMNS
+            name: self._stack.enter_context((directory / name).open("wb")) for name in COLUMNS
         }
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class Writer:
         return Row(first + self.num_entries, last + self.num_entries, levels)
 
     def _add_overview(self, rank: int, draft: Draft, shift_ns: int) -> None:
-        """What the device did: moments of each class, as they are for sums, and merged for the overview."""
+        """Device activity: moments of each class, unchanged for sums and merged for the overview."""
         parts = exclusive(draft.activities, transfers(draft))
         start, end, kind = ordered({kind: shifted(each, shift_ns) for kind, each in parts.items()})
         self._write(moment_start=start, moment_end=end, moment_kind=kind)
