@@ -52,9 +52,6 @@ PENDING_NAMES = {
     "files",
     "job",
     "largest_batch",
-    "limits",
-    "load",
-    "main",
     "program",
     "trace",
     "view",
@@ -65,13 +62,11 @@ PENDING_WORDS = {
     "launcher/cli/",
     "launcher/inspect/",
     "launcher/jobfile/",
-    "launcher/machine/",
     "launcher/plan/",
     "launcher/rundir/",
     "launcher/schedulers/",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
-    "launcher/worker/",
 }
 PENDING_MODULES = 297
 
