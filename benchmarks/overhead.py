@@ -1,4 +1,4 @@
-"""What measuring costs: steps as gpurun runs them against a bare DDP loop, in the same processes."""
+"""The cost of measuring: steps run by gpurun against a bare DDP loop, in the same processes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from benchmarks.timing import BIN, record, table
 
 ROUNDS = 300
 STEPS = 4
-"""Of a block: short, so that the two blocks of a round see the same machine."""
+"""Steps of a block: few, so that both blocks of a round run under the same load."""
 RANKS = 2
 WORKLOADS = {
     "mlp": {"width": 512},

@@ -1,7 +1,7 @@
-"""Every error that a person may cause, with the exit code that the command ends with.
+"""The errors that users and machines cause, with the exit code of the command.
 
-A message says what happened, where, and what to do next. Anything that is not a `GpurunError` is a bug of
-ours and keeps its traceback.
+A message says what happened, where, and what to do next. Anything that is not a `GpurunError` is a bug in
+gpurun and keeps its traceback.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 
 class GpurunError(Exception):
-    """Something that is not our own bug; the command prints the message and ends with `exit_code`."""
+    """An error that is not a bug in gpurun; the command prints the message and exits with `exit_code`."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a job file. Lines and columns count from 1; `None` where it stands in no file."""
+    """One mistake in a job file. Lines and columns count from 1; `None` if it is in no file."""
 
     message: str
     hint: str | None = None
@@ -31,7 +31,7 @@ class Problem:
 
 
 class SpecError(GpurunError):
-    """The job file or the command line is wrong. Carries all mistakes that were found, not only the first."""
+    """The job file or the command line is wrong. Has all mistakes that were found, not only the first."""
 
     exit_code = 2
 
@@ -45,7 +45,7 @@ class ParamsError(SpecError):
 
 
 class MachineError(GpurunError):
-    """This machine lacks what the job asks for: devices, memory, a writable folder, disk space."""
+    """This machine lacks what the job needs: devices, memory, a writable directory, disk space."""
 
     exit_code = 3
 
@@ -57,7 +57,7 @@ class VariantError(GpurunError):
 
 
 class NodesError(GpurunError):
-    """A node of the job, or the way to it, is gone; what was measured before is kept."""
+    """A node of the job, or the connection to it, is lost; what was measured before is kept."""
 
     exit_code = 4
 
@@ -69,7 +69,7 @@ class NodesEnded(NodesError):
         super().__init__(text)
         self.exit_code = exit_code
         self.unread = unread
-        """Messages that came before it."""
+        """Messages that came before the announcement."""
 
 
 class GateError(GpurunError):

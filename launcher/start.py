@@ -1,12 +1,11 @@
 """Starts a job: on this machine alone, or as one of several nodes."""
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.host import inspect_machine
-from gpurun.launcher.nodes.facts import NodeFlags
+from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pools import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
@@ -24,21 +23,21 @@ def run_job(
 ) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
 
-    `None` on nodes other than the first, which has the results.
+    `None` on all nodes but the first, which has the results.
 
     Args:
         guard: the two processes that watch each other.
         pools: start the ranks; their first server may still be importing.
         invocation: the job file and its overrides; `None` takes those of the run that is resumed.
-        out: the run directory, where it isn't to be under `runs/`.
-        resume: a run to go on with; `LATEST` is the newest of this job.
+        out: the run directory, if not one under `runs/`.
+        resume: a run to resume; `LATEST` is the newest of this job.
         output: what to show of what the ranks write.
         flags: this node's place among several.
 
     Raises:
         SpecError: the job file or the command line is wrong, or another command works on this run.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
-        NodesError: a node of the job is gone.
+        NodesError: a node of the job is lost.
     """
     gc.enable()
     given = invocation or read_invocation(resume or Path())
@@ -48,12 +47,10 @@ def run_job(
 
         return run_on_nodes(guard, pools, job, flags or NodeFlags())
     if flags is not None and flags.given:
-        raise SpecError("the flags about nodes need a job with several: `nodes: 2`, or --set nodes=2")
+        raise SpecError(
+            "--node-rank, --rendezvous and --interface need a job with several nodes\n"
+            "    put `nodes: 2` into it, or use --set nodes=2"
+        )
     ready = prepare(job, inspect_machine(), pools.get({}))
     pools.keep_only(ready.envs)
     return carry_out(ready, pools, output)
-
-
-def invocation_of(job: Path | None, overrides: Sequence[str]) -> Invocation | None:
-    """The command line's job; `None` where it names none."""
-    return None if job is None else Invocation(job, tuple(overrides))

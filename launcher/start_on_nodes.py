@@ -1,4 +1,4 @@
-"""`gpurun JOB.yaml` on one of several nodes: node 0 carries the plan out, the others follow it."""
+"""`gpurun JOB.yaml` on one of several nodes: node 0 executes the plan, the others follow it."""
 
 import contextlib
 import secrets
@@ -13,20 +13,20 @@ from pathlib import Path
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
-from gpurun.launcher.nodes.facts import NodeFlags
 from gpurun.launcher.nodes.follower import Follower, find_run
 from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, LogText, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
+from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pools import WorkerPools
 from gpurun.launcher.processes.signals import forwarded
 from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
-from gpurun.launcher.run.progress import Progress
+from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import write_bytes
 
 _LAST_WORDS_S = 0.5
-"""What node 0 takes to print its table once it has let the others go."""
+"""How long node 0 takes to print its table after it has released the others."""
 _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
 
@@ -46,7 +46,7 @@ def run_on_nodes(guard: Guard, pools: WorkerPools, job: Job, flags: NodeFlags) -
 
 
 def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finished:
-    """Node 0: plans for all nodes, and carries the plan out."""
+    """Node 0: plans for all nodes, and executes the plan."""
     ready = prepare(job, machine, pools.get({}), here.nodes)
     pools.keep_only(ready.envs)
     with token_in(ready.run.path) as token:
@@ -54,17 +54,17 @@ def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finish
         for rank in range(1, len(here.hosts)):
             here.link.send(rank, run)
         ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts))
-        finished = carry_out(ready, ranks, job.output, ranks.tell)
+        finished = carry_out(ready, ranks, job.output, ranks.notify)
     error = finished.error
     if not isinstance(error, NodesEnded):
-        with contextlib.suppress(GpurunError):  # the link may be what has failed
+        with contextlib.suppress(GpurunError):  # the link itself may have failed
             here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
     return finished
 
 
 @contextmanager
 def token_in(folder: Path) -> Iterator[str]:
-    """A file that only who shares the folder can see."""
+    """A file that only nodes which share the directory can see."""
     name = f".shared-{secrets.token_hex(8)}"
     write_bytes(folder / name, b"")
     try:
@@ -75,10 +75,10 @@ def token_in(folder: Path) -> Iterator[str]:
 
 
 def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
-    """Another node: does what node 0 says until the run is over.
+    """Another node: follows node 0 until the run is over.
 
     Raises:
-        NodesError: the run failed, or node 0 is gone.
+        NodesError: the run failed, or node 0 is lost.
     """
     with Progress(sys.stderr) as progress, scratch_folder(here.rank) as scratch:
         progress.say(
@@ -101,9 +101,9 @@ def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
 
 
 def wait_for_node_0_exit(link: NodeLink) -> None:
-    """Returns when node 0 has gone, or could have: srun ends all nodes once one has ended with an error."""
+    """Returns when node 0 has ended, or had the time to: srun ends all nodes once one ends with an error."""
     with contextlib.suppress(GpurunError):
-        link.take(Run, LINGER_S)  # nothing comes but the end of the store, which raises
+        link.take(Run, LINGER_S)  # only the end of the store can come, which raises
     time.sleep(_LAST_WORDS_S)
 
 
@@ -117,16 +117,16 @@ def await_run(link: NodeLink) -> Run:
 
 @contextmanager
 def scratch_folder(rank: int) -> Iterator[Path]:
-    """This node's own copy of the run directory; it goes when node 0 has it all, and stays if that failed.
+    """This node's own copy of the run directory; removed when node 0 has all of it, kept if that failed.
 
     Raises:
-        MachineError: there is no place for it.
+        MachineError: it can't be created.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"gpurun-node{rank}-"))
     except OSError as error:
         raise MachineError(
-            f"can't make a temporary folder: {error.strerror}; name another place: TMPDIR=…"
+            f"can't create a temporary directory: {error.strerror}; name another place: TMPDIR=…"
         ) from error
     keep = False
     try:
@@ -135,7 +135,7 @@ def scratch_folder(rank: int) -> Iterator[Path]:
         raise
     except NodesError as error:
         keep = any(folder.rglob("*.log"))
-        kept = f"\n    what this node's ranks wrote is kept in {folder}" if keep else ""
+        kept = f"\n    the output of this node's ranks is kept in {folder}" if keep else ""
         raise type(error)(f"{error}{kept}") from error
     finally:
         if not keep:

@@ -1,6 +1,6 @@
 """`gpurun.step()`: marks a step in a program whose loop has no optimizer; imports nothing heavy.
 
-Outside of `gpurun` nobody observes, and the context manager does nothing.
+Outside of `gpurun` there is no observer, and the context manager does nothing.
 """
 
 from types import TracebackType
@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class StepObserver(Protocol):
-    """What a rank of `gpurun` has listen to its program."""
+    """What a rank of `gpurun` attaches to its program."""
 
     def enter_step(self) -> None:
         """A step that the program marks begins."""
 
     def leave_step(self, completed: bool) -> None:
-        """It ends; not `completed` if by an exception."""
+        """The step ends; not `completed` if an exception ends it."""
 
 
 _observers: list[StepObserver] = []
@@ -22,19 +22,19 @@ _observers: list[StepObserver] = []
 
 
 def observe(observer: StepObserver) -> None:
-    """Has `observer` told of every step from now on, in place of another one."""
+    """Notifies `observer` of every step from now on, in place of another observer."""
     _observers[:] = [observer]
 
 
 def stop_observing() -> None:
-    """Nobody is told any more; as in a process that the program forks."""
+    """Removes the observer, as in a process that the program forks."""
     _observers.clear()
 
 
 class step:  # noqa: N801 - reads as a function: `with gpurun.step():`
     """One step of a loop without an optimizer: `with gpurun.step(): …`.
 
-    A program that uses it is timed by it alone: what its optimizers do no longer counts.
+    A program that uses it is timed by it alone: calls of its optimizers no longer count as steps.
     """
 
     __slots__ = ()

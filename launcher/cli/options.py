@@ -1,4 +1,4 @@
-"""How the command line's words are read: which is a job file, which a percentage, which a range of steps."""
+"""Arguments and options that several commands have, and how their values are read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpurun.launcher.errors import SpecError
-
 if TYPE_CHECKING:
-    from gpurun.launcher.nodes.facts import NodeFlags
+    from gpurun.launcher.nodes.rendezvous import NodeFlags
 
 F = TypeVar("F", bound=Callable[..., Any])
+job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
+run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+out_option = click.option(
+    "--out", type=click.Path(path_type=Path), help="The run directory; default: runs/NAME/TIME."
+)
 set_option = click.option(
     "--set",
     "overrides",
@@ -21,51 +24,9 @@ set_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 only_rank_option = click.option(
-    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Of the ranks' output show only rank N's."
+    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show only the output of rank N."
 )
-quiet_option = click.option(
-    "--quiet", is_flag=True, help="Show nothing of what the ranks write; their logs have it."
-)
-
-
-class ProgramCommand(click.Command):
-    """A command whose last words belong to a program, behind `--`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            option = error.option_name
-            raise SpecError(f"gpurun run has no option {option}; the program's own go behind `--`") from None
-
-
-class JobGroup(click.Group):
-    """A group whose first argument may be a job file: `gpurun job.yaml` needs no word for "run"."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {"--help", "-h", "--version"}
-        if args and args[0] not in own and args[0] not in self.commands and not self.is_typo(args[0]):
-            args = ["job", *args]
-        return super().parse_args(ctx, args)
-
-    def is_typo(self, word: str) -> bool:
-        """Whether a first word is more likely a mistyped command than a job file."""
-        looks_like_file = word.startswith("-") or "." in word or "/" in word or Path(word).exists()
-        return not looks_like_file
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        import difflib
-
-        if args[0] not in self.commands:
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f"did you mean `gpurun {near[0]}`?" if near else "gpurun --help lists the commands"
-            raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in self.commands if not self.commands[name].hidden]
+quiet_option = click.option("--quiet", is_flag=True, help="Don't show the ranks' output; their logs have it.")
 
 
 def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -114,7 +75,7 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def node_options(command: F) -> F:
-    """The flags by which a node of several knows its place."""
+    """The flags that give a node its place among several."""
     options = (
         click.option(
             "--node-rank", type=click.IntRange(0), help="This node's number, from 0: for `nodes: N`."
@@ -130,7 +91,7 @@ def node_options(command: F) -> F:
             "join_timeout_s",
             callback=parse_wait,
             metavar="TIME",
-            help="How long nodes wait for others; 10m.",
+            help="How long to wait for the other nodes; default: 10m.",
         ),
     )
     for option in reversed(options):
@@ -142,7 +103,7 @@ def node_flags(
     node_rank: int | None, rendezvous: str | None, interface: str | None, join_timeout_s: float | None
 ) -> "NodeFlags":
     """What the command line says about nodes."""
-    from gpurun.launcher.nodes.facts import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
+    from gpurun.launcher.nodes.rendezvous import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
 
     return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S)
 

@@ -1,6 +1,7 @@
-"""How the command line prints what several of its commands have to say."""
+"""What several commands print: JSON, the comparison, the outcome of a run."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,44 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
     from gpurun.launcher.report.terminal.table import render_table
 
     click.echo(render_table(comparison, width(), plain=not sys.stdout.isatty(), run_path=str(path)))
+
+
+def run_and_print(
+    invocation: Callable[[], Any],
+    out: Path | None,
+    resume: Path | None,
+    *,
+    only_rank: int | None,
+    quiet: bool,
+    as_json: bool,
+    **place: Any,
+) -> None:
+    """Runs a job and prints the comparison, on node 0.
+
+    Args:
+        invocation: what to run; called when nothing may be forked any more.
+        place: what the command line says about this node.
+
+    Raises:
+        GpurunError: what the command ends with.
+    """
+    from gpurun.launcher.processes.guard import split_process
+    from gpurun.launcher.rundir.paths import check_writable
+
+    if resume is None:
+        check_writable(out or Path("runs"))
+    with split_process() as guard:  # forks: nothing heavy may be imported before
+        from gpurun.launcher.processes.pools import early_servers
+
+        with early_servers(guard) as pools:
+            from gpurun.launcher.cli.options import node_flags
+            from gpurun.launcher.run.job import Output
+            from gpurun.launcher.start import run_job
+
+            output, flags = Output(quiet, only_rank), node_flags(**place)
+            finished = run_job(guard, pools, invocation(), out, resume, output, flags)
+    if finished is None:
+        return  # node 0 has the results
+    print_comparison(finished.comparison, finished.run.path, as_json)
+    if finished.error is not None:
+        raise finished.error

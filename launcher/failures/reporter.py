@@ -1,4 +1,4 @@
-"""Tells of the failures and hangs of a run: to the person, and as a record in the run directory."""
+"""Reports the failures and hangs of a run: to the user, and as a record in the run directory."""
 
 import time
 from collections.abc import Callable
@@ -14,52 +14,54 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import RootCause
 
 LOG_TAIL_BYTES = 1 << 16
-"""What is read of a rank's log: more than the longest traceback, of a recursion without end."""
+"""How much of a rank's log is read: more than the longest traceback, that of an infinite recursion."""
 
 
 @dataclass
 class Reporter:
-    """What is told of one run."""
+    """Reports what goes wrong in one run."""
 
     run: RunDir
     say: Callable[[str], None]
     """Called with the explanation of a failure as soon as it is known."""
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    """All that has been reported."""
     explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
     """The first attempt that failed with this exception, by its type, message and traceback."""
 
-    def tell(self, text: str) -> None:
-        text = plain(text)  # a program's own words are in it
-        self.told.append(text)
+    def report(self, text: str) -> None:
+        """Reports a message."""
+        text = plain(text)  # it quotes what programs wrote
+        self.messages.append(text)
         self.say(text)
 
-    def failure(self, failure: Failure, attempt: str, host: str) -> Failure:
-        """Tells of a failure on `host`, and returns it with what the rank's log adds to it."""
+    def report_failure(self, failure: Failure, attempt: str, host: str) -> Failure:
+        """Reports a failure on `host`, and returns it with what the rank's log adds to it."""
         path = self.run.log(attempt, failure.rank)
         log = log_tail(path)
         failure = with_crash(failure, log)
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            self.tell(explain(failure, log, str(path), host=host))
+            self.report(explain(failure, log, str(path), host=host))
         else:
-            self.tell(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
+            self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
         return failure
 
-    def hang(self, hang: Hang, attempt: str, what: str) -> None:
-        """Tells which rank the others wait for, as far as it can be seen.
+    def report_hang(self, hang: Hang, attempt: str, what: str) -> None:
+        """Reports which rank the others wait for, as far as it can be seen.
 
         Args:
-            what: what was too late: `ddp-2-6-2 took longer than 5 s`.
+            what: which limit was exceeded: `ddp-2-6-2: took longer than 5 s`.
         """
         log = self.run.log(attempt, hang.rank or 0)
         lines = [what, *([hang.headline] if hang.missing else []), *hang.details]
-        self.tell("\n    ".join(lines) + f"\nstacks of all ranks: {self.run.hang(attempt)}\nlog: {log}")
+        self.report("\n    ".join(lines) + f"\nstacks of all ranks: {self.run.hang(attempt)}\nlog: {log}")
         self.write(self.run.hang(attempt), hang)
 
     def write(self, path: Path, record: object) -> None:
-        """Keeps a record; a full disk must not hide what is being told."""
+        """Keeps a record; a full disk must not hide the message."""
         try:
             write_json(path, record)
         except MachineError as error:
@@ -67,7 +69,7 @@ class Reporter:
 
 
 def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, host: str) -> RootCause:
-    """All that is known of a failure, for programs."""
+    """Everything known about a failure, for programs."""
     return RootCause(
         time_ns=time.time_ns(),
         host=host,
@@ -89,7 +91,7 @@ def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, hos
 
 
 def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
-    """The last part of a log, whatever bytes a program wrote into it."""
+    """The last part of a log, decoded whatever bytes it contains."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

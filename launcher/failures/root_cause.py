@@ -1,7 +1,7 @@
-"""Which rank is to blame for the end of a launch, and why: pure, from exits and the ranks' own accounts.
+"""The root cause of a failed launch: which rank failed first, and why. Pure, from exits and failure records.
 
-One rank's failure makes the others fail: their peer is gone, or the command stops them. The cause is the
-earliest failure that is neither.
+One rank's failure makes the others fail: they lose their peer, or the command stops them. The root cause is
+the earliest failure of another kind.
 """
 
 import re
@@ -15,22 +15,22 @@ from gpurun.launcher.inspect.frames import is_users
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error
 from gpurun.launcher.logs.lines import NOISE
 from gpurun.launcher.machine.limits import remedy
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
 
 _ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _REAP_DELAY_NS = 500_000_000
-"""A killed process closes its sockets before its parent learns of its death; a GPU's memory is freed between.
+"""A killed process closes its sockets before its parent notices its death: GPU memory is freed in between.
 
-Signals that nothing but the rank's own fault or the outside world causes count this much earlier. SIGABRT is
-none of them: NCCL's watchdog aborts a rank whose peer is gone.
+Deaths by signals that a lost peer can't cause therefore count as this much earlier. SIGABRT is not one of
+them: NCCL's watchdog aborts a rank that lost its peer.
 """
 
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """What torch writes before every line of a traceback once there is a process group."""
 _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
-"""How torch begins what it passes on from a DataLoader's worker or a replica; the traceback there follows."""
+"""How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,24 @@ class Failure:
 
     rank: int
     variant: str | None
-    """What the rank was busy with, if it could still say so."""
+    """What the rank was running, if it recorded that."""
     kind: Literal["exception", "oom", "exit", "user", "signal", "early_exit"]
     status: str
-    """In plain words: `killed by SIGKILL`, `exit code 3`, `raised ValueError`."""
+    """What happened: `was killed by SIGKILL`, `ended with exit code 3`, `raised ValueError`."""
     message: str
-    """The exception's own words; empty where there are none."""
+    """The message of the exception; empty if there is none."""
     traceback: str
     stage: str | None
     victims: tuple[int, ...]
     """Ranks that ended only because of it."""
     secondary: bool
-    """No cause was found: even this rank only lost its peer."""
+    """No root cause was found: this rank, too, only lost its peer."""
     error: str | None = None
     """The exception's type, where there was one."""
     code: int | None = None
-    """Exit code, or minus the signal's number, as far as the process has ended by itself."""
+    """Exit code, or minus the signal's number; `None` if gpurun stopped the process."""
     also: tuple[int, ...] = ()
-    """Ranks that failed a little later, by themselves as it seems: they name no lost peer."""
+    """Ranks that failed a little later, apparently on their own: they name no lost peer."""
 
     @property
     def headline(self) -> str:
@@ -79,19 +79,19 @@ class Failure:
 class _Suspect:
     rank: int
     tier: int
-    """0: a cause of its own; 1: left early while the others waited; 2: only lost its peer."""
+    """0: failed on its own; 1: ended early while the others waited; 2: only lost its peer."""
     time_ns: int
     exit: Exit | None
     record: FailureRecord | None
 
 
 def root_cause(exits: Sequence[Exit], records: Sequence[FailureRecord], stopped_at_ns: int | None) -> Failure:
-    """The failure that all others follow from.
+    """The failure that caused all others.
 
     Args:
-        exits: all ranks' ends, those included that were stopped or ended well.
-        records: what the ranks themselves wrote down.
-        stopped_at_ns: when the command began to stop the launch (`time.time_ns()`); `None`: it didn't.
+        exits: how all ranks ended, including those that were stopped or ended well.
+        records: what the ranks recorded themselves.
+        stopped_at_ns: when the command began to stop the launch (`time.time_ns()`); `None`: it did not.
 
     Raises:
         ValueError: there is nothing to explain: no exit and no record.
@@ -114,7 +114,7 @@ def _code(exit_: Exit | None) -> int | None:
 
 
 def first_words(message: str) -> str:
-    """A message's first line; where that only says in which process it happened, what happened there, too."""
+    """A message's first line; if that only names the process, also what happened there."""
     lines = message.strip().splitlines()
     caught = _CAUGHT.fullmatch(lines[0]) if lines else None
     starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
@@ -126,7 +126,7 @@ def first_words(message: str) -> str:
 
 
 def with_crash(failure: Failure, log: str) -> Failure:
-    """The failure with what faulthandler wrote about it, where the rank was killed by a signal."""
+    """The failure with what faulthandler wrote about it, if a signal killed the rank."""
     fatal = fatal_error(log) if failure.kind == "signal" else None
     if fatal is None or failure.message:
         return failure
@@ -134,10 +134,10 @@ def with_crash(failure: Failure, log: str) -> Failure:
 
 
 def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host: str = "") -> str:
-    """What happened, where, and where to read on.
+    """What happened, where, and which log has more.
 
     Args:
-        log: the end of the rank's log; its last lines are shown where they say more than the traceback.
+        log: the end of the rank's log; its last lines are shown if they add to the traceback.
         host: the machine that the rank ran on.
     """
     parts = [_what_happened(failure, host)]
@@ -170,7 +170,7 @@ def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:
 
 
 def users_traceback(text: str) -> str:
-    """A traceback without the frames of gpurun and of libraries; all of it where no line is the user's."""
+    """A traceback without the frames of gpurun and of libraries; unchanged if no frame is the user's."""
     kept: list[str] = []
     users = skipping = False
     for line in text.splitlines(keepends=True):
@@ -185,7 +185,7 @@ def users_traceback(text: str) -> str:
 
 
 def _crash_text(fatal: Fatal) -> str:
-    """Like Python's own, innermost first, as far as the user's line."""
+    """In Python's own format, innermost frame first, up to the user's line."""
     frames = (f'  File "{f.file}", line {f.line} in {f.function}' for f in fatal.frames)
     return "\n".join([f"Fatal Python error: {fatal.what} (most recent call first)", *frames])
 
@@ -252,7 +252,7 @@ def _failure(culprit: _Suspect, victims: tuple[int, ...]) -> Failure:
 def _silent_failure(
     culprit: _Suspect, exit_: Exit, record: FailureRecord | None, victims: tuple[int, ...]
 ) -> Failure:
-    """A rank that could not say why it ended."""
+    """A rank that left no record of why it ended."""
     early = exit_.returncode == 0
     kind: Literal["early_exit", "oom", "signal", "exit"] = "exit"
     message = ""
@@ -295,12 +295,12 @@ def _what_happened(failure: Failure, host: str) -> str:
     if not failure.traceback:
         text += "".join(f"\n    {line.strip()}" for line in failure.message.strip().splitlines()[1:])
     if failure.secondary:
-        text += "\n    it only lost its peers; no rank left word of the cause"
+        text += "\n    it only lost its peers; no rank recorded the cause"
     return text
 
 
 def _without(log: str, traceback: str, message: str) -> str:
-    """The log without what is shown above it already: the traceback, or the message of a user's mistake."""
+    """The log without what is already shown: the traceback, or the message about a user's mistake."""
     shown = (traceback or message).strip()
     log = _RANK_PREFIX.sub("", log)
     return log.replace(shown, "") if shown else log

@@ -1,4 +1,4 @@
-"""Has a running job take traces: `gpurun capture`, from another terminal."""
+"""`gpurun capture`: makes a running job take traces, from another terminal."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -14,24 +14,24 @@ from gpurun.launcher.rundir.records import CaptureRequest
 
 _POLL_S = 0.05
 _HEAD_START_STEPS = 2
-"""How many steps ahead a trace begins, so that every rank hears of it before it comes there."""
+"""How many steps ahead a trace begins, so that every rank sees the request in time."""
 
 
 def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeout_s: float) -> Path:
-    """Asks for a trace of the next steps, and returns the folder of the traces once all are written.
+    """Requests a trace of the next steps, and returns the directory of the traces once all are written.
 
     Args:
         ranks: ranks to record; `None`: all.
 
     Raises:
-        SpecError: the job doesn't run, or has no such rank.
-        MachineError: it ended before, or took no trace in time.
+        SpecError: the job is not running, or has no such rank.
+        MachineError: the job ended first, or took no trace in time.
     """
     launch = running_launch(run)
     refuse_on_nodes(read_json(run.plan, Plan))
     states = {rank: state for rank, state in read_states(run.control(launch)).items() if state.is_running}
     if not states:
-        raise SpecError(f"{run.path}: no rank of {launch} has begun yet; try again in a moment")
+        raise SpecError(f"{run.path}: no rank of {launch} has started yet; try again in a moment")
     missing = [rank for rank in ranks or () if rank not in states]
     if missing:
         raise SpecError(f"{launch} has no {ranks_text(missing)}; it has {ranks_text(tuple(states))}")
@@ -45,22 +45,22 @@ def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeou
 
 
 def refuse_on_nodes(plan: Plan) -> None:
-    """A bell rings on one machine only.
+    """Requests reach the ranks of one machine only.
 
     Raises:
         SpecError: the job has several nodes.
     """
     if plan.nodes:
         raise SpecError(
-            f"gpurun capture asks the ranks of one machine, and this job runs on {len(plan.nodes)} nodes\n"
-            "    `profile: {steps: 3}` in the job takes traces on all of them"
+            f"gpurun capture works on one machine, and this job runs on {len(plan.nodes)} nodes\n"
+            "    put `profile: {steps: 3}` into the job to take traces on all of them"
         )
 
 
 def request(
     run: RunDir, launch: str, steps: int, ranks: Sequence[int] | None, states: dict[int, RankState]
 ) -> int:
-    """Writes a request down, then rings every rank's bell; the request's number."""
+    """Writes a request, then rings every rank's bell; returns the request's number."""
     folder = run.control(launch)
     number = 1 + len(list(folder.glob("capture*.json")))
     first_step = max(state.steps for state in states.values()) + _HEAD_START_STEPS
@@ -72,7 +72,7 @@ def request(
             block.ring(number)
             block.close()
     except OSError as error:
-        raise MachineError(f"the job ended meanwhile, or belongs to another user: {error}") from error
+        raise MachineError(f"the job has ended, or belongs to another user: {error}") from error
     return number
 
 
@@ -86,10 +86,10 @@ def await_files(files: Sequence[Path], states: Collection[RankState], timeout_s:
     while not all(file.exists() for file in files):
         ended = not any(state.is_running for state in states)
         if ended and not all(file.exists() for file in files):
-            raise MachineError("the ranks ended before they took the trace; ask earlier, or for fewer steps")
+            raise MachineError("the ranks ended before they took the trace; capture earlier, or fewer steps")
         if time.monotonic() > deadline:
             raise MachineError(
-                f"no trace within {timeout_s:g} s: does the job still make steps? `gpurun stacks` tells\n"
-                "    the ranks still take it when they come to their next step"
+                f"no trace within {timeout_s:g} s: does the job still complete steps? see `gpurun stacks`\n"
+                "    the ranks will still take the trace when they reach their next step"
             )
         time.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""Which collective each rank has come to, from what torch's flight recorder remembers: pure.
+"""Which collective each rank has reached, from torch's flight recorder. Pure.
 
-Only the numbers are used to compare ranks: gloo never says that a collective has begun or ended.
+Ranks are compared by sequence numbers alone: gloo never records that a collective has begun or ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ class Collective:
     group: str
     """torch's number of the process group."""
     seq: int
-    """Counts the collectives of the group from 1, on every rank alike."""
+    """Counts the collectives of the group from 1, equally on every rank."""
     name: str
     """`all_reduce`."""
 
@@ -25,7 +25,7 @@ class Collective:
 
 
 History = tuple[Collective, ...]
-"""The collectives of one rank, oldest first, as many as torch remembers."""
+"""The collectives of one rank, oldest first, as many as the flight recorder keeps."""
 
 
 class _Entry(msgspec.Struct):
@@ -52,7 +52,7 @@ def parse_history(dump: bytes) -> History:
     """The collectives in a dump of the flight recorder, without sends and receives.
 
     Raises:
-        msgspec.MsgspecError: this is no such dump.
+        msgspec.MsgspecError: this is not such a dump.
     """
     entries = msgspec.json.decode(dump, type=_Dump).entries
     return tuple(
@@ -70,7 +70,7 @@ def _name(profiling_name: str) -> str:
 def find_gap(histories: Mapping[int, History]) -> Gap | None:
     """The first collective that not all ranks of its group have called; `None`: there is none.
 
-    A rank belongs to a group if it has called a collective of it, and all do to the default group.
+    A rank belongs to a group if it has called one of its collectives; all ranks belong to the default group.
     """
     groups = dict.fromkeys(collective.group for history in histories.values() for collective in history)
     gaps = [gap for group in groups if (gap := _gap_in(group, histories))]

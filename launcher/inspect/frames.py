@@ -1,4 +1,4 @@
-"""Whose code a file of a stack is: the user's, gpurun's own, or a library's."""
+"""Whether a stack frame's file belongs to the user, to gpurun, or to a library."""
 
 import site
 import sysconfig
@@ -18,10 +18,10 @@ LIBRARY_FOLDERS = tuple(
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither part of gpurun nor an installed library."""
+    """Whether a file is neither part of gpurun nor of an installed library."""
     return not file.startswith((OURS, *LIBRARY_FOLDERS, "<"))
 
 
 def is_workload(file: str) -> bool:
-    """Whether a file is the user's, or one of the built-in workloads, which stand in its place."""
+    """Whether a file is the user's, or one of the built-in workloads."""
     return is_users(file) or file.startswith(WORKLOADS)

@@ -1,4 +1,4 @@
-"""Which rank a launch waits for: pure, from what all ranks were seen to do."""
+"""Which rank a launch waits for, from snapshots of all ranks. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, GPU, Activity, Thread, activity, main_thread
 
 _MOST_RANKS = 8
-"""Named one by one."""
+"""How many ranks are described one by one."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class RankView:
 
 @dataclass(frozen=True)
 class Hang:
-    """What stacks and collectives of all ranks show, and no more than that."""
+    """What the stacks and collectives of all ranks show."""
 
     rank: int | None
-    """The rank to look at: one that doesn't wait; `None` where nothing singles one out."""
+    """The rank to look at: one that does not wait; `None` if no rank stands out."""
     headline: str
-    """For one line; empty where there is nothing to tell."""
+    """One line; empty if nothing was found."""
     details: tuple[str, ...]
     """What each rank was doing."""
     missing: tuple[int, ...] = ()
@@ -42,24 +42,27 @@ class Hang:
 
     @property
     def is_before_first_step(self) -> bool:
-        """Whether no rank that was seen has made a step yet."""
+        """Whether no rank has completed a step yet."""
         return bool(self.ranks) and not any(view.steps for view in self.ranks)
 
 
-def diagnose(sights: Sequence[RankSnapshot]) -> Hang:
-    """Who keeps whom waiting."""
-    activities = {sight.rank: activity(sight.threads) for sight in sights}
-    gap = find_gap({sight.rank: sight.history for sight in sights if sight.history})
-    views = tuple(_view(sight, doing_text(sight.rank, activities[sight.rank], gap)) for sight in sights)
+def diagnose(snapshots: Sequence[RankSnapshot]) -> Hang:
+    """Which ranks wait, and for which."""
+    activities = {snapshot.rank: activity(snapshot.threads) for snapshot in snapshots}
+    gap = find_gap({snapshot.rank: snapshot.history for snapshot in snapshots if snapshot.history})
+    views = tuple(
+        _view(snapshot, doing_text(snapshot.rank, activities[snapshot.rank], gap)) for snapshot in snapshots
+    )
     return find_hang(activities, gap, views)
 
 
 def find_hang(
     activities: Mapping[int, Activity | None], gap: Gap | None = None, views: tuple[RankView, ...] = ()
 ) -> Hang:
-    """Who keeps whom waiting; `None` stands for a rank that left no stack.
+    """Which ranks wait, and for which; the activity is `None` for a rank without a stack.
 
-    Numbers of collectives go before stacks: a stack in the backward pass doesn't tell waiting from computing.
+    Sequence numbers of collectives are preferred to stacks, which in the backward pass don't distinguish
+    waiting from computing.
     """
     if gap is None and not any(activities.values()):
         return Hang(None, "", (), ranks=views)
@@ -96,33 +99,33 @@ def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
     if busy:
         return busy[0], f"no rank waits for another: {_phrase(busy[0], activities[busy[0]])}", ()
     if silent:
-        return silent[0], f"rank {silent[0]} left no stack, and all others wait", tuple(silent)
+        return silent[0], f"rank {silent[0]} wrote no stack, and all others wait", tuple(silent)
     return None, "all ranks wait for each other: not all take part in the same collective", ()
 
 
 def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -> str:
-    """What the waiting ranks do; of the backward pass it isn't known that they wait."""
+    """What the waiting ranks do; in the backward pass it is not known whether they wait."""
     ways = {doing.waiting for rank in waiting if (doing := activities[rank])}
     if BACKWARD in ways:
         return f"{ranks_text(waiting)} {'is' if len(waiting) == 1 else 'are'} in the backward pass"
     return f"{ranks_text(waiting)} {_verb(waiting, 'wait')}"
 
 
-def _view(sight: RankSnapshot, doing: str) -> RankView:
-    threads = tuple(sorted(sight.threads, key=lambda thread: thread is not main_thread(sight.threads)))
-    newest = tuple(last_ones(sight.history))
-    return RankView(sight.rank, sight.pid, sight.steps, doing, newest, threads)
+def _view(snapshot: RankSnapshot, doing: str) -> RankView:
+    threads = tuple(sorted(snapshot.threads, key=lambda thread: thread is not main_thread(snapshot.threads)))
+    newest = tuple(last_ones(snapshot.history))
+    return RankView(snapshot.rank, snapshot.pid, snapshot.steps, doing, newest, threads)
 
 
 def _phrase(rank: int, doing: Activity | None) -> str:
     """`rank 2 is in `DataLoader.__next__` (train.py:41)`."""
-    return f"rank {rank} {doing.short if doing else 'left no stack'}"
+    return f"rank {rank} {doing.short if doing else 'wrote no stack'}"
 
 
 def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bool = False) -> str:
-    """What a rank does; that it waits in a collective only where the others' numbers say so."""
+    """What a rank does; that it waits in a collective only if the sequence numbers show it."""
     if doing is None:
-        return "left no stack"
+        return "wrote no stack"
     if gap is not None and rank in gap.waiting and doing.waiting in (COLLECTIVE, BACKWARD, GPU):
         where = f" ({doing.frame})" if doing.frame and is_workload(doing.frame.file) else ""
         return f"waits in {gap.collective}{where}"

@@ -1,6 +1,6 @@
-"""`gpurun stacks` of a job on several nodes: from another terminal, the command on node 0 asks them all.
+"""`gpurun stacks` for a job on several nodes: it asks the command on node 0, which asks all nodes.
 
-A request is a file beside the control blocks, and so is the answer: the folder belongs to the owner alone.
+Request and answer are files next to the control blocks: only the owner has access to that directory.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
 
 ANSWER_S = 3 * STACKS_S + 4.0
-"""How long the command may take: it asks the other nodes, which ask their ranks."""
+"""How long the command may take to answer: it asks the other nodes, which ask their ranks."""
 _POLL_S = 0.05
 
 
-def look_at(run: RunDir, launch: str) -> tuple[RankSnapshot, ...]:
-    """All ranks of a launch that runs, those of other nodes too.
+def take_snapshots(run: RunDir, launch: str) -> tuple[RankSnapshot, ...]:
+    """Snapshots of all ranks of a running launch, on all nodes.
 
     Raises:
-        MachineError: the launch spans nodes, and the command on node 0 doesn't answer.
+        MachineError: the launch spans nodes, and the command on node 0 does not answer.
     """
     if not read_json(run.plan, Plan).nodes:
         return observe(run.control(launch))
@@ -32,15 +32,15 @@ def look_at(run: RunDir, launch: str) -> tuple[RankSnapshot, ...]:
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
         if path.exists():
-            sights = read_json(path, tuple[RankSnapshot, ...])
+            snapshots = read_json(path, tuple[RankSnapshot, ...])
             path.unlink(missing_ok=True)
-            return sights
+            return snapshots
         time.sleep(_POLL_S)
-    raise MachineError(f"{run.path}: no answer within {ANSWER_S:g} s; does its gpurun still run?")
+    raise MachineError(f"{run.path}: no answer within {ANSWER_S:g} s; is its gpurun still running?")
 
 
-def asked(run: RunDir, launch: str) -> str | None:
-    """The token of a request, which is taken by that; `None`: nobody asks."""
+def take_request(run: RunDir, launch: str) -> str | None:
+    """The token of a request, which is removed; `None`: there is no request."""
     path = _request(run, launch)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         token = path.read_text()
@@ -49,10 +49,10 @@ def asked(run: RunDir, launch: str) -> str | None:
     return None
 
 
-def answer(run: RunDir, launch: str, token: str, sights: tuple[RankSnapshot, ...]) -> None:
-    """Says what was seen; whoever asked may have gone, and a full disk disturbs nothing."""
+def answer(run: RunDir, launch: str, token: str, snapshots: tuple[RankSnapshot, ...]) -> None:
+    """Writes the answer; the asker may be gone, and a full disk must not stop the run."""
     with contextlib.suppress(MachineError):
-        write_json(_answer(run, launch, token), sights)
+        write_json(_answer(run, launch, token), snapshots)
 
 
 def _request(run: RunDir, launch: str) -> Path:

@@ -1,14 +1,20 @@
-"""Looks at all ranks of a launch from outside, at any time: stacks, collectives, steps."""
+"""Snapshots of all ranks of a launch, taken from outside at any time: stacks, collectives, steps."""
 
+import http.client
+import os
+import socket
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.launcher.inspect.collectives import History
-from gpurun.launcher.inspect.flight_recorder import ask_histories
+import msgspec
+
+from gpurun.launcher.inspect.collectives import History, parse_history
 from gpurun.launcher.inspect.stacks import Thread, parse_threads
 from gpurun.launcher.machine.process_tree import send_signal
-from gpurun.launcher.rundir.control import STACKS_SIGNAL, RankState, read_states, stacks_path
+from gpurun.launcher.rundir.control import STACKS_SIGNAL, RankState, read_states, socket_path, stacks_path
 from gpurun.launcher.rundir.files import num_bytes
 
 STACKS_S = 2.0
@@ -18,15 +24,15 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """One rank as it was seen."""
+    """One rank at one moment."""
 
     rank: int
     pid: int
     steps: int
     threads: tuple[Thread, ...]
-    """Empty where the rank left no stack."""
+    """Empty if the rank wrote no stack."""
     history: History
-    """Empty where it did not say."""
+    """Empty if the rank did not answer."""
 
 
 def observe(folder: Path) -> tuple[RankSnapshot, ...]:
@@ -41,7 +47,7 @@ def observe(folder: Path) -> tuple[RankSnapshot, ...]:
 
 
 def ask_stacks(folder: Path, states: dict[int, RankState]) -> dict[int, tuple[Thread, ...]]:
-    """The stacks of these ranks, whatever they are doing: the handler needs no GIL."""
+    """The stacks of these ranks, whatever they are doing: the signal handler needs no GIL."""
     before = {rank: num_bytes(stacks_path(folder, rank)) for rank in states}
     for state in states.values():
         send_signal(state.pid, STACKS_SIGNAL)
@@ -64,3 +70,50 @@ def _read(path: Path, start: int) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+TIMEOUT_S = 2.0
+"""A dump takes milliseconds; a rank that is stopped (SIGSTOP) never answers."""
+_HANDLER = "/handler/fr_trace_json"
+_AT_ONCE = 32
+
+
+def ask_histories(folder: Path, ranks: Iterable[int]) -> dict[int, History]:
+    """The histories of the ranks that answer: those that use torch.distributed, of a recent torch."""
+    ranks = list(ranks)
+    if not ranks:
+        return {}
+    with ThreadPoolExecutor(min(_AT_ONCE, len(ranks))) as pool:
+        answers = pool.map(lambda rank: ask_history(folder, rank), ranks)
+        return {rank: history for rank, history in zip(ranks, answers, strict=True) if history}
+
+
+def ask_history(folder: Path, rank: int) -> History | None:
+    """One rank's collectives; `None` if it does not answer."""
+    try:
+        connection = _UnixConnection(socket_path(folder, rank))
+        try:
+            connection.request("POST", _HANDLER)
+            return parse_history(connection.getresponse().read())
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        return None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP on a socket in the file system."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        # Through /proc, since the path of a socket may have only 107 bytes.
+        fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sock.connect(f"/proc/self/fd/{fd}/{self._path.name}")
+        finally:
+            os.close(fd)

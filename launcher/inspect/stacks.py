@@ -1,6 +1,6 @@
-"""What ranks were doing, read from the stacks that Python's faulthandler wrote into their logs: pure.
+"""What ranks were doing, from the stacks that Python's faulthandler wrote. Pure.
 
-The stacks of a launch that hangs tell those ranks that wait for others from those that the others wait for.
+In a launch that hangs, the stacks separate the ranks that wait from the ranks that they wait for.
 """
 
 import re
@@ -25,13 +25,13 @@ _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
 """What `DistributedDataParallel` does besides calling the model, by function."""
 _KNOWN_OWNERS = {"dataloader.py": "DataLoader"}
-"""Stacks don't name classes; this one is where training most often waits."""
+"""Stacks don't name classes; in this one training most often waits."""
 _MOST_FRAMES = 10
-"""Of a crash in which no line of the user's stands."""
+"""Shown of a crash in which no frame is the user's."""
 
 COLLECTIVE = "waits for the other ranks in a collective"
 BACKWARD = "is in the backward pass"
-"""Under DDP also where it waits for the others; no stack tells that from computing."""
+"""Under DDP this includes waiting for the others, which no stack distinguishes from computing."""
 GPU = "waits for its GPU"
 
 
@@ -65,11 +65,11 @@ class Activity:
     """What a rank was doing when it wrote its stacks."""
 
     waiting: str | None
-    """In which way it waited, as a verb phrase; `None`: it didn't."""
+    """How it waited, as a verb phrase; `None`: it did not wait."""
     frame: Frame | None
-    """The innermost line of the workload; where there is none, the innermost of all."""
+    """The innermost frame of the workload; if there is none, the innermost of all."""
     inside: str | None = None
-    """The library's function that this line called, and that has not returned: `DataLoader.__next__`."""
+    """The library function that this frame called: `DataLoader.__next__`."""
 
     @property
     def text(self) -> str:
@@ -83,7 +83,7 @@ class Activity:
     def short(self) -> str:
         """For one line: `is in `DataLoader.__next__` (train.py:41)`."""
         if self.waiting is not None or self.frame is None:
-            return self.waiting or "left no stack"
+            return self.waiting or "wrote no stack"
         place = f"{PurePath(self.frame.file).name}:{self.frame.line}"
         return f"is in `{self.inside or self.frame.function}` ({place})"
 
@@ -95,18 +95,18 @@ class Fatal:
     what: str
     """`Segmentation fault`."""
     frames: Stack
-    """From the innermost to the first of the user's."""
+    """From the innermost to the first frame of the user's."""
     start: int
-    """Where its account begins in the log."""
+    """Where the report of the crash begins in the log."""
 
     @property
     def place(self) -> Frame | None:
-        """The user's line in which it happened."""
+        """The user's frame in which it happened."""
         return next((frame for frame in self.frames if is_users(frame.file)), None)
 
 
 def parse_threads(text: str) -> tuple[Thread, ...]:
-    """All stacks in a text; lines that belong to none are passed over."""
+    """All stacks in a text; other lines are ignored."""
     found: list[tuple[bool, list[Frame]]] = []
     inside = False
     for line in text.splitlines():
@@ -121,10 +121,10 @@ def parse_threads(text: str) -> tuple[Thread, ...]:
 
 
 def activity(threads: Sequence[Thread]) -> Activity | None:
-    """What the rank with these threads was doing; `None` where there is no stack to tell it.
+    """What the rank with these threads was doing; `None` if there is no stack.
 
-    The main thread decides. Where it only waits for threads that compute for it (autograd's on a GPU, one per
-    replica of `dp`), the first of those that is in the workload does.
+    The main thread decides. If it only waits for threads that compute for it (autograd's on a GPU, one per
+    replica of `dp`), the first of them that is in the workload decides.
     """
     thread = main_thread(threads)
     if thread is None:
@@ -142,7 +142,7 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
 
 
 def called_inside(frames: Stack) -> str | None:
-    """The function of a library that the innermost line of the workload has called."""
+    """The library function that the innermost frame of the workload has called."""
     for callee, frame in pairwise(frames):
         if is_workload(callee.file):
             return None
@@ -153,7 +153,7 @@ def called_inside(frames: Stack) -> str | None:
 
 
 def waiting_for(frames: Stack) -> str | None:
-    """How this thread waits: by what lies above the innermost line of the workload, or of ours."""
+    """How this thread waits, from the frames above the innermost one of the workload."""
     for frame in frames:
         if is_workload(frame.file):
             return None
@@ -169,14 +169,14 @@ def waiting_for(frames: Stack) -> str | None:
 
 
 def workload_frame(frames: Stack) -> Frame | None:
-    """The innermost line of the user's, or of a built-in workload."""
+    """The innermost frame of the user's code, or of a built-in workload."""
     return next((frame for frame in frames if is_workload(frame.file)), None)
 
 
 def computes(frames: Stack) -> bool:
-    """Whether a thread works for the step: autograd's have no Python caller, those of `dp` are known.
+    """Whether a thread computes for the step: autograd's have no Python caller, those of `dp` are known.
 
-    A user's own thread in the background, which may wait for work all day, is neither.
+    A background thread of the user's, which may wait for work all day, is neither.
     """
     if not frames:
         return False

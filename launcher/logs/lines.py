@@ -1,16 +1,16 @@
-"""The bytes that programs write as lines that people read: pure.
+"""The output of programs as readable lines. Pure.
 
-A progress bar redraws itself with carriage returns and cursor movements, which make a mess of a log that
-several ranks share. Of every line only its last state is kept, without what would move the cursor.
+A progress bar redraws itself with carriage returns and cursor movements, which garble the output of several
+ranks. Only the last state of every line is kept, without cursor movements.
 """
 
 import re
 
 MAX_LINE_BYTES = 1 << 14
-"""A longer line is cut into several, so that output without an end needs no memory without an end."""
+"""A longer line is cut into several, to bound the memory that endless output needs."""
 
 NOISE = "USDT:"
-"""Begins lines that torch's profiler prints at its every start and stop."""
+"""Prefix of the lines that torch's profiler prints whenever it starts or stops."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
@@ -21,14 +21,14 @@ _PREFIX_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 class LineReader:
-    """Cuts a stream into lines, whatever its portions are."""
+    """Cuts a stream into lines, however it is divided into portions."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._redrawn = False
 
     def feed(self, portion: bytes) -> list[str]:
-        """The lines that are complete now."""
+        """The lines that this portion completes."""
         *lines, rest = (self._rest + portion).split(b"\n")
         found = [self._line(line) for line in lines]
         self._redrawn = b"\r" in rest.rstrip(b"\r") or (self._redrawn and not lines)
@@ -41,11 +41,11 @@ class LineReader:
 
     @property
     def bar(self) -> str | None:
-        """What a progress bar shows at this moment; `None`: the line that is being written is none."""
+        """What a progress bar shows now; `None`: the current line is no progress bar."""
         return clean(self._rest.decode("utf-8", "replace")) if self._redrawn and self._rest else None
 
     def finish(self) -> list[str]:
-        """A last line that nothing ended."""
+        """The last line, if no newline ended it."""
         rest, self._rest, self._redrawn = self._rest, b"", False
         return [self._line(rest)] if rest.strip() else []
 
@@ -54,7 +54,7 @@ class LineReader:
 
 
 def _last_state(line: bytes) -> bytes:
-    """What stands there after all carriage returns; one at the end has not been followed by anything yet."""
+    """The text after the last carriage return; one at the very end has not been followed by text yet."""
     body = line.rstrip(b"\r")
     return body[body.rfind(b"\r") + 1 :] + line[len(body) :][:1]
 
@@ -66,12 +66,12 @@ def clean(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Whole lines of text without anything that a terminal would obey, colours neither."""
+    """Whole lines of text without control characters and escape sequences, colours included."""
     return _COLOUR.sub("", clean(text))
 
 
 def prefixed(rank: int, text: str, colour: bool) -> str:
-    """`[rank 3] text`; without colours none of the text's own are left either."""
+    """`[rank 3] text`; if not `colour`, the text's own colours are removed too."""
     if not colour:
         return f"[rank {rank}] {_COLOUR.sub('', text)}"
     code = _PREFIX_COLOURS[rank % len(_PREFIX_COLOURS)]

@@ -1,4 +1,4 @@
-"""The logs of a run as lines, while it runs or afterwards."""
+"""The logs of a run as lines, during the run or afterwards."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -> Iterator[str]:
-    """What the ranks of one launch have written so far, rank by rank.
+    """The output of one launch's ranks so far, rank by rank.
 
     Raises:
         SpecError: there is no such log.
@@ -31,7 +31,7 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
 
 
 def log_lines(path: Path) -> Iterator[str]:
-    """The lines of one log, in portions: it may be larger than the memory."""
+    """The lines of one log, read in portions: the log may be larger than memory."""
     reader = LineReader()
     with path.open("rb") as file:
         while portion := file.read(_CHUNK_BYTES):
@@ -40,7 +40,7 @@ def log_lines(path: Path) -> Iterator[str]:
 
 
 def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
-    """What the ranks write from now on, as it comes, until nobody works on the run any more."""
+    """What the ranks write from now on, as it comes, until the run is no longer in progress."""
     found: list[str] = []
     relay = Relay(found.append, None if rank is None else (rank,), colour)
     launch: str | None = None
@@ -66,7 +66,7 @@ def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
 
 
 def newest_launch(run: RunDir) -> str | None:
-    """The launch whose ranks have begun to write last."""
+    """The launch whose ranks were the last to begin writing."""
     folders = [log.parent for log in run.path.glob("launches/*/log")]
     return max(folders, key=lambda folder: (folder / "log").stat().st_ctime_ns).name if folders else None
 
@@ -83,6 +83,6 @@ def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:
         return f"{run.path}: no rank has written anything yet"
     ranks = logs_of(run, launch, None)
     if rank is not None and ranks:
-        return f"{launch} has no log of rank {rank}; there are those of {', '.join(map(str, ranks))}"
+        return f"{launch} has no log of rank {rank}; it has those of {', '.join(map(str, ranks))}"
     names = sorted(log.parent.name for log in run.path.glob("launches/*/log"))
-    return f"{run.path} has no launch {launch}; there is {', '.join(names)}"
+    return f"{run.path} has no launch {launch}; it has {', '.join(names)}"

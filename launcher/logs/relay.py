@@ -1,7 +1,7 @@
-"""Shows what ranks write, line by line, from the logs that they write it to.
+"""Shows the output of ranks, line by line, from their logs.
 
-No pipe stands between a rank and its log: nobody has to read for it to go on, and nothing is lost when it
-dies. Whoever shows the logs reads behind.
+Ranks write to their logs directly, without a pipe: they never wait for a reader, and nothing is lost when
+they die. The relay follows the logs.
 """
 
 import time
@@ -14,15 +14,15 @@ from gpurun.launcher.rundir.files import num_bytes
 from gpurun.launcher.units import format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
-"""Of one rank and look; of what goes beyond, the end is shown and the rest left out."""
+"""The most that is shown of one rank at a time; of more, only the end is shown."""
 SHOWN_BYTES = 1 << 16
 BAR_EVERY_S = 5.0
-"""How often a progress bar that moves is shown."""
+"""How often a moving progress bar is shown."""
 
 
 @dataclass
 class LogTail:
-    """Reads on in one log."""
+    """Follows one log."""
 
     rank: int
     path: Path
@@ -30,7 +30,7 @@ class LogTail:
     reader: LineReader = field(default_factory=LineReader)
 
     def read(self) -> list[str]:
-        """Lines that were written since the last call; too many are cut, and it is said so."""
+        """Lines written since the last call; of too many, only the last ones, with a note."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
@@ -43,17 +43,17 @@ class LogTail:
         self.offset += left_out + len(portion)
         lines = [line for line in self.reader.feed(portion) if not line.startswith(NOISE)]
         if left_out:
-            told = f"… {format_number(left_out / 1e6, 1)} MB are left out here; they are in {self.path}"
-            lines = [told, *lines[1:]]
+            note = f"… {format_number(left_out / 1e6, 1)} MB are not shown; see {self.path}"
+            lines = [note, *lines[1:]]
         return lines
 
 
 @dataclass
 class Relay:
-    """Shows the lines of all ranks, one look late.
+    """Shows the lines of all ranks, one call late.
 
-    What a rank has written last is held back until the next look: if it fails, the explanation of the failure
-    shows it, and what the others say of their lost peer is not worth showing.
+    The newest lines of a rank are held back until the next call: if the rank fails, the explanation of the
+    failure shows them, and the other ranks' messages about their lost peer need not be shown.
     """
 
     say: Callable[[str], None]
@@ -66,26 +66,26 @@ class Relay:
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def follow(self, logs: Mapping[int, Path], from_start: bool = False) -> None:
-        """From now on these; what stands in them already is left out, unless `from_start`."""
+        """Follows these logs from now on; their present content is not shown, unless `from_start`."""
         self._held, self._bars, self._tails = [], {}, []
         for rank, path in logs.items():
             if self.only is None or rank in self.only:
                 self._tails.append(LogTail(rank, path, 0 if from_start else num_bytes(path)))
 
     def add(self, logs: Mapping[int, Path]) -> None:
-        """These too, from their start, as far as they are new."""
+        """Follows these logs too, from their start, if they are new."""
         known = {tail.rank for tail in self._tails}
         self._tails += [LogTail(rank, path) for rank, path in logs.items() if rank not in known]
 
     def look(self) -> None:
-        """Shows what was held back, and reads on."""
+        """Shows the lines that were held back, and reads the next ones."""
         self._show_held()
         for tail in self._tails:
             self._held += [prefixed(tail.rank, line, self.colour) for line in tail.read()]
             self._show_bar(tail)
 
     def finish(self) -> None:
-        """Shows the rest, of ranks that have ended well."""
+        """Shows the rest, after ranks have ended well."""
         self.look()
         self._show_held()
         for tail in self._tails:

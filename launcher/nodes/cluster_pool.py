@@ -1,4 +1,4 @@
-"""Node 0's ranks and those of all other nodes, as if they were on one machine."""
+"""The ranks of all nodes, as if they were on one machine; node 0 has this."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.launcher.errors import NodesError
-from gpurun.launcher.inspect.remote_inspection import answer, asked
+from gpurun.launcher.inspect.remote_inspection import answer, take_request
 from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
 from gpurun.launcher.nodes.exit_order import Timeline, rank_exits
 from gpurun.launcher.nodes.messages import (
@@ -26,8 +26,7 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
-from gpurun.launcher.processes.exits import Exit
-from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.processes.ranks import Pools, Ranks
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import FailureRecord
@@ -35,15 +34,15 @@ from gpurun.launcher.rundir.records import FailureRecord
 _POLL_S = 0.05
 _BEFORE_STOP_NS = 10_000_000
 _ECHO_S = 1.0
-"""What this node's own message may take to come back to it, with its number."""
-_LOOK_S = STACKS_S + 2.0
-"""How long other nodes may take to look at their ranks, and to tell."""
+"""How long a node's message to itself may take until it returns with its number."""
+_SNAPSHOT_S = STACKS_S + 2.0
+"""How long other nodes may take to send snapshots of their ranks."""
 
 
 class ClusterPool:
-    """Starts and ends the ranks of all nodes, and gathers what they wrote into node 0's run directory.
+    """Starts and ends the ranks of all nodes, and collects their files in node 0's run directory.
 
-    All ends go through node 0's mailbox, those of its own ranks too: the store's counter puts them in order.
+    All exits pass through node 0's mailbox, also those of its own ranks: the store's counter orders them.
     """
 
     def __init__(self, local: Pools, link: NodeLink, run: RunDir, num_nodes: int) -> None:
@@ -55,10 +54,10 @@ class ClusterPool:
         self._attempt = 0
         self._name = ""
         self._working: set[int] = set()
-        """Nodes that have ranks in this attempt and have not said that they have ended them."""
-        self._looking: set[int] = set()
-        """Nodes that have not said yet what they see."""
-        self._sights: dict[int, RankSnapshot] = {}
+        """Nodes whose ranks of this attempt have not been reported as stopped."""
+        self._awaited: set[int] = set()
+        """Nodes whose snapshots are still awaited."""
+        self._snapshots: dict[int, RankSnapshot] = {}
         self._steps: dict[int, tuple[int, ...]] = {}
         """By node."""
         self._exits: list[Exit] = []
@@ -68,7 +67,7 @@ class ClusterPool:
         self._asked_to_stop_ns: int | None = None
 
     def get(self, env: Mapping[str, str]) -> Ranks:
-        """This pool, from now on with servers of this environment on all nodes."""
+        """This pool, which from now on uses servers with this environment on all nodes."""
         self._env, self._local = env, self._pools.get(env)
         return self
 
@@ -88,19 +87,19 @@ class ClusterPool:
         self._local.start(by_node.get(0, []))
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the servers of all nodes import modules for the launches to come."""
+        """Makes the servers of all nodes import modules for later launches."""
         self._local.preload(modules)
         self._send_all(self._others, PreloadModules(tuple(modules)))
 
-    def tell(self, text: str) -> None:
-        """Has the other nodes' users told it, too."""
+    def notify(self, text: str) -> None:
+        """Shows a message to the users of the other nodes as well."""
         self._send_all(self._others, LogText(text))
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks of all nodes that ended since the last call; waits for the first one, at most `timeout_s`.
 
         Raises:
-            NodesError: a node is gone, or has ended the run.
+            NodesError: a node is lost, or has ended the run.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -110,38 +109,38 @@ class ClusterPool:
                 failed = any(exit_.returncode for exit_ in exits)
                 self._link.suspect(failed)
                 self._link.send(0, Exits(self._attempt, 0, rank_exits(exits)))
-                if failed:  # so that nobody takes a victim's last words for news
+                if failed:  # the ordered message comes before a victim's exit is judged
                     deadline = max(deadline, time.monotonic() + _ECHO_S)
             self._pass_port_on()
-            self._answer_a_look()
+            self._answer_request()
             if self._exits or time.monotonic() >= deadline:
                 exits, self._exits = self._exits, []
                 return exits
 
     def forward(self, number: int) -> None:
-        """Sends a signal to this node's ranks: the others' commands get one of their own."""
+        """Sends a signal to this node's ranks: the other nodes' commands receive the signal themselves."""
         self._local.forward(number)
 
     def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
-        """All running ranks of all nodes, by rank; nodes that don't answer in time are left out."""
-        self._looking, self._sights = self._working - {0}, {}
-        self._send_all(self._looking, SnapshotRequest(self._attempt))
+        """Snapshots of the running ranks of all nodes, by rank; without nodes that don't answer in time."""
+        self._awaited, self._snapshots = self._working - {0}, {}
+        self._send_all(self._awaited, SnapshotRequest(self._attempt))
         own = self._local.observe(folder)
-        deadline = time.monotonic() + _LOOK_S
-        while self._looking and time.monotonic() < deadline:
+        deadline = time.monotonic() + _SNAPSHOT_S
+        while self._awaited and time.monotonic() < deadline:
             self._take_mail(_POLL_S)
-        seen = {sight.rank: sight for sight in own} | self._sights
-        return tuple(sight for _, sight in sorted(seen.items()))
+        seen = {one.rank: one for one in own} | self._snapshots
+        return tuple(one for _, one in sorted(seen.items()))
 
     def steps_elsewhere(self) -> tuple[int, ...]:
-        """Steps of the other nodes' ranks, as of their last word."""
+        """Steps of the other nodes' ranks, as last reported."""
         return tuple(count for node in sorted(self._steps) for count in self._steps[node])
 
     def stop(self, grace_s: float) -> None:
-        """Ends all ranks on all nodes; returns when what they wrote is here.
+        """Ends all ranks on all nodes; returns when their files are here.
 
         Raises:
-            NodesError: a node is gone: that is why the launch has ended.
+            NodesError: a node is lost: that is why the launch has ended.
         """
         if self._lost or not self._working:
             self._local.stop(grace_s)
@@ -177,31 +176,31 @@ class ClusterPool:
             self._link.send(message.node, Ack())
         elif isinstance(message, Exits | Stopped) and message.attempt == self._attempt:
             stopped = isinstance(message, Stopped)
-            # What ended by itself did so before its node heard of the stop, however late we hear of it.
+            # Ranks that ended by themselves did so before their node got the stop, however late it reports.
             now_ns = time.time_ns() if stopped or not self._asked_to_stop_ns else self._asked_to_stop_ns
             self._exits += self._timeline.place(message.exits, now_ns)
             if stopped:
                 self._working.discard(message.node)
         elif isinstance(message, Snapshots) and message.attempt == self._attempt:
-            self._looking.discard(message.node)
-            self._sights |= {sight.rank: sight for sight in message.sights}
+            self._awaited.discard(message.node)
+            self._snapshots |= {one.rank: one for one in message.snapshots}
         elif isinstance(message, Steps) and message.attempt == self._attempt:
             self._steps[message.node] = message.steps
 
     def _pass_port_on(self) -> None:
-        """Rank 0 has written down where it listens: other nodes' ranks look for that in a file of theirs."""
+        """Passes on the port that rank 0 listens on: ranks of other nodes read it from their own file."""
         path = self._run.rendezvous(self._name)
         if self._port_pending and path.exists():
             self._port_pending = False
             self._send_all(self._working - {0}, Port(self._attempt, path.read_bytes()))
 
-    def _answer_a_look(self) -> None:
-        """`gpurun stacks` in another terminal wants to know what all ranks are doing."""
-        if self._working and (token := asked(self._run, self._name)) is not None:
+    def _answer_request(self) -> None:
+        """Answers `gpurun stacks` in another terminal."""
+        if self._working and (token := take_request(self._run, self._name)) is not None:
             answer(self._run, self._name, token, self.observe(self._run.control(self._name)))
 
     def _put_records_in_order(self) -> None:
-        """Gives the ranks' own accounts times that can be compared."""
+        """Converts the times of the ranks' failure records to node 0's clock."""
         for rank, shift_ns in self._timeline.shifts_ns.items():
             path = self._run.failure(self._name, rank)
             if path.exists():
@@ -210,5 +209,5 @@ class ClusterPool:
 
 
 def node_rank(process: StartRequest) -> int:
-    """The node that a rank belongs to; the store of a program, which is no rank, is on node 0."""
+    """The node of a rank; the store of a program, which is not a rank, is on node 0."""
     return int(process.env.get("GROUP_RANK", "0"))

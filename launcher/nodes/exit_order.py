@@ -1,26 +1,26 @@
-"""Ends of ranks on several hosts in one order, by the store's counter: clocks of different hosts never meet.
+"""The exits of ranks on several hosts in one order, by the store's counter: hosts' clocks are never compared.
 
-A node's message gets its number from the store when the node notices that ranks have ended. Between ranks in
-one message, and between a rank's own account and its end, the host's own clock tells.
+A node's message gets its number from the store when the node notices that ranks have ended. Between the ranks
+of one message, and between a rank's failure record and its exit, the host's own clock decides.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpurun.launcher.nodes.messages import RankExit
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
 
 
 @dataclass
 class Timeline:
-    """Times of one attempt as node 0's clock would have shown them."""
+    """Converts the times of one attempt to node 0's clock."""
 
     last_ns: int = 0
     shifts_ns: dict[int, int] = field(default_factory=dict)
-    """By rank: what to add to a time of its host to get one of node 0's."""
+    """By rank: what to add to a time of its host to get a time of node 0."""
 
     def place(self, exits: Sequence[RankExit], now_ns: int) -> list[Exit]:
-        """The exits of one message, later than those of every message before it.
+        """The exits of one message, placed after those of all messages before it.
 
         Args:
             now_ns: when the message was read, by node 0's clock.

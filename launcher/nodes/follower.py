@@ -1,4 +1,4 @@
-"""Nodes other than the first: they start what node 0 tells them to, and send it what comes of it."""
+"""Nodes other than the first: they start ranks for node 0, and send it exits and files."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 _POLL_S = 0.05
 _WAIT_S = 1.0
 _SHOW_EVERY_S = 0.2
-"""Longer than a rank takes from its last words to its end."""
+"""Longer than a rank takes from its last output to its end."""
 _STEPS_EVERY_S = 1.0
-"""How often node 0 is told that steps were made."""
+"""How often node 0 gets the number of completed steps."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where node 0's folders are on this node."""
+    """Where node 0's directories are on this node."""
 
     run: Path
     """The shared run directory, or `scratch`."""
@@ -58,14 +58,14 @@ class Places:
         """Whether this node writes into node 0's run directory."""
         return self.run != self.scratch
 
-    def order(self, name: str) -> Path:
-        """Always this node's own: what stands in it differs from node to node."""
+    def launch_config(self, name: str) -> Path:
+        """Always this node's own: its content differs from node to node."""
         return RunDir(self.scratch).launch_config(name)
 
     def translate(self, text: str, name: str) -> str:
-        """A path of node 0 as this node calls it; any other text stays."""
+        """A path of node 0 as it is on this node; any other text is unchanged."""
         moved: Mapping[str, Path] = {
-            str(RunDir(Path(self.leaders_run)).launch_config(name)): self.order(name),
+            str(RunDir(Path(self.leaders_run)).launch_config(name)): self.launch_config(name),
             self.leaders_run: self.run,
             self.leaders_job_dir: self.job_dir,
         }
@@ -77,14 +77,14 @@ class Places:
 
 @dataclass
 class Follower:
-    """A node that does what node 0 says."""
+    """A node that follows node 0."""
 
     link: NodeLink
     pools: Pools
     places: Places
     say: Callable[[str], None]
     relay: Relay | None = None
-    """Shows what this node's ranks write; `None`: nobody wants to see it."""
+    """Shows the output of this node's ranks; `None`: it is not shown."""
     attempt: int = 0
     name: str = ""
     ranks: frozenset[int] = frozenset()
@@ -92,8 +92,8 @@ class Follower:
     failed: bool = False
     """Whether one of them has."""
     steps: tuple[int, ...] = ()
-    """As node 0 knows them."""
-    told_s: float = 0.0
+    """As last reported to node 0."""
+    reported_s: float = 0.0
     shown_s: float = 0.0
     pool: Ranks = field(init=False)
     outbox: Outbox = field(init=False)
@@ -103,11 +103,11 @@ class Follower:
         self.outbox = Outbox(self.places.run, self.link.rank)
 
     def run(self) -> None:
-        """Never returns by itself.
+        """Never returns.
 
         Raises:
             NodesEnded: the run is over.
-            NodesError: node 0 is gone.
+            NodesError: node 0 is lost.
         """
         while True:
             for message in self.link.poll(_POLL_S):
@@ -117,7 +117,7 @@ class Follower:
             self.show_lines()
 
     def handle(self, message: Message) -> None:
-        """Does what node 0 wants."""
+        """Does what node 0 requests."""
         if isinstance(message, LogText):
             self.say(message.text)
         elif isinstance(message, PreloadModules):
@@ -127,7 +127,7 @@ class Follower:
         elif isinstance(message, Port):
             write_bytes(RunDir(self.places.run).rendezvous(self.name), message.content)
         elif isinstance(message, SnapshotRequest):
-            self.link.send(0, Snapshots(message.attempt, self.link.rank, self.sights()))
+            self.link.send(0, Snapshots(message.attempt, self.link.rank, self.snapshots()))
         elif isinstance(message, Stop):
             self.stop(message.grace_s)
 
@@ -137,7 +137,7 @@ class Follower:
         self.failed, self.steps = False, ()
         order = msgspec.json.decode(message.order, type=dict[str, Any])
         own = order | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
-        write_json(self.places.order(self.name), own)
+        write_json(self.places.launch_config(self.name), own)
         requests = [self.translated(request) for request in message.requests]
         self.ranks = frozenset(request.rank for request in requests)
         if self.relay is not None:
@@ -157,22 +157,22 @@ class Follower:
         )
 
     def report_exits(self) -> None:
-        """Tells at once which ranks have ended: the number of this message says who was first."""
+        """Reports at once which ranks have ended: the number of the message shows which was first."""
         if exits := self.pool.poll(0.0):
             self.failed = self.failed or any(exit_.returncode for exit_ in exits)
             self.link.send(0, Exits(self.attempt, self.link.rank, rank_exits(exits)))
 
     @property
     def control(self) -> Path:
-        """Folder of this node's control blocks; where the run directory is shared, of all nodes'."""
+        """Directory of this node's control blocks; where the run directory is shared, of all nodes'."""
         return RunDir(self.places.run).control(self.name)
 
     def report_steps(self) -> None:
-        """Tells now and then that ranks make steps: node 0 looks whether any of all does."""
+        """Reports completed steps now and then: node 0 checks whether any rank still completes steps."""
         now_s = time.monotonic()
-        if not self.ranks or now_s - self.told_s < _STEPS_EVERY_S:
+        if not self.ranks or now_s - self.reported_s < _STEPS_EVERY_S:
             return
-        self.told_s = now_s
+        self.reported_s = now_s
         states = read_states(self.control)
         steps = tuple(states[rank].steps for rank in sorted(self.ranks & states.keys()))
         if steps != self.steps:
@@ -180,18 +180,18 @@ class Follower:
             self.link.send(0, Steps(self.attempt, self.link.rank, steps))
 
     def show_lines(self) -> None:
-        """Shows what ranks write; what they say of lost peers at their end is not worth it."""
+        """Shows the ranks' output, but not after a failure: the others only report their lost peer."""
         if self.relay is None or self.failed or time.monotonic() - self.shown_s < _SHOW_EVERY_S:
             return
         self.shown_s = time.monotonic()
         self.relay.look()
 
-    def sights(self) -> tuple[RankSnapshot, ...]:
-        """What this node's ranks are doing."""
-        return tuple(sight for sight in self.pool.observe(self.control) if sight.rank in self.ranks)
+    def snapshots(self) -> tuple[RankSnapshot, ...]:
+        """Snapshots of this node's ranks."""
+        return tuple(one for one in self.pool.observe(self.control) if one.rank in self.ranks)
 
     def stop(self, grace_s: float) -> None:
-        """Ends the ranks, and sends all that they wrote."""
+        """Ends the ranks, and sends their files."""
         self.report_exits()
         self.pool.stop(grace_s)
         exits = rank_exits(self.pool.poll(0.0))
@@ -204,17 +204,17 @@ class Follower:
         self.link.send(0, Stopped(self.attempt, self.link.rank, exits))
 
     def send_files(self) -> None:
-        """Sends what node 0 doesn't have."""
-        self.outbox.send(lambda chunk: self.link.send(0, chunk), self.await_taken)
+        """Sends what node 0 does not have."""
+        self.outbox.send(lambda chunk: self.link.send(0, chunk), self.await_ack)
 
-    def await_taken(self) -> None:
+    def await_ack(self) -> None:
         """Returns when one more chunk has arrived."""
         while self.link.take(Ack, _WAIT_S) is None:
-            continue  # Node 0 is alive, or this would have raised: it is busy, or the link is slow.
+            continue  # node 0 is busy or the connection is slow; if node 0 were lost, this would raise
 
 
 def find_run(message: Run, scratch: Path, job_dir: Path) -> Places:
-    """Whether node 0's run directory is this node's, too: then the token that it put there is seen."""
+    """This node's directories; node 0's run directory is shared if the token that it wrote is visible."""
     theirs = Path(message.path)
     try:
         shared = (theirs / message.token).is_file()

@@ -1,4 +1,4 @@
-"""Whether the nodes want the same: pure, on what they say of themselves."""
+"""Whether all nodes were started for the same job, from their introductions. Pure."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
 
     Args:
         first: of node 0.
-        other: of a node that has just come.
-        known: nodes that have come before, by rank.
+        other: of a node that has just joined.
+        known: nodes that joined before, by rank.
     """
     if first.version != other.version:
         return _differ("versions of gpurun", "gpurun", first.version, other.version, first, other)
@@ -24,8 +24,8 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
         return _differ("world sizes", "`nodes`", wants[first.rank], wants[other.rank], first, other)
     if (twin := known.get(other.rank)) is not None:
         return (
-            f"{twin.node.host} ({twin.node.address}) and {other.node.host} ({other.node.address}) both say "
-            f"that they are node {other.rank}\n    give each its own --node-rank"
+            f"{twin.node.host} ({twin.node.address}) and {other.node.host} ({other.node.address}) both claim "
+            f"to be node {other.rank}\n    give each its own --node-rank"
         )
     for key in dict.fromkeys((*first.job, *other.job)):
         ours, theirs = first.job.get(key), other.job.get(key)
@@ -33,15 +33,15 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
             return _differ("jobs", f"`{key}`", ours, theirs, first, other)
     if first.program_sha256 != other.program_sha256:
         return (
-            f"the nodes have different programs: {program_of(first.job)} is not the same file on "
-            f"{_name(first)} and {_name(other)}\n    copy it, or use a shared folder"
+            f"the nodes have different programs: {program_of(first.job)} differs between "
+            f"{_name(first)} and {_name(other)}\n    copy it, or use a shared directory"
         )
     return None
 
 
 def _differ(what: str, key: str, ours: Any, theirs: Any, first: Hello, other: Hello) -> str:
     return (
-        f"the nodes ask for different {what}: {key} is {_text(ours)} on {_name(first)} and "
+        f"the nodes have different {what}: {key} is {_text(ours)} on {_name(first)} and "
         f"{_text(theirs)} on {_name(other)}\n    start every node with the same job file and the same --set"
     )
 
@@ -55,13 +55,13 @@ def _name(hello: Hello) -> str:
 
 
 def missing_nodes(num_nodes: int, known: Mapping[int, Hello], timeout_s: float) -> str:
-    """Which nodes did not come in time."""
+    """Which nodes did not join in time."""
     missing = [str(rank) for rank in range(num_nodes) if rank not in known]
     hosts = ", ".join(f"{rank} ({hello.node.host})" for rank, hello in sorted(known.items()))
     return (
-        f"{len(known)} of {num_nodes} nodes came within {timeout_s:g} s: {hosts}; "
+        f"{len(known)} of {num_nodes} nodes joined within {timeout_s:g} s: {hosts}; "
         f"missing: node {', '.join(missing[:20])}\n"
-        "    start gpurun there too, or give it more time: --join-timeout"
+        "    start gpurun there too, or wait longer: --join-timeout"
     )
 
 
@@ -82,6 +82,6 @@ def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
 def shared_address(first: Hello, others: Sequence[Hello]) -> str:
     """The address at which the others found node 0.
 
-    Its own idea may be one that only it knows: many hosts resolve their own name to the loopback interface.
+    Its own may be reachable only from itself: many hosts resolve their own name to the loopback interface.
     """
     return others[0].rendezvous if others else first.node.address

@@ -14,20 +14,19 @@ from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesE
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import Place, find_place, is_loopback, is_own
-from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts
 from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256, shared_address
-from gpurun.launcher.nodes.link_options import LinkOptions
-from gpurun.launcher.nodes.messages import End, Hello, Welcome
+from gpurun.launcher.nodes.messages import End, Hello, LinkOptions, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, find_facts
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.units import format_duration, plural
 
 MEET_S = 60.0
-"""torch's rendezvous of nodes that are all known to be there: seconds, over a slow link."""
+"""For torch's rendezvous once all nodes have joined: it takes seconds over a slow connection."""
 ANSWER_S = 5.0
-"""What node 0's word that the time is up may take to the others."""
+"""How long node 0's message that the time is up may take."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,11 @@ class Joined:
     rank: int
     hosts: tuple[str, ...]
     nodes: tuple[Node, ...]
-    """By node rank; node 0 alone knows them."""
+    """By node rank; known only on node 0."""
 
 
 def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine: Machine) -> Hello:
-    """What this node says of itself."""
+    """This node's introduction to node 0."""
     job = spec.resolved()
     return Hello(
         version=__version__,
@@ -63,13 +62,13 @@ def joined(
     machine: Machine,
     say: Callable[[str], None],
 ) -> Iterator[Joined]:
-    """All nodes together; however the block ends, all nodes are told, with one cause and one exit code.
+    """Joins all nodes; however the block ends, all nodes end with the same cause and the same exit code.
 
     Args:
-        say: is told what is waited for.
+        say: shows what this node waits for.
 
     Raises:
-        SpecError: facts are missing, or the nodes ask for different things.
+        SpecError: facts are missing, or the nodes were started for different jobs.
         MachineError: node 0 can't be reached, its port is taken, or nodes are missing.
     """
     facts = find_facts(spec.nodes, flags, os.environ)
@@ -82,7 +81,7 @@ def joined(
     except NodesEnded:
         raise
     except BaseException as error:
-        with contextlib.suppress(GpurunError):  # the link may have ended with the cause
+        with contextlib.suppress(GpurunError):  # the link may have failed with the cause
             link.announce(_end_of(error, facts.rank, machine.hostname))
         raise
     finally:
@@ -90,7 +89,7 @@ def joined(
 
 
 def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
-    """What a person should know who sees nothing happen, perhaps for minutes."""
+    """What this node waits for, perhaps for minutes."""
     others = plural(num_nodes - 1, "other node") if facts.rank == 0 else "node 0"
     place = f"{facts.host}:{facts.port}"
     return (
@@ -99,7 +98,7 @@ def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
 
 
 def link_options(guard: Guard, facts: Facts, place: Place, flags: NodeFlags) -> LinkOptions:
-    """Node 0 listens where its name leads; on all interfaces where that is what only itself calls it."""
+    """Node 0 listens at the address of its name, or on all interfaces if that is a loopback address."""
     own_name = is_loopback(place.rendezvous) and facts.host not in ("localhost", place.rendezvous)
     return LinkOptions(
         parent=guard.supervisor,
@@ -116,7 +115,7 @@ def link_options(guard: Guard, facts: Facts, place: Place, flags: NodeFlags) -> 
 
 
 def _end_of(error: BaseException, rank: int, host: str) -> End:
-    """What the other nodes are told; where it happened is said there, and is plain here."""
+    """The announcement to the other nodes, which names this node."""
     code = error.exit_code if isinstance(error, GpurunError) else 1
     text = str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {error}"
     about_all = isinstance(error, NodesError | _Refused | _Missing)
@@ -128,7 +127,7 @@ class _Refused(SpecError):
 
 
 class _Missing(MachineError):
-    """Not all nodes came."""
+    """Not all nodes joined."""
 
 
 def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
@@ -144,32 +143,32 @@ def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joi
     link.hosts = hosts
     link.meet(num_nodes)
     if not link.await_met(MEET_S):
-        raise NodesError(f"the nodes did not come through torch's rendezvous within {MEET_S:g} s")
+        raise NodesError(f"the nodes did not complete torch's rendezvous within {MEET_S:g} s")
     return Joined(link, hello.rank, hosts, nodes)
 
 
 def await_welcome(link: NodeLink, timeout_s: float) -> Welcome:
-    """Node 0's word that all are there.
+    """Waits for node 0's message that all nodes have joined.
 
-    Node 0 knows best when the time is up, and says so to all. Its time began before it could be reached.
+    Node 0 decides when the time is up, and announces it. Its time began before it could be reached.
 
     Raises:
-        NodesError: it says nothing, though it was reached.
+        NodesError: it was reached, but sends nothing.
         MachineError: it could not be reached.
     """
     while not link.await_connected(timeout_s):
-        continue  # it would have raised: its own limit is the same
+        continue  # its own limit is the same, and would raise
     welcome = link.take(Welcome, timeout_s + ANSWER_S)
     if welcome is None:
         raise NodesError(
-            f"node 0 was reached, but has not said within {timeout_s + ANSWER_S:g} s that all nodes came\n"
+            f"node 0 was reached, but did not report within {timeout_s + ANSWER_S:g} s that all joined\n"
             "    its gpurun was killed, the machine is down, or the network to it is cut"
         )
     return welcome
 
 
 def gather(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
-    """All nodes by rank, as soon as all have come."""
+    """All nodes by rank, as soon as all have joined."""
     deadline = time.monotonic() + timeout_s
     known = {0: hello}
     while len(known) < num_nodes:
@@ -186,7 +185,7 @@ def gather(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> tu
 
 
 def _seen_from(hello: Hello, others: list[Hello]) -> Node:
-    """Node 0 by the address at which the others find it, unless its interface was chosen."""
+    """Node 0 with the address at which the others find it, unless its interface was chosen."""
     seen = shared_address(hello, others)
     if not is_loopback(hello.node.address) or is_loopback(seen) or not is_own(seen):
         return hello.node

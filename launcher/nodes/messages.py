@@ -1,7 +1,5 @@
-"""What is said on a job of several nodes: between a node's command and its link, and from node to node."""
+"""Messages of a job on several nodes: between a node's command and its link, and between nodes."""
 
-import socket
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +8,29 @@ import msgspec
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.protocol import StartRequest
+
+PULSE_S = 0.1
+"""The time between two heartbeats, and the longest that a message waits in its mailbox."""
+
+
+class LinkOptions(msgspec.Struct, frozen=True):
+    """Everything that `gpurun.launcher.worker.entry.store_link` needs; its one argument, as JSON."""
+
+    parent: int
+    """The process whose end ends it."""
+    rank: int
+    """Node rank; node 0 has the store."""
+    host: str
+    """The rendezvous host as the user calls it."""
+    address: str
+    """Its IP address."""
+    port: int
+    listen: str
+    """Address that node 0 listens on; empty: all of them."""
+    own_host: str
+    own_address: str
+    run_id: str
+    join_timeout_s: float
 
 
 class Send(msgspec.Struct, frozen=True, tag=True):
@@ -20,7 +41,7 @@ class Send(msgspec.Struct, frozen=True, tag=True):
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """Say how the run ends; only the first announcement of all nodes counts."""
+    """Announce how the run ends; only the first announcement of all nodes counts."""
 
     payload: bytes
 
@@ -32,21 +53,21 @@ class JoinRendezvous(msgspec.Struct, frozen=True, tag=True):
 
 
 class Quit(msgspec.Struct, frozen=True, tag=True):
-    """Nothing more comes: end."""
+    """No more requests follow: end."""
 
     linger_s: float
-    """How long node 0 keeps its store, at the most, for the others to read how the run ended."""
+    """How long node 0 keeps its store at most, so that the others can read how the run ended."""
 
 
 LinkRequest = Send | Announce | JoinRendezvous | Quit
 
 
 class Connected(msgspec.Struct, frozen=True, tag=True):
-    """The store is there."""
+    """The store is reachable."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """There is no store to be had."""
+    """The store can't be reached or created."""
 
     text: str
 
@@ -58,13 +79,13 @@ class RendezvousDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Mail(msgspec.Struct, frozen=True, tag=True):
-    """A message for this node. They come in the order of the store's counter."""
+    """A message for this node. Messages come in the order of the store's counter."""
 
     payload: bytes
 
 
 class Heartbeats(msgspec.Struct, frozen=True, tag=True):
-    """How often each node's heart has beaten."""
+    """How many heartbeats each node has sent."""
 
     counts: tuple[int, ...]
 
@@ -77,7 +98,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConnectionLost(msgspec.Struct, frozen=True, tag=True):
-    """The connection to the store is gone."""
+    """The connection to the store is lost."""
 
     text: str
 
@@ -100,7 +121,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """All nodes are there, and agree."""
+    """All nodes have come, and agree."""
 
     hosts: tuple[str, ...]
 
@@ -111,7 +132,7 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     path: str
     job_dir: str
     token: str
-    """Name of a file in it: a node that sees it shares the directory."""
+    """Name of a file in the run directory: a node that sees it shares the directory."""
     envs: tuple[Mapping[str, str], ...]
     """The environments that servers need in this run."""
 
@@ -125,11 +146,11 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     """The `LaunchConfig` or `ProgramConfig` as JSON, with node 0's paths."""
     requests: tuple[StartRequest, ...]
     env: Mapping[str, str]
-    """Of the server that is to start them."""
+    """Environment of the server that starts them."""
 
 
 class Port(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 listens."""
+    """The port on which rank 0 listens."""
 
     attempt: int
     content: bytes
@@ -148,24 +169,24 @@ class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End all ranks, and send what they have left."""
+    """End all ranks, and send their files."""
 
     attempt: int
     grace_s: float
 
 
 class LogText(msgspec.Struct, frozen=True, tag=True):
-    """Node 0 tells its user this; the other nodes' logs should say it too."""
+    """A message that node 0 shows its user, for the users of the other nodes."""
 
     text: str
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):
-    """A chunk has been written."""
+    """Node 0 has written a chunk."""
 
 
 class RankExit(msgspec.Struct, frozen=True):
-    """`gpurun.launcher.failures.root_cause.Exit`, on the clock of its own host."""
+    """`processes.protocol.Exit`, on the clock of its own host."""
 
     rank: int
     pid: int
@@ -194,15 +215,15 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class Snapshots(msgspec.Struct, frozen=True, tag=True):
-    """What the node's ranks were doing."""
+    """Snapshots of the node's ranks."""
 
     attempt: int
     node: int
-    sights: tuple[RankSnapshot, ...]
+    snapshots: tuple[RankSnapshot, ...]
 
 
 class Steps(msgspec.Struct, frozen=True, tag=True):
-    """How many steps the node's ranks have made, in no order: only whether it changes is of interest."""
+    """How many steps the node's ranks have completed; only whether this changes matters."""
 
     attempt: int
     node: int
@@ -224,10 +245,7 @@ Message = (
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_requests = msgspec.msgpack.Decoder(LinkRequest)
-_reports = msgspec.msgpack.Decoder(LinkReport)
 _ends = msgspec.msgpack.Decoder(End)
-_LENGTH = struct.Struct(">I")
 
 
 def encode(message: Message | End) -> bytes:
@@ -238,7 +256,7 @@ def decode(payload: bytes) -> Message:
     """The message.
 
     Raises:
-        msgspec.MsgspecError: it isn't one: the other node runs another version, or it is no node at all.
+        msgspec.MsgspecError: it is no message: the other node runs another version, or is not a gpurun.
     """
     return _messages.decode(payload)
 
@@ -246,42 +264,3 @@ def decode(payload: bytes) -> Message:
 def decode_end(payload: bytes) -> End:
     """Likewise, for an announcement."""
     return _ends.decode(payload)
-
-
-class Frames:
-    """A stream socket as a sequence of requests and reports."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self.stream = stream
-        self._rest = bytearray()
-
-    def send(self, message: LinkRequest | LinkReport) -> None:
-        content = _encoder.encode(message)
-        self.stream.sendall(_LENGTH.pack(len(content)) + content)
-
-    def requests(self) -> list[LinkRequest] | None:
-        """The next requests; blocks until something is there. `None` at the end of the stream."""
-        frames = self._read()
-        return None if frames is None else [_requests.decode(frame) for frame in frames]
-
-    def reports(self) -> list[LinkReport] | None:
-        """The next reports, likewise."""
-        frames = self._read()
-        return None if frames is None else [_reports.decode(frame) for frame in frames]
-
-    def _read(self) -> list[bytes] | None:
-        try:
-            part = self.stream.recv(1 << 20)
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        self._rest += part
-        frames = []
-        while len(self._rest) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._rest)
-            if len(self._rest) < _LENGTH.size + length:
-                break
-            frames.append(bytes(self._rest[_LENGTH.size : _LENGTH.size + length]))
-            del self._rest[: _LENGTH.size + length]
-        return frames

@@ -1,25 +1,22 @@
-"""The handle of the command on its link to the other nodes: nothing here ever blocks."""
+"""The command's handle of its link to the other nodes. Nothing here blocks longer than asked."""
 
 import contextlib
-import os
-import select
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 import msgspec
 
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError
-from gpurun.launcher.nodes.link_options import LinkOptions
 from gpurun.launcher.nodes.messages import (
     Announce,
     Connected,
     ConnectionLost,
     End,
-    Frames,
     Heartbeats,
     JoinRendezvous,
+    LinkOptions,
     LinkReport,
     LinkRequest,
     Mail,
@@ -31,45 +28,89 @@ from gpurun.launcher.nodes.messages import (
     decode,
     encode,
 )
-from gpurun.launcher.nodes.silence import Silence
+from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import Guard, python_argv
 
 M = TypeVar("M", bound=msgspec.Struct)
 T = TypeVar("T")
 
 LINGER_S, LOST_LINGER_S = 5.0, 1.0
-"""How long node 0 waits for all others to know how the run ended; one that is lost never will."""
+"""How long node 0 waits until all others know how the run ended; shorter if a node is lost."""
 _QUIT_S = 2.0
-"""How long the link may take to pass on what it was given."""
+"""How long the link may take to send its last messages."""
+
+
+SILENCE_S = 5.0
+"""A node without heartbeats for this long is lost: with the grace period, all is over within 10 s."""
+SUSPICIOUS_SILENCE_S = 2.5
+"""Likewise, if ranks have already lost their connections to peers."""
+BUSY_S = 1.0
+"""A node that did not listen for this long can't judge whether others were silent."""
+
+
+@dataclass
+class Silence:
+    """Which nodes have sent node `rank` no heartbeat, and for how long.
+
+    Nodes heartbeat through the store; one that stops is considered lost. Node 0 counts the heartbeats of each
+    node; the others only notice whether the store answers, which is node 0's.
+    """
+
+    rank: int
+    now_s: float
+    suspicious: bool = False
+    counts: tuple[int, ...] = ()
+    heard_s: dict[int, float] = field(default_factory=dict)
+
+    def begin(self, num_nodes: int, now_s: float) -> None:
+        """From now on nodes heartbeat."""
+        watched = range(1, num_nodes) if self.rank == 0 else (0,)
+        self.heard_s = dict.fromkeys(watched, now_s)
+
+    def resume(self, now_s: float) -> None:
+        """This node listens again, perhaps after it was busy: that time does not count as silence."""
+        away_s = now_s - self.now_s
+        if away_s > BUSY_S:
+            self.heard_s = {rank: heard_s + away_s for rank, heard_s in self.heard_s.items()}
+        self.now_s = now_s
+
+    def beats(self, counts: Sequence[int], now_s: float) -> None:
+        """Counts of all nodes' heartbeats so far, read from the store."""
+        for rank in self.heard_s:
+            if self.rank != 0 or not self.counts or counts[rank] != self.counts[rank]:
+                self.heard_s[rank] = now_s
+        self.counts = tuple(counts)
+
+    def find(self, now_s: float) -> tuple[int, float] | None:
+        """The node that has been silent for too long, and for how many seconds."""
+        self.now_s = now_s
+        limit_s = SUSPICIOUS_SILENCE_S if self.suspicious else SILENCE_S
+        silent = [(now_s - heard_s, rank) for rank, heard_s in self.heard_s.items()]
+        longest_s, rank = max(silent, default=(0.0, 0))
+        return (rank, longest_s) if longest_s > limit_s else None
 
 
 class NodeLink:
-    """Messages to and from the other nodes. Not usable any more once it has raised."""
+    """Messages to and from the other nodes. Unusable once it has raised."""
 
     def __init__(
         self, guard: Guard, options: LinkOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.rank = options.rank
         self.hosts: tuple[str, ...] = ()
-        """By node rank, as soon as they are known."""
+        """By node rank, once they are known."""
         self.num_met = 0
-        """How many nodes have come through torch's rendezvous."""
+        """How many nodes have completed torch's rendezvous."""
         self.connected = False
         self._lost_one = False
         self._clock = clock
         self._silence = Silence(options.rank, clock())
         self._mails: list[Message] = []
-        self._stderr = os.memfd_create("gpurun-link-stderr")
-        ours, theirs = socket.socketpair()
-        argv = python_argv("gpurun.launcher.worker.entry.node_link", msgspec.json.encode(options).decode())
-        with theirs:
-            try:
-                guard.spawn(argv, {"OPENBLAS_NUM_THREADS": "1"}, theirs, self._stderr)
-            except MachineError:
-                ours.close()
-                os.close(self._stderr)
-                raise
-        self._frames = Frames(ours)
+        argv = python_argv("gpurun.launcher.worker.entry.store_link", msgspec.json.encode(options).decode())
+        self._process: ServingProcess[LinkRequest, LinkReport] = ServingProcess(
+            guard, argv, {"OPENBLAS_NUM_THREADS": "1"}, LinkReport
+        )
+        self._is_open = True
 
     def send(self, to: int, message: Message) -> None:
         """Puts a message into a node's mailbox, also into this node's own."""
@@ -83,15 +124,15 @@ class NodeLink:
         self._request(JoinRendezvous(num_nodes))
 
     def suspect(self, suspicious: bool) -> None:
-        """Whether ranks of this node have lost their peers: then silence means something sooner."""
+        """Whether ranks of this node have lost their peers: then a silent node is considered lost sooner."""
         self._silence.suspicious = suspicious
 
     def poll(self, timeout_s: float) -> list[Message]:
-        """Messages that have come since the last call; waits for the first one, at most `timeout_s`.
+        """Messages since the last call; waits for the first one, at most `timeout_s`.
 
         Raises:
             NodesEnded: the end of the run has been announced.
-            NodesError: a node, or the way to it, is gone.
+            NodesError: a node, or the connection to it, is lost.
             MachineError: node 0 can't be reached, or its port is taken.
         """
         deadline = self._clock() + timeout_s
@@ -103,7 +144,7 @@ class NodeLink:
                 return mails
 
     def take(self, kind: type[M], timeout_s: float) -> M | None:
-        """The next message of this kind; all others stay for `poll`. `None` if it doesn't come in time.
+        """The next message of this kind; `poll` returns the others later. `None` if none comes in time.
 
         Raises:
             GpurunError: as `poll` does.
@@ -112,15 +153,15 @@ class NodeLink:
         return self._await(lambda: self._pick(kind), timeout_s)
 
     def await_connected(self, timeout_s: float) -> bool:
-        """Whether the store has been reached in time; messages stay for `poll`.
+        """Whether the store is reached in time; `poll` returns messages later.
 
         Raises:
-            MachineError: the link has given up.
+            MachineError: the link could not reach it.
         """
         return self._await(lambda: self.connected or None, timeout_s) is not None
 
     def await_met(self, timeout_s: float) -> bool:
-        """Whether all nodes have come through torch's rendezvous in time; messages stay for `poll`."""
+        """Whether all nodes complete torch's rendezvous in time; `poll` returns messages later."""
         return self._await(lambda: self.num_met or None, timeout_s) is not None
 
     def _await(self, find: Callable[[], T | None], timeout_s: float) -> T | None:
@@ -137,48 +178,47 @@ class NodeLink:
         return None
 
     def close(self) -> None:
-        """Lets the link pass on what it has been given, and ends it."""
-        if self._stderr < 0:
+        """Lets the link send its last messages, and ends it."""
+        if not self._is_open:
             return
+        self._is_open = False
+        channel = self._process.channel
         linger_s = LOST_LINGER_S if self._lost_one else LINGER_S
-        # A link without its node 0 hangs in a call that may never return: it ends with the command.
+        # Without node 0, the link hangs in a call that may never return: it ends with the command.
         limit_s = 0.0 if self._lost_one and self.rank > 0 else linger_s + _QUIT_S
         with contextlib.suppress(OSError):
-            self._frames.send(Quit(linger_s))
+            channel.send(Quit(linger_s))
             deadline = self._clock() + limit_s
             while (left_s := deadline - self._clock()) > 0:
-                ready = select.select([self._frames.stream], [], [], left_s)[0]
-                if not ready or self._frames.reports() is None:
+                if not channel.has_news(left_s) or channel.receive() is None:
                     break
-        self._frames.stream.close()
-        os.close(self._stderr)
-        self._stderr = -1
+        self._process.close()
 
     def _request(self, request: LinkRequest) -> None:
         try:
-            self._frames.send(request)
+            self._process.channel.send(request)
         except OSError:
-            self._receive(0.0)  # It may have said why.
+            self._receive(0.0)  # It may have reported why.
             self._lost(f"its link ended{self._last_words()}")
 
     def _receive(self, timeout_s: float) -> None:
-        # Short looks: silence has to be noticed while nothing comes.
-        if select.select([self._frames.stream], [], [], min(timeout_s, 0.2))[0]:
-            reports = self._frames.reports()
+        # Short waits: a silent node has to be noticed while nothing comes.
+        if self._process.channel.has_news(min(timeout_s, 0.2)):
+            reports = self._process.channel.receive()
             if reports is None:
                 self._lost(f"its link ended{self._last_words()}")
             for report in reports:
                 self._take(report)
         if (silent := self._silence.find(self._clock())) is not None:
             rank, seconds = silent
-            self._gone(rank, f"nothing was heard from it for {seconds:.0f} s")
+            self._gone(rank, f"no heartbeat for {seconds:.0f} s")
 
     def _take(self, report: LinkReport) -> None:
         if isinstance(report, Mail):
             try:
                 self._mails.append(decode(report.payload))
             except msgspec.MsgspecError as error:
-                raise NodesError(f"a node speaks another version of gpurun: {error}") from error
+                raise NodesError(f"a node runs another version of gpurun: {error}") from error
         elif isinstance(report, Heartbeats):
             self._silence.beats(report.counts, self._clock())
         elif isinstance(report, End):
@@ -201,15 +241,14 @@ class NodeLink:
     def _gone(self, rank: int, why: str) -> NoReturn:
         self._lost_one = True
         raise NodesError(
-            f"node {rank} ({self._host(rank)}) is gone: {why}\n"
+            f"node {rank} ({self._host(rank)}) is lost: {why}\n"
             f"    its gpurun was killed, the machine is down, or the network between it and node {self.rank} "
             f"({self._host(self.rank)}) is cut"
         )
 
     def _host(self, rank: int) -> str:
-        return self.hosts[rank] if rank < len(self.hosts) else "host not known"
+        return self.hosts[rank] if rank < len(self.hosts) else "unknown host"
 
     def _last_words(self) -> str:
-        os.lseek(self._stderr, 0, os.SEEK_SET)
-        lines = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
+        lines = self._process.last_words()
         return f"; its last words: {lines[-1]}" if lines else ""

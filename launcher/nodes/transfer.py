@@ -1,8 +1,7 @@
-"""Result files of a node on their way to node 0: chunk by chunk, only what is new since the last time.
+"""Sends a node's result files to node 0: in chunks, and only what is new since the last time.
 
-Files that are appended to go on where they ended, also where node 0 has had a beginning of them before this
-command: that of a run that is resumed. All others are written in one piece, and are sent whole whenever they
-change.
+Files that only grow continue where they ended, also if node 0 had their beginning before this command, in a
+run that is resumed. All other files are written in one piece, and sent whole whenever they change.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,13 +13,13 @@ from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import unwritable
 
 CHUNK_BYTES = 1 << 18
-"""2 s at 1 Mbit/s: a slow link still has its heartbeats in between."""
+"""2 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
 WINDOW_CHUNKS = 8
-"""As many may be on their way: no memory holds more of a file."""
+"""How many may be in flight, which bounds the memory in use."""
 RESULTS = ("launches", "variants")
-"""Folders of a run directory that ranks write into."""
+"""Directories of a run directory that ranks write into."""
 OWN_COPIES = ("launch.json", "rendezvous")
-"""What node 0 has given to every node."""
+"""Files that node 0 has sent to every node."""
 APPENDED = (".jsonl", ".log")
 """Suffixes of the files that only grow."""
 
@@ -32,30 +31,30 @@ class Outbox:
     root: Path
     node: int
     sent_bytes: dict[str, int] = field(default_factory=dict)
-    """Of files that only grow."""
+    """For files that only grow."""
     sent_states: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Of all others: number, size and time of change of what was sent."""
+    """For all others: inode, size and modification time of what was sent."""
 
-    def send(self, send: Callable[[Chunk], None], await_taken: Callable[[], None]) -> int:
+    def send(self, send: Callable[[Chunk], None], await_ack: Callable[[], None]) -> int:
         """Sends what is new; the number of bytes.
 
         Args:
-            send: puts a chunk on its way.
-            await_taken: returns when one more chunk has arrived.
+            send: sends a chunk.
+            await_ack: returns when one more chunk is acknowledged.
 
         Raises:
             MachineError: a file can't be read.
         """
-        on_the_way = total = 0
+        in_flight = total = 0
         for chunk in self._chunks():
-            if on_the_way == WINDOW_CHUNKS:
-                await_taken()
-                on_the_way -= 1
+            if in_flight == WINDOW_CHUNKS:
+                await_ack()
+                in_flight -= 1
             send(chunk)
-            on_the_way += 1
+            in_flight += 1
             total += len(chunk.content)
-        for _ in range(on_the_way):
-            await_taken()
+        for _ in range(in_flight):
+            await_ack()
         return total
 
     def _chunks(self) -> Iterator[Chunk]:
@@ -94,17 +93,17 @@ class Outbox:
 
 @dataclass
 class Inbox:
-    """Where node 0 puts the files of the other nodes."""
+    """Writes the other nodes' files into node 0's run directory."""
 
     root: Path
     had_bytes: dict[str, int] = field(default_factory=dict)
-    """What there was of files that only grow, before their first chunk came."""
+    """Size of files that only grow, before their first chunk came."""
 
     def write(self, chunk: Chunk) -> None:
-        """Writes a part of a file where it belongs.
+        """Writes a chunk of a file.
 
         Raises:
-            MachineError: it can't be written, or belongs nowhere in a run directory.
+            MachineError: it can't be written, or does not belong into a run directory.
         """
         path = self.place(chunk)
         try:
@@ -118,11 +117,13 @@ class Inbox:
             raise unwritable(path, error) from error
 
     def place(self, chunk: Chunk) -> Path:
-        """The file that it is a part of."""
+        """The file that the chunk is a part of."""
         name = PurePosixPath(chunk.path)
         in_results = name.parts[:1] in [(folder,) for folder in RESULTS]
         if name.is_absolute() or ".." in name.parts or not in_results:
-            raise MachineError(f"node {chunk.node} sent a file that belongs to no run: {chunk.path!r}")
+            raise MachineError(
+                f"node {chunk.node} sent a file that does not belong to the run: {chunk.path!r}"
+            )
         return self.root / name
 
 

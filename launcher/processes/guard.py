@@ -1,9 +1,9 @@
 """Two processes that watch each other, so that nothing outlives the command, however it dies.
 
-The command forks once, before threads and heavy imports exist: the *front* goes on as the command, the
-*supervisor* starts the servers that the front asks for and otherwise waits. Both are subreapers, joined by a
-socket. Whichever dies, the other kills everything below it. No thread and no handler in the ranks is needed
-for that, so a rank that holds the GIL in C is no exception.
+The command forks once, before threads and heavy imports exist: the *front* continues as the command, the
+*supervisor* starts the servers that the front requests and otherwise waits. Both are subreapers, connected by
+a socket. When one dies, the other kills all of its descendants. The ranks need no thread or handler for that:
+it works even for a rank that holds the GIL in C.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 def split_process() -> "Guard":
-    """Forks the supervisor off; returns in the front only.
+    """Forks the supervisor; returns only in the front.
 
     Call it before anything else: a fork copies locks that other threads hold.
 
@@ -48,14 +48,14 @@ def split_process() -> "Guard":
     if pid == 0:
         _supervise(theirs)
     theirs.close()
-    # numpy's BLAS starts a thread per core when it is imported, of which the command has no use. Where no
-    # more processes are allowed, it interrupts us instead of saying so. Ranks get the supervisor's variables.
+    # numpy's BLAS starts a thread per core at import, which the command does not need; at the limit of
+    # processes, it raises SIGINT instead of an error. Ranks get the supervisor's variables, without this one.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return Guard(pid, ours)
 
 
 class Guard:
-    """The front's handle on its supervisor. A context manager: nothing is left behind at its end."""
+    """The front's handle of its supervisor. A context manager that leaves no process behind."""
 
     def __init__(self, supervisor: int, control: socket.socket) -> None:
         self.supervisor = supervisor
@@ -73,7 +73,7 @@ class Guard:
             stderr: becomes its file descriptor 2.
 
         Raises:
-            MachineError: the supervisor is gone, or the program can't be started.
+            MachineError: the supervisor has ended, or the program can't be started.
         """
         request = json.dumps({"argv": list(argv), "env": dict(env)}).encode()
         try:
@@ -94,15 +94,15 @@ class Guard:
         return _has_ended(self.supervisor)
 
     def kill_workers(self) -> None:
-        """SIGKILLs everything below the command but the supervisor, at once."""
+        """Kills all descendants of the command but the supervisor, at once."""
         kill_descendants(os.getpid(), without={self.supervisor})
         kill_descendants(self.supervisor)
 
     def close(self) -> None:
-        """Ends everything that was started, the supervisor too, and waits for it.
+        """Ends everything that was started, the supervisor included, and waits for that.
 
         Raises:
-            MachineError: processes are left that the kernel can't end.
+            MachineError: the kernel can't end some processes.
         """
         if self._closed:
             return
@@ -113,7 +113,9 @@ class Guard:
         while (status := _reap(self.supervisor)) is None:
             if time.monotonic() > deadline:
                 left = descendants(self.supervisor)
-                raise MachineError(f"processes {left} can't be killed: a driver or a file system holds them")
+                raise MachineError(
+                    f"processes {left} can't be killed: they hang in a driver or a file system"
+                )
             time.sleep(0.001)
         if status != 0:
             kill_descendants(os.getpid())
@@ -127,7 +129,7 @@ class Guard:
         self.close()
 
     def _on_child(self, number: int, frame: FrameType | None) -> None:
-        """A dead supervisor hands its children to us; they go before anyone asks for them."""
+        """A dead supervisor's children become ours; they are killed at once."""
         if _has_ended(self.supervisor):
             kill_descendants(os.getpid())
         if callable(self._previous):
@@ -135,7 +137,7 @@ class Guard:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child of ours is dead; it stays a zombie."""
+    """Whether a child is dead; it is not reaped."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -143,7 +145,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _reap(pid: int) -> int | None:
-    """A child's exit status once it is dead; -1 if somebody else has reaped it."""
+    """A child's exit status once it is dead; -1 if it was reaped elsewhere."""
     try:
         reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -152,20 +154,20 @@ def _reap(pid: int) -> int | None:
 
 
 def _supervise(control: socket.socket) -> NoReturn:
-    """The supervisor's life: start servers, sweep up after them, and end with the front."""
+    """The life of the supervisor: it starts servers, kills what they leave, and ends with the front."""
     try:
         become_subreaper()
         os.setpgid(0, 0)
         _detach(keep=control.fileno())
         _Supervisor(control).run()
         while kill_descendants(os.getpid(), timeout_s=60.0):
-            pass  # Held by the kernel: leaving would leave them behind.
+            pass  # The kernel holds them: if we ended now, they would stay.
     finally:
         os._exit(0)
 
 
 def _detach(keep: int) -> None:
-    """Lets go of the command's files, which may be pipes that others wait to see closed."""
+    """Closes the command's files: other programs may wait for a pipe to be closed."""
     for number in SHIELDED:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
@@ -184,7 +186,7 @@ class _Supervisor:
         signal.set_wakeup_fd(wake_write)
 
     def run(self) -> None:
-        """Returns when the front is gone, or has closed its end."""
+        """Returns when the front has ended, or has closed its end of the socket."""
         control = self._control.fileno()
         while True:
             ready, _, _ = select.select([control, self._wake], [], [])
@@ -195,7 +197,7 @@ class _Supervisor:
                 return
 
     def _serve(self) -> bool:
-        """Answers one request; whether the front is still there."""
+        """Answers one request; whether the front still exists."""
         try:
             request, fds, _, _ = socket.recv_fds(self._control, _MAX_REQUEST_BYTES, 2)
         except ConnectionError:
@@ -213,8 +215,8 @@ class _Supervisor:
         argv = request["argv"]
         stream, stderr = fds
         for fd in fds:
-            # Received descriptors are inheritable: a server that kept a copy of its own socket would never
-            # let the front see that it has died.
+            # Received descriptors are inheritable: if a server kept a copy of its own socket, the front would
+            # never notice its death.
             os.set_inheritable(fd, False)
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -231,7 +233,7 @@ class _Supervisor:
         return {"pid": pid}
 
     def _reap_children(self) -> None:
-        """Reaps the dead; what a dead server left behind, which is ours now, is killed."""
+        """Reaps dead children, and kills what dead servers left behind."""
         swept = False
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:

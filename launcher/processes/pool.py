@@ -1,10 +1,7 @@
 """The command's handle on the server that forks the ranks (`gpurun.launcher.worker.entry.zygote`)."""
 
 import contextlib
-import os
-import select
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +12,13 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.limits import start_problem
 from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
 from gpurun.launcher.machine.process_tree import kill_descendants, send_signal
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (
     SERVICE_RANK,
+    Exit,
     Exited,
     ImportFailed,
-    Lines,
     Preload,
     Report,
     Request,
@@ -39,21 +36,21 @@ __all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
 TORCH = ("torch", "torch.distributed")
 TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
 OPTIMIZING = ("torch._dynamo",)
-"""What a process' first optimizer imports: 820 modules, half as long again as torch itself takes.
+"""What the first optimizer of a process imports: 820 modules, which take half as long as torch itself.
 
-The first ranks do that themselves, side by side, rather than wait for the server to do it before; the server
-follows while they build their models, so that the ranks of all later launches begin with it.
+The first ranks import them in parallel, rather than wait for the server to import them first. The server
+follows while the ranks build their models, so that later ranks start with these modules.
 """
 
 _REPORT_TIMEOUT_S = 5.0
-"""How long a killed rank may take to be reported: the kernel has to free what it held."""
+"""How long it may take until a killed rank is reported: the kernel has to free its memory."""
 
 
 class WorkerPool:
-    """Starts ranks, says when they end, and stops them. A context manager.
+    """Starts ranks, reports when they end, and stops them. A context manager.
 
     The server begins to import as soon as the pool exists; nothing here waits for it. A pool has one
-    environment: variables that matter while torch is imported (`OMP_NUM_THREADS`) must be in `env`.
+    environment: variables that torch reads at import (`OMP_NUM_THREADS`) must be in `env`.
     """
 
     def __init__(
@@ -63,24 +60,22 @@ class WorkerPool:
         self._preload = tuple(preload)
         # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
         self._env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
-        self._stderr = os.memfd_create("gpurun-server-stderr")
         self._requested: set[int] = set()
         self._running: dict[int, int] = {}
         self._signals: tuple[int, ...] = ()
         self._forwarded: list[int] = []
         self._exits: list[Exit] = []
         self._oom_kills = oom_kills()
-        self._lines: Lines | None = None
-        self._server = 0
+        self._server: ServingProcess[Request, Report] | None = None
         self._start_server()
 
     def start(self, processes: Sequence[StartRequest]) -> None:
-        """Starts the ranks of one launch; returns at once, they come when the server has imported torch.
+        """Starts the ranks of one launch; returns at once, they start when the server has imported torch.
 
         Raises:
-            MachineError: the server or the supervisor is gone.
+            MachineError: the server or the supervisor has ended.
         """
-        if self._lines is None:
+        if self._server is None:
             self._start_server()
         self._signals = ()
         for process in processes:
@@ -88,24 +83,24 @@ class WorkerPool:
             self._send(process)
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the server import modules for the ranks that are started after this; returns at once.
+        """Makes the server import modules for ranks that are started later; returns at once.
 
         Raises:
-            MachineError: the server or the supervisor is gone.
+            MachineError: the server or the supervisor has ended.
         """
-        if self._lines is None:
+        if self._server is None:
             self._start_server()
         self._send(Preload(tuple(modules)))
 
     def pids(self) -> dict[int, int]:
-        """Process ids of the ranks that are known to run."""
+        """Process ids of the ranks that are known to be running."""
         return {rank: pid for rank, pid in self._running.items() if rank != SERVICE_RANK}
 
     def poll(self, timeout_s: float) -> list[Exit]:
         """Ranks that ended since the last call; waits for the first one, at most `timeout_s`.
 
         Raises:
-            MachineError: torch can't be imported, or the server is gone.
+            MachineError: torch can't be imported, or the server has ended.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -117,7 +112,7 @@ class WorkerPool:
                 return exits
 
     def forward(self, number: int) -> None:
-        """Sends a signal to all ranks that run, soon: may be called by a signal handler."""
+        """Sends a signal to all running ranks, with the next `poll`; may be called by a signal handler."""
         self._forwarded.append(number)
 
     def observe(self, folder: Path) -> "tuple[RankSnapshot, ...]":
@@ -129,24 +124,24 @@ class WorkerPool:
         return observe(folder)
 
     def steps_elsewhere(self) -> tuple[int, ...]:
-        """None: all ranks are here."""
+        """None: all ranks are on this machine."""
         return ()
 
     def stop(self, grace_s: float) -> None:
-        """Ends all ranks and everything that they started, sessions of their own included.
+        """Ends all ranks and everything that they started, even in other sessions.
 
-        SIGTERM to the ranks, `grace_s` to go by themselves, then SIGKILL. How they ended comes with the next
-        `poll`. Never raises for a dead server: there is nothing left to stop then.
+        Sends SIGTERM to the ranks, waits up to `grace_s`, then SIGKILL. The next `poll` returns how they
+        ended. A dead server raises nothing: there is nothing left to stop.
         """
         with contextlib.suppress(MachineError):
             self._ask_to_end(grace_s)
-        if self._lines is None:
+        if self._server is None:
             return
         if self._requested:
-            self._drop_server()  # Still importing; it would fork them afterwards.
+            self._drop_server()  # It is still importing, and would fork them afterwards.
             return
         self._signals += (signal.SIGKILL,)
-        kill_descendants(self._server)
+        kill_descendants(self._server.pid)
         with contextlib.suppress(MachineError):
             self._await_reports(_REPORT_TIMEOUT_S)
 
@@ -154,9 +149,6 @@ class WorkerPool:
         """Stops all ranks at once, and the server."""
         self.stop(0.0)
         self._drop_server()
-        if self._stderr >= 0:
-            os.close(self._stderr)
-            self._stderr = -1
 
     def __enter__(self) -> Self:
         return self
@@ -167,26 +159,19 @@ class WorkerPool:
         self.close()
 
     def _start_server(self) -> None:
-        ours, theirs = socket.socketpair()
         argv = python_argv("gpurun.launcher.worker.entry.zygote", str(self._guard.supervisor))
-        with theirs:
-            try:
-                self._server = self._guard.spawn(argv, self._env, theirs, self._stderr)
-            except MachineError:
-                ours.close()
-                raise
-        self._lines = Lines(ours)
+        self._server = ServingProcess(self._guard, argv, self._env, Report)
         self._send(Preload(self._preload))
 
     def _drop_server(self) -> None:
-        """Kills the server, and the ranks with it; the next `start` brings a new one."""
-        if self._lines is None:
+        """Kills the server and the ranks; the next `start` starts a new server."""
+        if self._server is None:
             return
-        self._lines.stream.close()
-        self._lines = None
-        kill_descendants(self._server)
-        send_signal(self._server, signal.SIGKILL)
-        kill_descendants(self._server)
+        server, self._server = self._server, None
+        server.close()
+        kill_descendants(server.pid)
+        send_signal(server.pid, signal.SIGKILL)
+        kill_descendants(server.pid)
         self._requested.clear()
         self._running.clear()
 
@@ -198,26 +183,24 @@ class WorkerPool:
         self._await_reports(grace_s)
 
     def _await_reports(self, timeout_s: float) -> None:
-        """Takes reports until every rank has ended."""
+        """Receives reports until every rank has ended."""
         deadline = time.monotonic() + timeout_s
         while self._running and (remaining_s := deadline - time.monotonic()) > 0:
             self._receive(remaining_s)
 
     def _send(self, request: Request) -> None:
-        if self._lines is None:
+        if self._server is None:
             raise MachineError("the server that starts the ranks is not running")
         try:
-            self._lines.send(request)
+            self._server.channel.send(request)
         except OSError:
             self._server_ended()
 
     def _receive(self, timeout_s: float) -> bool:
-        """Takes in what has come; whether anything had."""
-        if self._lines is None:
+        """Handles the reports that have come; whether there were any."""
+        if self._server is None or not self._server.channel.has_news(timeout_s):
             return False
-        if not select.select([self._lines.stream], [], [], timeout_s)[0]:
-            return False
-        reports = self._lines.reports()
+        reports = self._server.channel.receive()
         if reports is None:
             self._server_ended()
             return False
@@ -245,7 +228,7 @@ class WorkerPool:
             )
 
     def _exit(self, report: Exited) -> Exit:
-        """The report, with what only the command knows: which signals were its own."""
+        """The report, with what only the command knows: which signals it sent."""
         killed = report.returncode == -signal.SIGKILL and signal.SIGKILL not in self._signals
         return Exit(
             rank=report.rank,
@@ -262,18 +245,17 @@ class WorkerPool:
         return grown or in_kernel_log(pid)
 
     def _server_ended(self) -> None:
-        """Explains why the server is gone.
+        """Explains why the server has ended.
 
         Raises:
             MachineError: always.
         """
+        last_words = self._server.last_words() if self._server else []
         self._drop_server()
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
-        os.lseek(self._stderr, 0, os.SEEK_SET)
-        last_words = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
-        told = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""
+        shown = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""
         raise MachineError(
             "the server that starts the ranks was killed or crashed, and the ranks with it "
-            f"(out of memory? see the kernel's log){told}"
+            f"(out of memory? see the kernel's log){shown}"
         )

@@ -1,4 +1,4 @@
-"""Servers by environment: what matters while torch is imported can't be set in a fork of it."""
+"""A server per environment: variables that torch reads at import can't be set in a fork."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,19 +10,19 @@ from gpurun.launcher.processes.pool import TRAINING, WorkerPool
 from gpurun.launcher.processes.signals import interruptible
 
 MOST_SERVERS = 4
-"""Each holds an imported torch (about 300 MB). Those that were not used for longest go first."""
+"""Each holds an imported torch (about 300 MB). The least recently used one is ended first."""
 WORKER = (
     "gpurun.launcher.worker.entry.main",
     "gpurun.launcher.worker.program.rank",
     "gpurun.launcher.worker.base.process_group",
 )
-"""Imported once in the server as well: every rank begins with one of them."""
+"""Imported in the server as well: every rank begins with one of them."""
 
 
 class WorkerPools:
     """A `WorkerPool` per distinct environment. A context manager.
 
-    The first one, which adds nothing to the environment, begins to import as soon as this exists.
+    The first one, which adds nothing to the environment, begins to import at once.
     """
 
     def __init__(self, guard: Guard, preload: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class WorkerPools:
         self.get({})
 
     def get(self, env: Mapping[str, str]) -> WorkerPool:
-        """The pool whose server was started with `env`; ranks of other pools should have ended."""
+        """The pool whose server has `env`; the ranks of other pools should have ended."""
         key = tuple(sorted(env.items()))
         pool = self._pools.pop(key, None)
         if pool is None:
@@ -43,7 +43,7 @@ class WorkerPools:
         return pool
 
     def keep_only(self, envs: Sequence[Mapping[str, str]]) -> None:
-        """Ends the servers that none of these environments needs, such as the first one."""
+        """Ends the servers of all other environments, such as the first one."""
         wanted = {tuple(sorted(env.items())) for env in envs}
         for key in [key for key in self._pools if key not in wanted]:
             self._pools.pop(key).close()
@@ -66,8 +66,7 @@ class WorkerPools:
 def early_servers(guard: Guard) -> Iterator[WorkerPools]:
     """Servers that import torch while the command still imports its own part and reads the job.
 
-    What this module imports stands between the command and that: it is kept small. From here on a signal is
-    an `Interrupted`.
+    This module's own imports delay that, so there are few. From here on a signal raises `Interrupted`.
     """
     with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, *WORKER)) as pools:
         yield pools

@@ -1,12 +1,36 @@
-"""What the command and the server that forks the ranks say to each other: lines of JSON on a socket."""
+"""What the command and the server that forks the ranks send each other, and how ranks end."""
 
-import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 SERVICE_RANK = -1
-"""A process that serves the ranks and is none: it is ended with them, and its own end is no news."""
+"""Not a rank, but a process that serves the ranks: it is ended with them, and its end is not reported."""
+
+WORKER_ENTRY = "gpurun.launcher.worker.entry.main:main"
+"""What a workload's rank runs."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank's process ended."""
+
+    rank: int
+    pid: int
+    returncode: int
+    """Exit code, or minus the signal's number."""
+    time_ns: int
+    """`time.time_ns()` when it was reaped; comparable on one host only."""
+    signals_sent: tuple[int, ...] = ()
+    """Signals that the command itself had sent it."""
+    oom_killed: bool = False
+    """Whether the kernel killed it because memory ran out."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal from the command ended it."""
+        return -self.returncode in self.signals_sent
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
@@ -25,16 +49,16 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     log: str
     """Absolute path of the file that takes its stdout and stderr; appended to."""
     cwd: str
-    entry: str = "gpurun.launcher.worker.entry.main:main"
+    entry: str = WORKER_ENTRY
     """`module:function`, called with `args`."""
     control: str = ""
-    """Absolute path of the folder with the control blocks; empty: the rank has none."""
+    """Absolute path of the directory with the control blocks; empty: the rank has none."""
     cpus: tuple[int, ...] = ()
     """Hardware threads that it may run on; empty: all that the command may."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to every rank that still runs. The server does it, who knows which are not yet reaped."""
+    """Send a signal to every running rank. The server does it: it knows which are not reaped yet."""
 
     number: int
 
@@ -57,11 +81,11 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     returncode: int
     """Exit code, or minus the signal's number."""
     time_ns: int
-    """When the server took notice, by `time.time_ns()`."""
+    """When the server noticed it, by `time.time_ns()`."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """A rank can't be forked; the server goes on."""
+    """A rank can't be forked; the server continues."""
 
     rank: int
     errno: int
@@ -75,38 +99,3 @@ class ImportFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = Started | StartFailed | Exited | ImportFailed
-
-_encoder = msgspec.json.Encoder()
-_requests = msgspec.json.Decoder(Request)
-_reports = msgspec.json.Decoder(Report)
-
-
-class Lines:
-    """A stream socket as a sequence of lines."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self.stream = stream
-        self._rest = b""
-
-    def send(self, message: Request | Report) -> None:
-        self.stream.sendall(_encoder.encode(message) + b"\n")
-
-    def requests(self) -> list[Request] | None:
-        """The next requests; blocks until something is there. `None` at the end of the stream."""
-        lines = self._read()
-        return None if lines is None else [_requests.decode(line) for line in lines]
-
-    def reports(self) -> list[Report] | None:
-        """The next reports, likewise."""
-        lines = self._read()
-        return None if lines is None else [_reports.decode(line) for line in lines]
-
-    def _read(self) -> list[bytes] | None:
-        try:
-            chunk = self.stream.recv(1 << 16)
-        except ConnectionError:
-            return None
-        if not chunk:
-            return None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return lines

@@ -17,9 +17,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
     """Raises `Interrupted` in the main thread at the first signal.
 
-    A second one, during the clean-up, kills the workers at once, so that nothing is left to wait for; a third
-    one ends the command like any other program. A signal that was ignored (`nohup`) stays so. The terminal is
-    put back as it was.
+    A second signal, during the clean-up, kills the workers at once; a third one ends the command like any
+    other program. A signal that was ignored (`nohup`) stays ignored. The terminal's settings are restored.
     """
     count = 0
 
@@ -47,7 +46,7 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forwarded(forward: Callable[[int], None]) -> Iterator[None]:
-    """Hands SIGUSR1, by which batch systems announce a preemption, on to `forward`; nothing ends by it."""
+    """Passes SIGUSR1, with which batch systems announce a preemption, to `forward`; it ends nothing."""
     previous = signal.signal(signal.SIGUSR1, lambda number, _: forward(number))
     try:
         yield
@@ -57,19 +56,19 @@ def forwarded(forward: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminal_kept() -> Iterator[None]:
-    """Restores echo, line mode and the rest, if there is a terminal."""
+    """Restores the terminal's settings, if there is a terminal."""
     fd = _terminal()
     state = termios.tcgetattr(fd) if fd is not None else None
     try:
         yield
     finally:
         if fd is not None and state is not None:
-            with contextlib.suppress(termios.error):  # It may have been closed: that is what SIGHUP says.
+            with contextlib.suppress(termios.error):  # It may be closed: SIGHUP says so.
                 termios.tcsetattr(fd, termios.TCSADRAIN, state)
 
 
 def _terminal() -> int | None:
-    """A terminal that this process may set: one in whose foreground it stands, or it would be stopped."""
+    """A terminal that this process may change: it must be in the foreground, or it would be stopped."""
     for stream in (sys.__stdin__, sys.__stderr__):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             fd = stream.fileno()  # type: ignore[union-attr]  # None is met by AttributeError

@@ -1,10 +1,12 @@
 """Which launches of a run have been made, and what is still missing: pure questions to the run directory."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from gpurun.launcher.compare.figures.rounds import round_times
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.run.decisions import Ended
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus
 
@@ -108,3 +110,15 @@ def status_of(facts: VariantFacts) -> VariantStatus:
     if facts.unsteady:
         return VariantStatus("unsteady", facts.unsteady)
     return VariantStatus("ok")
+
+
+def lost_status(run: RunDir, attempt: str, ended: Ended) -> VariantStatus:
+    """How a variant ended that a failed or late attempt was busy with."""
+    failure, hang = ended.failure, ended.hang
+    rank = failure.rank if failure else hang.rank if hang else None
+    log = str(run.log(attempt, rank or 0).relative_to(run.path))
+    if failure is None:
+        where = f": {hang.headline}" if hang and hang.headline else ""
+        return VariantStatus("timeout", f"{ended.late}{where}", attempt, rank, log)
+    status: Literal["oom", "failed"] = "oom" if failure.kind == "oom" else "failed"
+    return VariantStatus(status, failure.reason, attempt, rank, log)

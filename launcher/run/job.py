@@ -1,6 +1,7 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,7 @@ from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, SpecError
-from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
@@ -22,29 +22,32 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.ranks import Pools
 from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.report.tensorboard.writer import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.run.largest_batch import find_max_batch, wants_max, with_batch
+from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import (
     Invocation,
     find_run,
     open_run,
     resume_run,
 )
-from gpurun.launcher.run.progress import Progress, Status
+from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.session import Session
+from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.units import plural
 
 LATEST = Path("latest")
 
-PACE_FROM_LAUNCHES = 0.3
-"""Share of a launch from which on its start-up no longer distorts the pace."""
+SPEED_FROM_LAUNCHES = 0.3
+"""Share of a launch after which its start-up no longer distorts the estimate of the remaining time."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that came to an end, of whatever kind: what was measured, and what to exit with."""
+    """A run that has ended, well or not: what was measured, and the error to exit with."""
 
     run: RunDir
     comparison: Comparison
@@ -53,7 +56,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that is known before the first process of a run is started."""
+    """Everything that is known before the first process of a run starts."""
 
     spec: JobSpec
     machine: Machine
@@ -63,27 +66,27 @@ class Prepared:
 
     @property
     def envs(self) -> list[Mapping[str, str]]:
-        """What each variant's server has in its environment."""
+        """The environment of each variant's server."""
         return [variant.env for variant in self.plan.variants]
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a person wants to see of what the ranks write."""
+    """What to show of the ranks' output."""
 
     quiet: bool = False
     only_rank: int | None = None
 
     def check(self, plan: Plan) -> None:
-        """Refuses to show a rank that there won't be.
+        """Refuses `--only-rank` for a rank that does not exist.
 
         Raises:
-            SpecError: no variant has that many.
+            SpecError: no variant has that many ranks.
         """
         last = max(variant.world_size for variant in plan.variants) - 1
         if self.only_rank is not None and self.only_rank > last:
-            there_are = f"they are 0 to {last}" if last else "there is only rank 0"
-            raise SpecError(f"--only-rank {self.only_rank}: no variant has such a rank; {there_are}")
+            ranks = f"the ranks are 0 to {last}" if last else "there is only rank 0"
+            raise SpecError(f"--only-rank {self.only_rank}: no variant has this rank; {ranks}")
 
     def relay(self, say: Callable[[str], None]) -> Relay | None:
         if self.quiet:
@@ -94,7 +97,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Job:
-    """What the command was asked for, checked as far as no machine is needed for that."""
+    """What the command line asks for, checked as far as possible without a machine."""
 
     given: Invocation
     spec: JobSpec
@@ -108,7 +111,7 @@ class Job:
 
     @property
     def resumed(self) -> Path | None:
-        """The run to go on with."""
+        """The run to resume."""
         newest = self.resume == LATEST and not self.resume.exists()
         return (self.out or Path("runs") / self.spec.name) if newest else self.resume
 
@@ -117,7 +120,7 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
     """Plans the job for this machine, or for these nodes, and opens the run directory.
 
     Raises:
-        SpecError: the job makes no sense on these devices.
+        SpecError: the job does not fit these devices.
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
         VariantError: `global_batch: max` could not be found.
     """
@@ -136,20 +139,20 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
 
 
 def say_on_stderr(text: str) -> None:
-    """Tells of what happens before there is a plan, and with it a progress line."""
+    """Reports what happens before there is a plan, and with it a progress line."""
     sys.stderr.write(f"{text}\n")
 
 
 def carry_out(
-    ready: Prepared, pools: Pools, output: Output, tell: Callable[[str], None] | None = None
+    ready: Prepared, pools: Pools, output: Output, notify: Callable[[str], None] | None = None
 ) -> Finished:
-    """Executes the plan, and shows how it goes on.
+    """Executes the plan, and shows the progress.
 
     Args:
         ready: the plan, and what it was made from.
         pools: start the ranks.
         output: what to show of what the ranks write.
-        tell: is told of failures as well, where others than this terminal's user should know.
+        notify: gets the messages about failures as well, for users at other terminals.
     """
     plan = ready.plan
     tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
@@ -158,19 +161,14 @@ def carry_out(
 
         def say(text: str) -> None:
             progress.say(text)
-            if tell is not None:
-                tell(text)
+            if notify is not None:
+                notify(text)
 
         session = Session(
-            plan=plan,
-            spec=ready.spec,
-            run=ready.run,
-            job_dir=ready.job_dir,
-            machine=ready.machine,
-            pool=pools.get(ready.envs[0]),
+            starter=Starter(plan, ready.spec, ready.run, ready.job_dir, ready.machine),
             pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
-            account=Reporter(ready.run, say),
+            reporter=Reporter(ready.run, say),
             relay=output.relay(progress.say),
         )
         with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
@@ -178,7 +176,7 @@ def carry_out(
 
 
 def finish(session: Session) -> Finished:
-    """Executes the session; whatever ends it, what was measured is compared, rendered and returned."""
+    """Executes the session. However it ends, what was measured is compared, rendered and returned."""
     error: GpurunError | None
     try:
         comparison = session.execute()
@@ -188,7 +186,7 @@ def finish(session: Session) -> Finished:
         error = Interrupted(ended.cause, kept=True)
     except NodesError as ended:
         comparison, error = session.compare(), ended
-    session.render(comparison)
+    write_tensorboard(comparison, session.run)
     return Finished(session.run, comparison, error)
 
 
@@ -206,7 +204,7 @@ class Tracker:
         self.started_s = time.monotonic()
 
     def status(self, launch: Launch, position: int, event: Event | None) -> Status:
-        """Where the run stands; `event` is `None` when a launch has just been started."""
+        """How far the run is; `event` is `None` when a launch has just been started."""
         self.first = position if self.first is None else self.first
         within = event.round / event.rounds if event and event.rounds else 0.0
         elapsed_s = time.monotonic() - self.started_s
@@ -225,8 +223,46 @@ class Tracker:
         )
 
     def remaining_s(self, launches_done: float, elapsed_s: float) -> float | None:
-        """By the pace so far, once that says something; before, by the estimate while it holds."""
+        """From the speed so far, once enough is done; before that, from the estimate while it holds."""
         left = len(self.plan.launches) - (self.first or 0) - launches_done
-        if launches_done >= PACE_FROM_LAUNCHES:
+        if launches_done >= SPEED_FROM_LAUNCHES:
             return left * elapsed_s / launches_done
         return self.estimate_s - elapsed_s if elapsed_s < self.estimate_s else None
+
+
+_HELD = re.compile(r"the devices can hold .*= (?P<samples>\d+) samples?, not")
+"""Words of `balance/solve.py`."""
+_MEASURED = ("ok", "unsteady")
+
+
+def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:
+    """Why the command does not exit with 0, although results exist; `None`: it does.
+
+    A variant that runs out of memory is a result if another variant was measured: it does not fit. If none
+    was measured, a script or a batch system has nothing to continue with.
+
+    Args:
+        comparison: what was measured.
+        mistake: one in the job that was found during the run; it is the outcome if no variant was measured.
+    """
+    variants = comparison.variants
+    if mistake and not any(v.step_ms or v.probe for v in variants):
+        return mistake
+    lost = [v.id for v in variants if v.status in ("failed", "timeout")]
+    if lost:
+        return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
+    too_large = [v.id for v in variants if v.status == "oom"]
+    if too_large and not any(v.status in _MEASURED for v in variants):
+        hint = _what_fits([v.reason or "" for v in variants if v.status == "oom"])
+        return VariantError(
+            f"no variant could be measured; out of memory: {', '.join(too_large)}\n    {hint}"
+        )
+    return None
+
+
+def _what_fits(reasons: Sequence[str]) -> str:
+    """The batch that the devices were found to hold; without one, to use a smaller batch."""
+    held = [int(found["samples"]) for reason in reasons if (found := _HELD.search(reason))]
+    if not held:
+        return "set a smaller `global_batch`, or divide it into micro-batches: `accumulate`"
+    return f"the devices can hold {min(held)} samples: set `global_batch: {min(held)}` or less"

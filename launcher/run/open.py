@@ -1,4 +1,4 @@
-"""Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to be resumed."""
+"""Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to resume."""
 
 import shutil
 import time
@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 
 LATEST = "latest"
-"""A text file that holds the newest run's folder name; a link would make TensorBoard read the run twice."""
+"""A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Invocation:
 
     job_file: Path
     overrides: tuple[str, ...]
-    """What `--set` said."""
+    """The values of `--set`."""
     job_dir: Path | None = None
-    """Where relative file names of the job start, if not in the job file's own folder."""
+    """Where relative file names of the job start, if not in the job file's own directory."""
     text: str | None = None
-    """The job itself, where it stands in no file (`gpurun run`); `job_file` is then only a name."""
+    """The job itself, where it is in no file (`gpurun run`); `job_file` is then only a name."""
 
     @property
     def folder(self) -> Path:
@@ -40,13 +40,13 @@ class Invocation:
 def program_invocation(
     script: str | None, module: str | None, args: Sequence[str], devices: str, overrides: Sequence[str]
 ) -> Invocation:
-    """What `gpurun run` was started with, in the current folder."""
+    """What `gpurun run` was started with, in the current directory."""
     text = program_job(script, module, args, devices)
     return Invocation(Path("gpurun run"), tuple(overrides), Path.cwd(), text)
 
 
 def load_invocation(given: Invocation) -> JobSpec:
-    """The job that is to be run.
+    """The job to run.
 
     Raises:
         SpecError: it is wrong.
@@ -63,7 +63,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
 
     Raises:
         SpecError: `out` exists and isn't empty.
-        MachineError: the folder can't be written.
+        MachineError: the directory can't be written.
     """
     path = out or new_folder(Path("runs") / plan.name)
     check_free(path)
@@ -78,7 +78,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
 
 
 def check_free(path: Path) -> None:
-    """Whether a new run may have this folder.
+    """Whether a new run may have this directory.
 
     Raises:
         SpecError: it exists and isn't empty.
@@ -87,13 +87,15 @@ def check_free(path: Path) -> None:
         return
     refuse_if_alive(RunDir(path))
     if (path / "plan.json").is_file():
-        raise SpecError(f"{path} holds a run already; name another --out, or go on with it: --resume {path}")
-    what = "is a folder with other files" if path.is_dir() else "is a file"
+        raise SpecError(
+            f"{path} already holds a run; name another --out, or continue that run: --resume {path}"
+        )
+    what = "is a directory with other files" if path.is_dir() else "is a file"
     raise SpecError(f"{path} {what}; name another --out, one that is new or empty")
 
 
 def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine) -> None:
-    """Writes what the run begins with. The plan comes last: a folder that has one can be gone on with."""
+    """Writes what the run begins with. The plan comes last: a directory that has one can be resumed."""
     job_file = run.job if invocation.text is not None else invocation.job_file
     job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
     write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
@@ -128,7 +130,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def new_folder(parent: Path) -> Path:
-    """`parent/YYYY-MM-DD_HH-MM-SS`, with a number behind it if a run of that second is there already."""
+    """`parent/YYYY-MM-DD_HH-MM-SS`, with a number appended if a run of that second exists already."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     path, number = parent / stamp, 2
     while path.exists():
@@ -152,8 +154,8 @@ def find_run(path: Path) -> RunDir:
                 return RunDir(folder / name)
     if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
         raise SpecError(
-            f"{path}: this run ended before its plan was written, so there is nothing to go on with\n"
-            "    start anew, with another --out or after removing that folder: gpurun JOB.yaml"
+            f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
+            "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
     raise SpecError(
         f"{path}: no run here (no plan.json); runs are in runs/NAME/TIME, the newest is runs/NAME/latest"
@@ -170,7 +172,7 @@ def is_run(path: Path) -> bool:
 
 
 def are_runs(a: Path, b: Path) -> bool:
-    """Whether both are runs; if neither is, they can only be traces.
+    """Whether both are runs; if neither is, they must be traces.
 
     Raises:
         SpecError: only one is a run, or a path that isn't one doesn't exist.
@@ -182,13 +184,14 @@ def are_runs(a: Path, b: Path) -> bool:
     if runs[0] != runs[1]:
         run, other = (a, b) if runs[0] else (b, a)
         raise SpecError(
-            f"{run} is a run and {other} isn't; name two runs, or two folders of traces ({run}/variants/ID)"
+            f"{run} is a run and {other} is not; name two runs, "
+            f"or two directories of traces ({run}/variants/ID)"
         )
     return all(runs)
 
 
 def through_latest(path: Path) -> Path:
-    """`runs/NAME/latest/…` as the path that it means; no system call looks through `latest`, a file."""
+    """`runs/NAME/latest/…` as the path that it means; `latest` is a file, which no system call follows."""
     for folder in path.parents:
         if folder.name == LATEST and folder.is_file():
             return find_run(folder).path / path.relative_to(folder)
@@ -196,7 +199,7 @@ def through_latest(path: Path) -> Path:
 
 
 def traces_of(path: Path) -> list[Path]:
-    """`path` itself, or, where it is a run, the folder of the one variant that has traces.
+    """`path` itself, or, where it is a run, the directory of the one variant that has traces.
 
     Raises:
         SpecError: several variants of the run have traces: their ranks must not be mixed.
@@ -206,7 +209,9 @@ def traces_of(path: Path) -> list[Path]:
     run = find_run(path)
     folders = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
     if not folders:
-        raise SpecError(f"{path}: this run took no traces (`profile: {{steps: 3}}` in the job takes some)")
+        raise SpecError(
+            f"{path}: this run took no traces (to take some, put `profile: {{steps: 3}}` into the job)"
+        )
     if len(folders) > 1:
         named = "".join(f"\n    gpurun trace {folder}" for folder in folders)
         raise SpecError(f"{path} holds the traces of {len(folders)} variants; look at one of them:{named}")
@@ -223,7 +228,10 @@ def read_invocation(path: Path) -> Invocation:
     stored = read_json(run.invocation, StoredInvocation)
     job_file = Path(stored.job_file)
     if not job_file.is_file():
-        raise SpecError(f"the run's job file {job_file} is gone; name one: gpurun {run.job} --resume {path}")
+        raise SpecError(
+            f"the run's job file {job_file} no longer exists\n"
+            f"    use the copy in the run: gpurun {run.job} --resume {path}"
+        )
     return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
 
 
@@ -237,7 +245,7 @@ class StoredInvocation:
 
 
 def resume_run(path: Path, plan: Plan) -> RunDir:
-    """A run to go on with; what failed or timed out is tried again, what was measured is kept.
+    """A run to resume; what failed or timed out is tried again, what was measured is kept.
 
     Raises:
         SpecError: no run is there, it was made from another job, or another command works on it.
@@ -257,5 +265,5 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
 
 
 def forget(run: RunDir, variant_id: str) -> None:
-    """Lets a variant run again; its logs and failure records stay where they are."""
+    """Lets a variant run again; its logs and failure records are kept."""
     run.status(variant_id).unlink()

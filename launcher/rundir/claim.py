@@ -47,7 +47,7 @@ def claimed(run: RunDir) -> Iterator[None]:
 
     Raises:
         SpecError: another one works on it.
-        MachineError: the folder can't be written.
+        MachineError: the directory can't be written.
     """
     me = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
     create(run, me)
@@ -79,7 +79,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise unwritable(folder, error) from error
     try:
-        with contextlib.suppress(OSError):  # network file systems lock no folders
+        with contextlib.suppress(OSError):  # network file systems lock no directories
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:

@@ -21,7 +21,7 @@ _STEPS, _BELL = 3, 4
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
 FOLDER_MODE = 0o700
-"""Of the folder with all blocks: who may write here can have the ranks write traces."""
+"""Of the directory with all blocks: who may write here can have the ranks write traces."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def socket_path(folder: Path, rank: int) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """The folder of all blocks, for its owner alone."""
+    """The directory of all blocks, for its owner alone."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(FOLDER_MODE)
 
 
 def read_states(folder: Path) -> Mapping[int, RankState]:
-    """What all blocks in a folder say, by rank; blocks that are not complete yet are left out."""
+    """What all blocks in a directory say, by rank; blocks that are not complete yet are left out."""
     states = {}
     for path in folder.glob("rank*"):
         number = path.name.removeprefix("rank")

@@ -111,7 +111,7 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
     """Appends one line of JSON per value, in a single write, so that a crash cuts at most the last of them.
 
     Raises:
-        MachineError: the disk is full or the folder can't be written; earlier lines are kept.
+        MachineError: the disk is full or the directory can't be written; earlier lines are kept.
     """
     encoded = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
     try:
@@ -138,16 +138,16 @@ _REMEDIES = {
     errno.EROFS: "the file system can only be read",
     errno.EACCES: "you may not write there",
     errno.EPERM: "you may not write there",
-    errno.ENOTDIR: "a part of that path is a file, no folder",
-    errno.EEXIST: "a part of that path is a file, no folder",
-    errno.EISDIR: "there is a folder of that name",
+    errno.ENOTDIR: "a part of that path is a file, no directory",
+    errno.EEXIST: "a part of that path is a file, no directory",
+    errno.EISDIR: "there is a directory of that name",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """What to do about it, or what the short words of the system mean here."""
 
 
 def unwritable(path: Path, error: OSError) -> MachineError:
-    """What to tell somebody whose disk is full or whose folder is closed."""
+    """What to tell somebody whose disk is full or whose directory is closed."""
     remedy = _REMEDIES.get(error.errno or 0)
     return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
 
@@ -156,7 +156,7 @@ def write_json(path: Path, value: Any) -> None:
     """Replaces `path` in one step: a reader sees the old content or the new, never a part.
 
     Raises:
-        MachineError: the folder can't be written, or the disk is full; what stood there before is kept.
+        MachineError: the directory can't be written, or the disk is full; what stood there before is kept.
     """
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 

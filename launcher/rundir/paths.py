@@ -1,7 +1,12 @@
 """The names of a run directory's files, all in one place."""
 
+import errno
+import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpurun.launcher.errors import MachineError
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,14 @@ class RunPaths:
         return self.launch(launch_id) / "facts.json"
 
     def control(self, launch_id: str) -> Path:
-        """Folder of what its ranks and the command share while they run; nobody else may look into it."""
+        """Directory of what its ranks and the command share while they run; nobody else may look into it."""
         return self.launch(launch_id) / "control"
 
     def capture_request(self, launch_id: str, number: int) -> Path:
         return self.control(launch_id) / f"capture{number}.json"
 
     def capture(self, launch_id: str, number: int) -> Path:
-        """Folder of the traces that `gpurun capture` has taken."""
+        """Directory of the traces that `gpurun capture` has taken."""
         return self.launch(launch_id) / "captures" / str(number)
 
     def root_cause(self, launch_id: str) -> Path:
@@ -116,3 +121,26 @@ class RunPaths:
 
     def status(self, variant_id: str) -> Path:
         return self.variant(variant_id) / "status.json"
+
+
+def check_writable(folder: Path) -> None:
+    """Returns if `folder`, or the nearest one above it that exists, takes a file; nothing is left there.
+
+    Raises:
+        MachineError: it doesn't.
+    """
+    nearest = next((each for each in (folder, *folder.absolute().parents) if os.path.lexists(each)), folder)
+    if nearest == folder and not folder.is_dir():
+        return  # whoever opens the run has more to say about a file in its place
+    try:
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        from gpurun.launcher.rundir.files import (
+            unwritable,  # not before: a fork comes next, which copies what is there
+        )
+
+        raise MachineError(
+            f"{unwritable(folder, error)}\n    or name another run directory: --out"
+        ) from error

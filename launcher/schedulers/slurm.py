@@ -1,52 +1,121 @@
-"""A job as a plain batch script for Slurm: one `gpurun` per node, which starts the ranks there itself."""
+"""Slurm: its environment (host names, node ranks, a port per job), and a job as a plain batch script.
 
+The script starts one `gpurun` per node, which starts the ranks there itself.
+"""
+
+import itertools
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpurun import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.schedulers.slurm_environment import FIRST_SLURM_PORT, NUM_SLURM_PORTS
+from gpurun.launcher.schedulers.base import (
+    BatchQueue,
+    Environ,
+    Scheduler,
+    Submission,
+    SubmitOptions,
+    number,
+    number_if_plain,
+)
+
+FIRST_SLURM_PORT, NUM_SLURM_PORTS = 20_000, 10_000
+"""Below Linux's range of ports for outgoing connections, 32768 and up."""
+MAX_HOSTS = 100_000
+_PART = re.compile(r"\[([^\][]*)\]|([^\][]+)")
+_RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
+
+
+def slurm_port(job_id: int) -> int:
+    """A port that two jobs on one node are unlikely to share."""
+    return FIRST_SLURM_PORT + job_id % NUM_SLURM_PORTS
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The names that `gpu[01-03,7],login` stands for, in its order: gpu01, gpu02, gpu03, gpu7, login.
+
+    Source: `man scontrol`, "show hostlist".
+
+    Raises:
+        SpecError: it isn't such a list, or stands for too many.
+    """
+    names = list(itertools.islice(_all_names(text), MAX_HOSTS + 1))
+    if not names or len(names) > MAX_HOSTS:
+        raise SpecError(f"Slurm's list of nodes can't be read: {text[:200]!r}")
+    return tuple(names)
+
+
+def _all_names(text: str) -> Iterator[str]:
+    for item in _split(text):
+        parts = [
+            _numbers(found[1], text) if found[1] is not None else (found[2],)
+            for found in _PART.finditer(item)
+        ]
+        if sum(len(found[0]) for found in _PART.finditer(item)) != len(item) or not item:
+            raise SpecError(f"Slurm's list of nodes can't be read: {text[:200]!r}")
+        yield from map("".join, itertools.product(*parts))
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside brackets."""
+    return re.split(r",(?![^\[]*\])", text.strip())
+
+
+def _numbers(text: str, whole: str) -> tuple[str, ...]:
+    """`01-03,7` as 01, 02, 03, 7: as wide as the first number of a range."""
+    found: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.match(part.strip())
+        if match is None:
+            raise SpecError(f"Slurm's list of nodes can't be read: {whole[:200]!r}")
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < MAX_HOSTS:
+            raise SpecError(f"Slurm's list of nodes can't be read: {whole[:200]!r}")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return tuple(found)
+
+
+def is_task(environ: Environ) -> bool:
+    """Whether `srun` started this process; a batch script by itself is not yet one per node."""
+    return "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ
+
+
+def node_rank(environ: Environ) -> int | None:
+    """Which node of the step this is.
+
+    Raises:
+        SpecError: several tasks were started on this node.
+    """
+    if not is_task(environ):
+        return None
+    if number(environ, "SLURM_LOCALID"):
+        raise SpecError(
+            "Slurm started several tasks on this node; gpurun starts the ranks itself: "
+            "srun --ntasks-per-node=1"
+        )
+    return number(environ, "SLURM_NODEID")
+
+
+def rendezvous(environ: Environ) -> str | None:
+    """The first host of the step, and a port of the job's own."""
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    job_id = number(environ, "SLURM_JOB_ID")
+    if not is_task(environ) or not hosts or job_id is None:
+        return None
+    return f"{expand_hosts(hosts)[0]}:{slurm_port(job_id)}"
+
 
 _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
-"""What stands in options of sbatch; no space or quote, which would begin something else in the script."""
+"""What options of sbatch may contain; no space or quote, which would begin something else in the script."""
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    """What the command line asks of Slurm; `None` leaves it to the cluster's default."""
-
-    nodes: int | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    gpus_per_node: int | None = None
-    cpus_per_task: int | None = None
-    further: tuple[str, ...] = ()
-    """Other options of sbatch as they are: `--constraint=a100`."""
-
-
-@dataclass(frozen=True)
-class Submission:
-    """What the script is about."""
-
-    spec: JobSpec
-    job_file: Path
-    """Absolute."""
-    folder: Path
-    """Absolute; where the command was given, and `runs/` is."""
-    overrides: tuple[str, ...]
-    gpurun: tuple[str, ...]
-    """How this gpurun is called: absolute, since a batch script has an environment of its own."""
-
-
-def batch_script(wanted: Submission, options: SlurmOptions) -> str:
+def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     """The script; the same for the same arguments.
 
     Raises:
@@ -109,7 +178,7 @@ def next_commands(job_id: int, folder: Path) -> str:
     )
 
 
-def _directives(spec: JobSpec, nodes: int, options: SlurmOptions) -> list[str]:
+def _directives(spec: JobSpec, nodes: int, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     gpus = options.gpus_per_node or _named_gpus(spec)
     values = {
@@ -144,3 +213,14 @@ def _checked(key: str, value: str) -> str:
     if not _VALUE.fullmatch(value):
         raise SpecError(f"--{key}: {value!r} can't stand in a batch script")
     return value
+
+
+SLURM = Scheduler(
+    name="Slurm",
+    start_hint="one task per node under Slurm: gpurun submit JOB.yaml --slurm",
+    node_rank=node_rank,
+    rendezvous=rendezvous,
+    num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),
+    run_id=lambda environ: environ.get("SLURM_JOB_ID") or None,
+    queue=BatchQueue("submit.sbatch", batch_script, submit, next_commands),
+)

@@ -91,7 +91,7 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
     assert (tmp_path / "job.yaml").read_text() == JOB
     nowhere = gpurun(tmp_path, "init", "new/job.yaml")
     assert nowhere.code == 2
-    assert "there is no folder new; make it first: mkdir -p new" in nowhere.err
+    assert "there is no directory new; create it first: mkdir -p new" in nowhere.err
     assert not (tmp_path / "new").exists()
 
 

@@ -192,7 +192,7 @@ def test_a_mistake_in_build_is_told_with_its_line_and_costs_no_traceback_of_ours
     assert result.code == 4, result.err
     assert "broken.py:2" in result.err
     assert result.err.count("NameError: name 'undefined_name' is not defined") == 1
-    assert "1 other variant would build the same model and fail likewise: not started" in result.err
+    assert "1 other variant would build the same model and fail in the same way: not started" in result.err
     assert "launcher/worker" not in result.err
     statuses = {one["id"]: one["status"] for one in result.comparison["variants"]}
     assert sorted(statuses.values()) == ["failed", "failed", "ok", "ok"]

@@ -144,7 +144,7 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
         assert "rank 1 is in `wait_for_ever` (train.py" in said
         assert "rank 0 waits in all_reduce" in said
     assert second.code == 4
-    assert "node 0 (hosta) is gone" in second.err
+    assert "node 0 (hosta) is lost" in second.err
     logs = [(launches / "01-script-2" / "log" / f"rank{rank}.log").read_text() for rank in (0, 1)]
     assert ["0 0 2 10.213.7.1" in logs[0], "0 1 2 10.213.7.1" in logs[1]] == [True, True]
 
@@ -159,8 +159,8 @@ def test_a_cut_link_ends_both_nodes(hosts: Hosts) -> None:
     balance = json.loads((run / "variants" / "ddp-2-balanced" / "balance.json").read_text())
     assert sum(balance["best"]["split"]) == 8  # both nodes measured, and came to the same
     assert (first.code, second.code) == (4, 4)
-    assert "node 1 (hostb) is gone" in first.err
-    assert "node 0 (hosta) is gone" in second.err
+    assert "node 1 (hostb) is lost" in first.err
+    assert "node 0 (hosta) is lost" in second.err
     kept = re.search(r"is kept in (\S+)", second.err)
     assert kept
     assert (Path(kept[1]) / "launches" / "01-ddp-2" / "log" / "rank1.log").is_file()

@@ -119,7 +119,7 @@ def test_a_hang_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
     job = ["--set", "hang_timeout=2s", "--set", "on_hang=continue", "--set", "compare.split=[even]"]
     result = gpurun(tmp_path, "job.yaml", "--out", "run", *job)
     assert result.code == 0, result.err
-    assert "made no step for 2 s" in result.err
+    assert "no step completed for 2 s" in result.err
     assert "rank 1 is in `misbehave` (model.py:" in result.err
     assert "; rank 0 waits in all_reduce #" in result.err
     (record,) = (tmp_path / "run").glob("launches/*/hang.json")

@@ -14,9 +14,9 @@ import pytest
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
-from gpurun.launcher.processes.exits import Exit
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 

@@ -202,6 +202,6 @@ def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_pa
     assert done.code == 4, done.err
     result = done.variant("script-2")
     assert result["status"] == "timeout"
-    assert "made no step for 10 s" in result["reason"]
+    assert "no step completed for 10 s" in result["reason"]
     assert "train.py" in (tmp_path / "run/launches/01-script-2/hang.json").read_text()
     assert "[rank 0] saved at the last moment" in done.err

@@ -12,7 +12,7 @@ from typing import TextIO
 import pytest
 from rich.cells import cell_len
 
-from gpurun.launcher.run.progress import Progress, Status, progress_line
+from gpurun.launcher.run.progress_line import Progress, Status, progress_line
 
 HIDE_CURSOR = "\x1b[?25l"
 SHOW_CURSOR = "\x1b[?25h"

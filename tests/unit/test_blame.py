@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import ParamsError
-from gpurun.launcher.failures.outcome import outcome_error
 from gpurun.launcher.failures.restart import fails_everywhere, is_transient
 from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
 from gpurun.launcher.inspect.frames import OURS
-from gpurun.launcher.processes.exits import Exit
+from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.job import outcome_error
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord
 from gpurun.launcher.worker.training.load import load_workload
@@ -108,7 +108,7 @@ def test_without_a_cause_the_report_says_so() -> None:
     records = [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)]
     failure = root_cause([ended(0, 1, 5.1), ended(1, 1, 5.2)], records, None)
     assert (failure.rank, failure.secondary) == (1, True)
-    assert "no rank left word of the cause" in explain(failure, "", "x.log")
+    assert "no rank recorded the cause" in explain(failure, "", "x.log")
 
 
 def test_what_a_stop_provoked_is_no_cause() -> None:

@@ -20,15 +20,14 @@ from gpurun.launcher.machine.network import find_place, resolve
 from gpurun.launcher.nodes.exit_order import Timeline
 from gpurun.launcher.nodes.follower import Places
 from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256
-from gpurun.launcher.nodes.link_options import LinkOptions
-from gpurun.launcher.nodes.messages import Chunk, Hello, RankExit, decode, encode
-from gpurun.launcher.nodes.silence import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
+from gpurun.launcher.nodes.messages import Chunk, Hello, LinkOptions, RankExit, decode, encode
+from gpurun.launcher.nodes.node_link import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
 from gpurun.launcher.rundir.files import write_bytes
 from gpurun.launcher.rundir.records import FailureRecord
-from gpurun.launcher.worker.entry.node_link import await_listener
+from gpurun.launcher.worker.entry.store_link import await_listener
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
 FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
@@ -45,9 +44,9 @@ OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "ab
         ),
         ({"job": {**JOB, "global_batch": 16}}, "different jobs: `global_batch` is 8 on node 0 (a) and 16"),
         ({"job": {**JOB, "seed": 1}}, "`seed` is not set on node 0 (a) and 1 on node 1 (b)"),
-        ({"program_sha256": "def"}, "train.py is not the same file on node 0 (a) and node 1 (b)"),
+        ({"program_sha256": "def"}, "train.py differs between node 0 (a) and node 1 (b)"),
         ({"version": "2"}, "different versions of gpurun: gpurun is 1 on node 0 (a) and 2 on node 1 (b)"),
-        ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both say that they are node 0"),
+        ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both claim to be node 0"),
     ],
 )
 def test_what_nodes_disagree_on(changes: dict[str, Any], words: str | None) -> None:
@@ -57,7 +56,7 @@ def test_what_nodes_disagree_on(changes: dict[str, Any], words: str | None) -> N
 
 def test_who_is_missing_is_named() -> None:
     text = missing_nodes(4, {0: FIRST, 2: OTHER}, 60.0)
-    assert "2 of 4 nodes came within 60 s: 0 (a), 2 (b); missing: node 1, 3" in text
+    assert "2 of 4 nodes joined within 60 s: 0 (a), 2 (b); missing: node 1, 3" in text
 
 
 @pytest.mark.parametrize("job", [{"workload": "train.py:build"}, {"script": "train.py"}])
@@ -207,13 +206,13 @@ def test_no_more_than_a_window_is_on_its_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "variants/../../x", "job.yaml", "", "launchesx/y"])
 def test_a_file_that_belongs_nowhere_is_refused(tmp_path: Path, path: str) -> None:
-    with pytest.raises(MachineError, match="belongs to no run"):
+    with pytest.raises(MachineError, match="does not belong to the run"):
         Inbox(tmp_path).write(Chunk(1, path, 0, b"x"))
 
 
 def test_paths_of_node_0_become_this_nodes_own(tmp_path: Path) -> None:
     places = Places(tmp_path / "r", tmp_path / "s", tmp_path / "j", "/their/run", "/their/job")
-    assert places.translate("/their/run/launches/x/launch.json", "x") == str(places.order("x"))
+    assert places.translate("/their/run/launches/x/launch.json", "x") == str(places.launch_config("x"))
     assert (
         places.translate("/their/run/launches/x/log/rank1.log", "x")
         == f"{tmp_path}/r/launches/x/log/rank1.log"

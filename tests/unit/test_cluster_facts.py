@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.nodes.facts import Facts, NodeFlags, find_facts, parse_endpoint
-from gpurun.launcher.schedulers.slurm_environment import expand_hosts, slurm_port
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, find_facts, parse_endpoint
+from gpurun.launcher.schedulers.slurm import expand_hosts, slurm_port
 
 SLURM = {
     "SLURM_JOB_ID": "123456",
@@ -47,8 +47,8 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
         (NodeFlags(), {}, "nothing says which node this is"),
         (NodeFlags(0), {}, "nothing says where the nodes meet"),
         (NodeFlags(2, "a"), {}, "there is no node 2: the job has `nodes: 2`"),
-        (NodeFlags(0, "a:99999"), {}, "no HOST[:PORT]"),
-        (NodeFlags(0, ":1"), {}, "no HOST[:PORT]"),
+        (NodeFlags(0, "a:99999"), {}, "not HOST[:PORT]"),
+        (NodeFlags(0, ":1"), {}, "not HOST[:PORT]"),
         (NodeFlags(), {**PET, "PET_NNODES": "3"}, "`nodes: 2`, and PET_NNODES says 3"),
         (NodeFlags(), {**PET, "PET_NODE_RANK": "x"}, "PET_NODE_RANK should be a number"),
         (NodeFlags(), {**SLURM, "SLURM_STEP_NUM_NODES": "4"}, "--set nodes=4"),

@@ -8,16 +8,16 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
-from gpurun.launcher.inspect.remote_inspection import answer, asked, look_at
+from gpurun.launcher.inspect.remote_inspection import answer, take_request, take_snapshots
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.topology import Topology
-from gpurun.launcher.nodes.facts import Facts
 from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
 from gpurun.launcher.nodes.messages import Hello
+from gpurun.launcher.nodes.rendezvous import Facts
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
-from gpurun.launcher.run.program_ranks import launch_requests
+from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.files import RunDir, write_json
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
@@ -52,7 +52,9 @@ def test_programs_get_the_environment_of_torchrun_on_every_node(tmp_path: Path) 
 def test_the_store_of_a_program_listens_where_all_nodes_reach_it(tmp_path: Path) -> None:
     plan = plan_of("script: train.py\ndevices: cuda\n", tmp_path)
     launch = plan.launches[0]
-    requests = launch_requests(RunDir(tmp_path), plan.variants[0], launch, launch.id, tmp_path, plan.address)
+    spec = load_text("nodes: 2\nscript: train.py\n", "job.yaml", (), tmp_path)
+    starter = Starter(plan, spec, RunDir(tmp_path), tmp_path, NODES[0])
+    requests = starter.prepare(launch, launch.id, launch.variants, 1)
     assert requests[0].args[1:] == ("3", "10.0.0.1")
 
 
@@ -73,9 +75,9 @@ def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
     run, sight = RunDir(tmp_path / "run"), RankSnapshot(1, 42, 7, (), ())
     write_json(run.plan, plan)
     found: list[tuple[RankSnapshot, ...]] = []
-    person = threading.Thread(target=lambda: found.append(look_at(run, "01")))
+    person = threading.Thread(target=lambda: found.append(take_snapshots(run, "01")))
     person.start()
-    while (token := asked(run, "01")) is None:
+    while (token := take_request(run, "01")) is None:
         pass
     answer(run, "01", token, (sight,))
     person.join()
@@ -95,7 +97,7 @@ def test_nodes_that_do_not_come_are_named() -> None:
             return []
 
     hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None)
-    with pytest.raises(MachineError, match=r"1 of 2 nodes came within 0 s: 0 \(a\); missing: node 1"):
+    with pytest.raises(MachineError, match=r"1 of 2 nodes joined within 0 s: 0 \(a\); missing: node 1"):
         gather(Silent(), hello, 2, 0.0)  # type: ignore[arg-type]
 
 
@@ -115,6 +117,6 @@ def test_a_node_waits_for_no_longer_than_it_was_told_and_a_moment() -> None:
         def take(self, kind: object, timeout_s: float) -> None:
             self.waits.append(timeout_s)
 
-    with pytest.raises(NodesError, match="has not said within 65 s"):
+    with pytest.raises(NodesError, match="did not report within 65 s"):
         await_welcome(Silent(), 60.0)  # type: ignore[arg-type]
     assert Silent.waits == [65.0]

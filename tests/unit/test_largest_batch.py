@@ -20,8 +20,7 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import largest_batch
 from gpurun.launcher.processes.signals import interruptible
 from gpurun.launcher.report.terminal.curves import batch_curve_lines
-from gpurun.launcher.run.job import finish
-from gpurun.launcher.run.largest_batch import Search, bounds, in_micro_batches
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import largest_batch as fit
@@ -161,22 +160,14 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path)
 
 
 def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
-    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).too_late()
-    assert "within 120 s\n    so far there was room for 256 on cpu:0, 0 on cpu:1" in said
+    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text()
+    assert "within 120 s\n    so far these batches fit: 256 on cpu:0, 0 on cpu:1" in said
     assert "raise `timeout`, or name a batch in place of `max`" in said
 
 
-def test_only_a_run_that_began_claims_to_keep_what_was_measured() -> None:
+def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None:
     with pytest.raises(Interrupted, match=r"^interrupted by Ctrl-C$"), interruptible(lambda: None):
         signal.raise_signal(signal.SIGINT)
-
-    def execute() -> None:
-        raise Interrupted("Ctrl-C")
-
-    session: Any = SimpleNamespace(
-        execute=execute, compare=lambda: None, render=print, run=None, mistake=None
-    )
-    assert str(finish(session).error) == "interrupted by Ctrl-C; what was measured before is kept"
 
 
 def test_where_nothing_fails_the_searchs_own_limit_is_told(

@@ -1,4 +1,4 @@
-"""Restarts, limits, the pace of a launch, claims of a run directory, control blocks: without any rank."""
+"""Restarts, limits, claims of a run directory, control blocks: without any rank."""
 
 import errno
 import os
@@ -14,10 +14,8 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pause_s
 from gpurun.launcher.failures.root_cause import Failure
-from gpurun.launcher.inspect.hang_watchdog import HangWatchdog
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
 from gpurun.launcher.machine.limits import check_open_files, remedy, start_problem
-from gpurun.launcher.run.stage import START_S, allowed_s
 from gpurun.launcher.rundir.claim import Running, boot_id, claimed, entered, read, running_launch
 from gpurun.launcher.rundir.control import (
     ControlBlock,
@@ -28,7 +26,6 @@ from gpurun.launcher.rundir.control import (
     start_ticks,
 )
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Event
 
 FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "RuntimeError", 1)
 
@@ -43,11 +40,11 @@ def test_what_another_strategy_can_not_avoid(error: str, everywhere: bool) -> No
 
 def test_the_same_exception_is_explained_once(tmp_path: Path) -> None:
     said: list[str] = []
-    account = Reporter(RunDir(tmp_path), said.append)
+    reporter = Reporter(RunDir(tmp_path), said.append)
     traced = replace(FAILED, message="no luck", traceback='  File "train.py", line 3, in build\n')
-    account.failure(traced, "01-ddp-2", "host")
-    account.failure(replace(traced, rank=0), "02-dp-2", "host")
-    account.failure(replace(traced, message="other"), "03-dp-2", "host")
+    reporter.report_failure(traced, "01-ddp-2", "host")
+    reporter.report_failure(replace(traced, rank=0), "02-dp-2", "host")
+    reporter.report_failure(replace(traced, message="other"), "03-dp-2", "host")
     assert [text.count("train.py") for text in said] == [1, 0, 1]
     assert said[1].startswith("02-dp-2: rank 0 raised X: no luck: the same as in 01-ddp-2\nlog: ")
 
@@ -58,17 +55,11 @@ def test_no_terminal_obeys_the_words_of_an_exception(tmp_path: Path) -> None:
     log = RunDir(tmp_path).log("01-ddp-2", 1)
     log.parent.mkdir(parents=True)
     log.write_text("\x1b[1;1Hsaid before\n")
-    Reporter(RunDir(tmp_path), said.append).failure(replace(FAILED, message=words), "01-ddp-2", "host")
+    Reporter(RunDir(tmp_path), said.append).report_failure(replace(FAILED, message=words), "01-ddp-2", "host")
     assert "\x1b" not in said[0]
     assert "rank 1 raised X: red\n" in said[0]
     assert "line 2" in said[0]
     assert "said before" in said[0]
-
-
-def test_a_start_has_a_minute_whatever_a_variant_may_take() -> None:
-    building, measuring = Event(0, "build"), Event(0, "round", "ddp-2-even", 1)
-    assert [allowed_s(5.0, doing) for doing in (None, building, measuring)] == [START_S, START_S, 5.0]
-    assert allowed_s(600.0, building) == 600
 
 
 @pytest.mark.parametrize(
@@ -146,42 +137,6 @@ def test_a_block_counts_and_rings(tmp_path: Path) -> None:
         block.close()
     leave(tmp_path / "control")
     assert not (tmp_path / "control").exists()
-
-
-def test_no_step_and_no_event_is_a_hang_told_once(tmp_path: Path) -> None:
-    now = 100.0
-    make_folder(tmp_path)
-    block = ControlBlock(tmp_path, 0, create=True)
-    pace = HangWatchdog(tmp_path, 10.0, clock=lambda: now)
-    now = 109.0
-    assert not pace.hangs(heard=False)  # the block is new
-    now = 118.0
-    assert not pace.hangs(heard=False)
-    now = 120.0
-    assert pace.hangs(heard=False)
-    now = 140.0
-    assert not pace.hangs(heard=False)
-    block.count_step()
-    now = 142.0
-    assert not pace.hangs(heard=False)
-    now = 151.0
-    assert not pace.hangs(heard=True)
-    now = 160.0
-    assert not pace.hangs(heard=False)
-    now = 163.0
-    assert pace.hangs(heard=False)
-    block.close()
-
-
-def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
-    now = 0.0
-    pace = HangWatchdog(tmp_path, 10.0, clock=lambda: now)
-    for now in range(0, 100, 5):  # noqa: B007  # read by the clock
-        assert not pace.hangs(heard=False)
-
-
-def test_without_a_limit_nothing_hangs(tmp_path: Path) -> None:
-    assert not HangWatchdog(tmp_path, None, clock=iter([0.0, 1e9]).__next__).hangs(heard=False)
 
 
 def test_a_run_belongs_to_one_command(tmp_path: Path) -> None:
@@ -271,7 +226,7 @@ def test_200_mb_are_not_read_to_be_shown(tmp_path: Path) -> None:
             file.write("\nlast\n")
     relay.finish()
     text = "\n".join(shown)
-    assert "199.9 MB are left out here" in text
+    assert "199.9 MB are not shown" in text
     assert text.endswith("[rank 1] last")
     assert "[rank 0]" not in text
     assert len(text) < MOST_AT_ONCE_BYTES

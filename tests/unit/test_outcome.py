@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.model import Comparison, Status
-from gpurun.launcher.failures.outcome import outcome_error
+from gpurun.launcher.run.job import outcome_error
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -19,7 +19,7 @@ COMPARISON = msgspec.json.decode(
     [
         (("ok", "oom"), None),
         (("unsteady", "oom", "oom"), None),
-        (("oom",), "nothing could be measured; out of memory: v0"),
+        (("oom",), "no variant could be measured; out of memory: v0"),
         (("oom", "oom"), "out of memory: v0, v1"),
         (("oom", "failed", "ok"), "1 of 3 variants failed: v1"),
         (("timeout",), "1 of 1 variant failed: v0"),
@@ -47,5 +47,5 @@ def test_where_nothing_fits_the_batch_to_try_is_named() -> None:
         for name, reason in (("even", "rank 0 ran out of memory"), ("balanced", small))
     )
     error = outcome_error(replace(COMPARISON, variants=(even, balanced)))
-    assert "the devices could hold 238 samples: set `global_batch: 238` or less" in str(error)
+    assert "the devices can hold 238 samples: set `global_batch: 238` or less" in str(error)
     assert "set a smaller `global_batch`" in str(outcome_error(replace(COMPARISON, variants=(even,))))

@@ -13,7 +13,7 @@ from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.job import Output
-from gpurun.launcher.run.program_ranks import launch_requests
+from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Restart
 
@@ -170,7 +170,8 @@ def test_ranks_know_how_often_they_have_been_started_again(tmp_path: Path) -> No
     run, (launch,) = RunDir(tmp_path / "run"), plan.launches
     failed = [Restart(0, attempt, 1, "why") for attempt in ("01-script-1", "01-script-1~2", "02-other")]
     append_lines(run.restarts, failed)
-    _, rank = launch_requests(run, plan.variants[0], launch, "01-script-1~3", tmp_path)
+    starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
+    _, rank = starter.prepare(launch, "01-script-1~3", launch.variants, 1)
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
 
 

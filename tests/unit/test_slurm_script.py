@@ -10,7 +10,8 @@ import pytest
 from gpurun import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_text
-from gpurun.launcher.schedulers.slurm import SlurmOptions, Submission, batch_script, next_commands, submit
+from gpurun.launcher.schedulers.base import Submission, SubmitOptions
+from gpurun.launcher.schedulers.slurm import batch_script, next_commands, submit
 
 GOLDEN = Path(__file__).parents[1] / "data" / "submit.sbatch"
 
@@ -24,18 +25,18 @@ def submission(**job: Any) -> Submission:
 
 
 def test_the_script_is_as_it_was_reviewed() -> None:
-    options = SlurmOptions(2, "1:00:00", "gpu", "acct", 8, 64, ("--constraint=a100&ib",))
+    options = SubmitOptions(2, "1:00:00", "gpu", "acct", 8, 64, ("--constraint=a100&ib",))
     script = batch_script(submission(), options).replace(__version__, "VERSION")
     assert script == GOLDEN.read_text()
 
 
 def test_bash_can_read_it() -> None:
-    script = batch_script(submission(), SlurmOptions())
+    script = batch_script(submission(), SubmitOptions())
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 def test_the_jobs_own_words_are_not_repeated() -> None:
-    script = batch_script(submission(nodes=4, devices=["cuda:0", "cuda:3"]), SlurmOptions())
+    script = batch_script(submission(nodes=4, devices=["cuda:0", "cuda:3"]), SubmitOptions())
     assert "#SBATCH --nodes=4\n" in script
     assert "nodes=4 --out" not in script
     assert "#SBATCH --gpus-per-node=4\n" in script
@@ -45,13 +46,13 @@ def test_the_jobs_own_words_are_not_repeated() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        SlurmOptions(time="1:00\n#SBATCH --uid=0"),
-        SlurmOptions(partition="a b"),
-        SlurmOptions(further=("--x='y'",)),
-        SlurmOptions(further=("a100",)),
+        SubmitOptions(time="1:00\n#SBATCH --uid=0"),
+        SubmitOptions(partition="a b"),
+        SubmitOptions(further=("--x='y'",)),
+        SubmitOptions(further=("a100",)),
     ],
 )
-def test_what_would_be_another_option_is_refused(options: SlurmOptions) -> None:
+def test_what_would_be_another_option_is_refused(options: SubmitOptions) -> None:
     with pytest.raises(SpecError):
         batch_script(submission(), options)
 

@@ -126,7 +126,7 @@ def test_where_the_stacks_single_out_nobody_nobody_is_blamed() -> None:
     assert "all ranks wait for each other" in known(hang(IN_BARRIER, IN_USERS_COLLECTIVE)).headline
     assert "no rank waits" in known(hang(IN_FORWARD, IN_FORWARD)).headline
     assert hang("", "") == find_hang({})
-    assert known(hang(IN_BARRIER, "")).headline == "rank 1 left no stack, and all others wait"
+    assert known(hang(IN_BARRIER, "")).headline == "rank 1 wrote no stack, and all others wait"
 
 
 CRASH = dedent(f"""\

@@ -1,4 +1,4 @@
-"""`gpurun diff`: two runs, or two folders of traces, against each other."""
+"""`gpurun diff`: compares two runs, or two directories of traces."""
 
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from gpurun.launcher.errors import GateError, SpecError
     "fail_slower_percent",
     callback=parse_percent,
     metavar="PERCENT",
-    help="Exit with 5 if a variant of B is surely slower by more: 3%.",
+    help="Exit with 5 if a variant of B is clearly slower by more than this: 3%.",
 )
 @json_option
 def diff(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> None:
-    """Compare run B with run A, variant by variant (a gate for CI), or two folders of traces.
+    """Compare run B with run A, variant by variant (a gate for CI), or two directories of traces.
 
-    Example: gpurun diff runs/gpt/2026-01-01_10-00-00 runs/gpt/latest --fail-slower 3%
+    Example: gpurun diff runs/gpt/before runs/gpt/latest --fail-slower 3%
 
     Exit codes: 0 ok, 2 the command line is wrong, or --fail-slower could not be decided (a variant has no
     interval: both runs need several launches, `steps: {launches: 6}`), 5 --fail-slower tripped.
@@ -35,7 +35,7 @@ def diff(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> 
         diff_two_runs(a, b, fail_slower_percent, as_json)
     elif fail_slower_percent is not None:
         raise SpecError(
-            "--fail-slower compares runs: the few steps of a trace can't tell a change from noise"
+            "--fail-slower compares runs: a trace has too few steps to distinguish a change from noise"
         )
     else:
         diff_two_captures(a, b, as_json)

@@ -1,4 +1,4 @@
-"""`gpurun init` and `gpurun schema`: part of the command line, for writing job files."""
+"""`gpurun init` and `gpurun schema`: writing job files."""
 
 import shlex
 from pathlib import Path
@@ -10,8 +10,8 @@ from gpurun.launcher.errors import SpecError
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), default="job.yaml")
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.argument("path", type=click.Path(path_type=Path), default="job.yaml", metavar="[JOB.yaml]")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(path: Path, force: bool) -> None:
     """Write a commented job file to start from.
 
@@ -24,7 +24,7 @@ def init(path: Path, force: bool) -> None:
         raise SpecError(f"{path} exists; --force overwrites it")
     if not path.parent.exists():
         command = f"mkdir -p {shlex.quote(str(path.parent))}"
-        raise SpecError(f"there is no folder {path.parent}; make it first: {command}")
+        raise SpecError(f"there is no directory {path.parent}; create it first: {command}")
     write_bytes(path, job_template().encode())
     click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
 
@@ -38,9 +38,3 @@ def schema() -> None:
     from gpurun.launcher.jobfile.docs.schema import job_schema
 
     show_json(job_schema())
-
-
-def register_job_file(group: click.Group) -> None:
-    """Adds the commands of this module."""
-    group.add_command(init)
-    group.add_command(schema)

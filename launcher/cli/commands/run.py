@@ -6,17 +6,26 @@ from typing import Any
 import click
 
 from gpurun.launcher.cli.options import (
-    ProgramCommand,
     json_option,
-    node_flags,
     node_options,
     only_rank_option,
+    out_option,
     quiet_option,
     set_option,
 )
-from gpurun.launcher.cli.output import print_comparison
+from gpurun.launcher.cli.output import run_and_print
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.writable import check_writable
+
+
+class ProgramCommand(click.Command):
+    """A command whose last arguments, after `--`, belong to a program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            raise SpecError(f"gpurun run has no option {option}; the program's own go after `--`") from None
 
 
 @click.command("run", cls=ProgramCommand)
@@ -25,30 +34,25 @@ from gpurun.launcher.rundir.writable import check_writable
     "-m", "module", metavar="MODULE", help="Run a module, as `python -m` does, instead of a script."
 )
 @click.option("--devices", default="auto", metavar="DEVICES", help="auto, cuda, cpu:2, or cuda:0,cuda:1.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The run directory itself; default runs/NAME/TIME."
-)
+@out_option
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines; the same command on each.")
 @node_options
 @only_rank_option
 @quiet_option
 @json_option
 @set_option
-def run_command(
+def run(
     words: tuple[str, ...],
     module: str | None,
     devices: str,
     out: Path | None,
     nodes: int | None,
-    only_rank: int | None,
-    quiet: bool,
-    as_json: bool,
     overrides: tuple[str, ...],
-    **about_nodes: Any,
+    **how: Any,
 ) -> None:
     """Run a program unchanged, one process per device, and time and trace its steps.
 
-    Its processes get the environment that `torchrun` gives them. What stands behind `--` is the program's.
+    Its processes get the environment that `torchrun` sets. What follows `--` is passed to the program.
 
     Example: gpurun run train.py --devices cpu:2 -- --epochs 1
 
@@ -58,26 +62,14 @@ def run_command(
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
     quit_on_interrupt()
-    from gpurun.launcher.processes.guard import split_process
-
     if module is None and not words:
-        raise SpecError("which program? gpurun run train.py, or gpurun run -m package.train")
-    check_writable(out or Path("runs"))
+        raise SpecError("missing argument SCRIPT.py; or run a module: gpurun run -m package.train")
     script, args = (None, words) if module is not None else (words[0], words[1:])
-    with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pools import early_servers
 
-        with early_servers(guard) as pools:
-            from gpurun.launcher.run.job import Output
-            from gpurun.launcher.run.open import program_invocation
-            from gpurun.launcher.start import run_job
+    def invocation() -> Any:
+        from gpurun.launcher.run.open import program_invocation
 
-            overrides = (*overrides, *([f"nodes={nodes}"] if nodes else []))
-            given = program_invocation(script, module, args, devices, overrides)
-            output, flags = Output(quiet, only_rank), node_flags(**about_nodes)
-            finished = run_job(guard, pools, given, out, None, output, flags)
-    if finished is None:
-        return  # node 0 has the results
-    print_comparison(finished.comparison, finished.run.path, as_json)
-    if finished.error is not None:
-        raise finished.error
+        more = (f"nodes={nodes}",) if nodes else ()
+        return program_invocation(script, module, args, devices, (*overrides, *more))
+
+    run_and_print(invocation, out, None, **how)

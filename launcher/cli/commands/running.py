@@ -1,4 +1,4 @@
-"""The commands for a run that is in progress: `stacks`, `capture` and `logs`; only they print."""
+"""`gpurun stacks`, `capture` and `logs`: a run that is in progress."""
 
 from __future__ import annotations
 
@@ -8,41 +8,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpurun.launcher.cli.options import json_option, parse_ranks
+from gpurun.launcher.cli.options import json_option, parse_ranks, run_argument
 from gpurun.launcher.cli.output import show_json
 
 if TYPE_CHECKING:
     from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView
     from gpurun.launcher.inspect.stacks import Frame, Stack
 
-_run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-
-
-def register_running(group: click.Group) -> None:
-    """Adds the commands of this module to the command line."""
-    for command in (stacks, capture, logs):
-        group.add_command(command)
-
 
 @click.command()
-@_run_argument
+@run_argument
 @json_option
 def stacks(run: Path, as_json: bool) -> None:
     """Show what every rank of a running job is doing, and which rank the others wait for.
 
-    Works whatever the ranks do, also in C code that holds the GIL, and they go on. They are asked by a
-    signal: a pause in C code that isn't begun again after one (EINTR) ends early.
+    Works whatever the ranks do, even in C code that holds the GIL, and they continue. It sends them a signal:
+    a sleep in C code that does not resume after a signal (EINTR) ends early.
 
     Example: gpurun stacks runs/gpt-splits/latest
     """
     from gpurun.launcher.inspect.hang_diagnosis import diagnose
-    from gpurun.launcher.inspect.remote_inspection import look_at
+    from gpurun.launcher.inspect.remote_inspection import take_snapshots
     from gpurun.launcher.run.open import find_run
     from gpurun.launcher.rundir.claim import running_launch
 
     found = find_run(run)
     launch = running_launch(found)
-    seen = diagnose(look_at(found, launch))
+    seen = diagnose(take_snapshots(found, launch))
     if as_json:
         import msgspec
 
@@ -52,11 +44,11 @@ def stacks(run: Path, as_json: bool) -> None:
 
 
 @click.command()
-@_run_argument
-@click.option("--steps", type=click.IntRange(1, 1000), default=3, help="Steps in each trace; default 3.")
-@click.option("--ranks", callback=parse_ranks, metavar="LIST", help="Ranks to record: 0,2-3. Default: all.")
+@run_argument
+@click.option("--steps", type=click.IntRange(1, 1000), default=3, help="Steps in each trace; default: 3.")
+@click.option("--ranks", callback=parse_ranks, metavar="LIST", help="Ranks to record: 0,2-3; default: all.")
 @click.option(
-    "--timeout", "timeout_s", default=120.0, metavar="SECONDS", help="How long to wait; default 120."
+    "--timeout", "timeout_s", default=120.0, metavar="SECONDS", help="How long to wait; default: 120."
 )
 def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: float) -> None:
     """Take torch.profiler traces of a job that is running, in steps that are not timed.
@@ -68,14 +60,14 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
 
     folder = capture_running(find_run(run), steps, ranks, timeout_s)
     click.echo(f"{folder}")
-    click.echo(f"analyse them: gpurun trace {folder}", err=True)
+    click.echo(f"to analyse them: gpurun trace {folder}", err=True)
 
 
 @click.command()
-@_run_argument
-@click.option("--rank", type=click.IntRange(min=0), help="Only this one; default: all.")
+@run_argument
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank; default: all.")
 @click.option("--launch", metavar="ID", help="Which launch of the run; default: the newest.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what the ranks write, until the run ends.")
+@click.option("--follow", "-f", is_flag=True, help="Print new lines as they come, until the run ends.")
 def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
     """Print what the ranks of a run have written, each line with its rank.
 

@@ -10,7 +10,7 @@ from gpurun.launcher.errors import Problem, SpecError
 @click.command("workloads")
 @click.argument("names", metavar="[NAME...]", nargs=-1)
 @json_option
-def workloads_command(names: tuple[str, ...], as_json: bool) -> None:
+def workloads(names: tuple[str, ...], as_json: bool) -> None:
     """List the built-in workloads: what they do, what bounds them, and their parameters.
 
     With a NAME, show that one alone, and what each of its parameters means.

@@ -24,7 +24,14 @@ from gpurun.launcher.rundir.records.measured import (
     StepRecord,
     VariantFacts,
 )
-from gpurun.launcher.rundir.records.outcome import Event, FailureRecord, Restart, RootCause, VariantStatus
+from gpurun.launcher.rundir.records.outcome import (
+    Event,
+    FailureRecord,
+    Restart,
+    RootCause,
+    Stage,
+    VariantStatus,
+)
 
 __all__ = [
     "Attempt",
@@ -47,6 +54,7 @@ __all__ = [
     "Restart",
     "RootCause",
     "RoundTime",
+    "Stage",
     "StepRecord",
     "VariantConfig",
     "VariantFacts",

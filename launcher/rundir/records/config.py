@@ -52,7 +52,7 @@ class LaunchConfig:
     workload: str
     """`gpt`, `train.py:build` or `package.module:build`."""
     job_dir: str
-    """Folder of the job file: relative file names of the job start here."""
+    """Directory of the job file: relative file names of the job start here."""
     params: Mapping[str, Any]
     strategy: str
     devices: tuple[str, ...]

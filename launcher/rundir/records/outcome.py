@@ -1,7 +1,11 @@
 """How things went: what happens now, and how ranks, launches and variants ended."""
 
+import time
 from dataclasses import dataclass
 from typing import Literal
+
+Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "run", "done"]
+"""`run`: a program is running."""
 
 
 @dataclass(frozen=True)
@@ -9,12 +13,19 @@ class Event:
     """What rank 0 is doing now, or the command with it; a line of `launches/ID/events.jsonl`."""
 
     time_ns: int
-    stage: Literal["start", "build", "balance", "check", "warmup", "round", "profile", "run", "done"]
-    """`run`: a program is running."""
+    stage: Stage
     variant: str | None = None
     round: int = 0
     """Of a program: its steps so far."""
     rounds: int = 0
+    monotonic_ns: int = 0
+    """The same moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences
+    of it. 0 in runs that are older than this field."""
+
+    @classmethod
+    def now(cls, stage: Stage, variant: str | None = None, round: int = 0, rounds: int = 0) -> "Event":
+        """What happens at this moment."""
+        return cls(time.time_ns(), stage, variant, round, rounds, time.monotonic_ns())
 
 
 @dataclass(frozen=True)

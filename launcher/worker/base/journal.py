@@ -1,17 +1,22 @@
 """What one rank writes into the run directory while it works."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Balance, Event, Kind, LaunchConfig, StepRecord, VariantFacts
+from gpurun.launcher.rundir.records import (
+    Balance,
+    Event,
+    Kind,
+    LaunchConfig,
+    Stage,
+    StepRecord,
+    VariantFacts,
+)
 from gpurun.launcher.worker.accelerators.clock import StepTiming
 from gpurun.launcher.worker.meters.noise import QUIET, BlockNoise
-
-Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "done"]
 
 
 @dataclass
@@ -33,7 +38,7 @@ class Journal:
         """Says what this rank does from now on; a failure is blamed on it."""
         self.stage, self.variant = stage, variant
         if self.rank == 0:
-            event = Event(time.time_ns(), stage, variant, round_, self.order.rounds)
+            event = Event.now(stage, variant, round_, self.order.rounds)
             append_lines(self.run.events(self.order.launch), [event])
 
     def add_facts(self, variant: str, **facts: Any) -> None:

@@ -24,11 +24,12 @@ from gpurun.launcher.machine.process_tree import (
     kill_descendants,
     send_signal,
 )
+from gpurun.launcher.processes.channel import STREAM_FD, Channel
 from gpurun.launcher.processes.protocol import (
     Exited,
     ImportFailed,
-    Lines,
     Preload,
+    Report,
     Request,
     Signal,
     Started,
@@ -37,14 +38,12 @@ from gpurun.launcher.processes.protocol import (
 )
 from gpurun.launcher.worker.entry.child import run_rank
 
-_STREAM_FD = 3
-
 
 class ForkServer:
     """Serves requests until the command closes its end."""
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
+    def __init__(self, channel: Channel[Report, Request]) -> None:
+        self._channel = channel
         self._ranks: dict[int, int] = {}
         """Process id to rank, of those that are not reaped yet."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,14 +51,14 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake_write)
 
     def serve(self) -> None:
-        stream = self._lines.stream.fileno()
+        stream = self._channel.stream.fileno()
         while True:
             ready, _, _ = select.select([stream, self._wake], [], [])
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self._reap()
             if stream in ready:
-                requests = self._lines.requests()
+                requests = self._channel.receive()
                 if requests is None:
                     return
                 for request in requests:
@@ -79,7 +78,7 @@ class ForkServer:
             try:
                 importlib.import_module(module)
             except BaseException as error:
-                self._lines.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
+                self._channel.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
                 raise
 
     def _fork(self, request: StartRequest) -> None:
@@ -90,16 +89,16 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            self._lines.send(StartFailed(request.rank, error.errno or 0))
+            self._channel.send(StartFailed(request.rank, error.errno or 0))
             return
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            self._lines.stream.close()
+            self._channel.stream.close()
             os.close(self._wake)
             os.close(self._wake_write)
             run_rank(request, server)
         self._ranks[pid] = request.rank
-        self._lines.send(Started(request.rank, pid))
+        self._channel.send(Started(request.rank, pid))
 
     def _reap(self) -> None:
         """Reports dead ranks; orphans of ranks end up here too and need no report."""
@@ -111,7 +110,7 @@ class ForkServer:
                 time_ns = time.time_ns()
                 rank = self._ranks.pop(pid, None)
                 if rank is not None:
-                    self._lines.send(Exited(rank, pid, os.waitstatus_to_exitcode(status), time_ns))
+                    self._channel.send(Exited(rank, pid, os.waitstatus_to_exitcode(status), time_ns))
 
 
 def main() -> NoReturn:
@@ -124,7 +123,7 @@ def main() -> NoReturn:
     gc.disable()
     code = 1
     try:
-        ForkServer(Lines(socket.socket(fileno=_STREAM_FD))).serve()
+        ForkServer(Channel(socket.socket(fileno=STREAM_FD), Request)).serve()
         code = 0
     except ConnectionError:
         code = 0

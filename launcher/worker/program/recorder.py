@@ -95,7 +95,7 @@ class StepRecorder:
     def tell_progress(self) -> None:
         """Rank 0 says how far it is."""
         if self.rank == 0:
-            event = Event(time.time_ns(), "run", self.order.variant, self._num_ended)
+            event = Event.now("run", self.order.variant, self._num_ended)
             append_lines(self.run.events(self.order.launch), [event])
 
     def close(self, wait: bool) -> None:

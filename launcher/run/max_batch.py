@@ -1,4 +1,4 @@
-"""`global_batch: max`: has every device try batches in a process of its own, which may die of it."""
+"""`global_batch: max`: every device tries batches in a process of its own, which may run out of memory."""
 
 import itertools
 import tempfile
@@ -23,20 +23,20 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count, plural
 
 MAX_STARTS = 40
-"""Processes of one device that may die; doubling and halving need fewer attempts than that."""
+"""Processes that one device may use up; doubling and halving need fewer attempts than that."""
 CPU_SHARE = 0.8
-"""Of the machine's free memory that CPU devices may use up together."""
+"""Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
 GIB = 1 << 30
 
 
 def wants_max(spec: JobSpec) -> bool:
-    """Whether the batch is to be found before anything can be planned."""
+    """Whether the batch has to be found before the job can be planned."""
     return spec.global_batch == "max" and not spec.compare.global_batch
 
 
 def with_batch(spec: JobSpec, fit: MaxBatch) -> JobSpec:
-    """The job with the batch that was found in place of `max`."""
+    """The job with the batch that was found, in place of `max`."""
     return replace(spec, global_batch=fit.global_batch)
 
 
@@ -50,7 +50,7 @@ def find_max_batch(
         VariantError: the workload fails for another reason, or takes too long.
     """
     devices = job_devices(spec, machine)
-    pool.preload(OPTIMIZING)  # processes that die of a batch are started again and again
+    pool.preload(OPTIMIZING)  # processes that run out of memory are started again and again
     say(f"global_batch: max: trying batches on {' '.join(devices)}")
     rooms = [Room(1 << 60)] * len(devices)
     with tempfile.TemporaryDirectory() as name:
@@ -68,11 +68,11 @@ def find_max_batch(
 
 @dataclass(frozen=True, order=True)
 class Room:
-    """What a device can hold, less a margin."""
+    """How many samples a device can hold, less a margin."""
 
     samples: int
     open_end: str = ""
-    """Why no more was tried, where it isn't memory that ended the search."""
+    """Why no more was tried, if something else than memory ended the search."""
 
     def __str__(self) -> str:
         samples = format_count(self.samples)
@@ -80,20 +80,20 @@ class Room:
 
 
 def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What the memory of a step depends on, and may differ between variants."""
+    """The combinations of settings that change the memory of a step."""
     precisions = spec.compare.precision or (spec.precision,)
     params = [{**spec.params, **more} for more in spec.compare.params or ({},)]
     return itertools.product(precisions, params)
 
 
 def _accumulate(spec: JobSpec) -> int:
-    """Micro-batches that a device's samples are cut into: the fewest of the job's, which need most memory."""
+    """Micro-batches of a device's samples: the fewest of the job's values, which need the most memory."""
     fewest: int = min(spec.compare.accumulate or (spec.accumulate,))
     return fewest
 
 
 def in_micro_batches(spec: JobSpec) -> str:
-    """` in 2 micro-batches, the fewest of the job's`; empty where a device takes all its samples at once."""
+    """`, in 2 micro-batches, the fewest of those compared`; empty without micro-batches."""
     number, is_varied = _accumulate(spec), len(set(spec.compare.accumulate)) > 1
     if number == 1 and not is_varied:
         return ""
@@ -102,7 +102,7 @@ def in_micro_batches(spec: JobSpec) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """All devices of a job at once, since CPU devices share the machine's memory."""
+    """The search on all devices of a job at once, since CPU devices share the machine's memory."""
 
     spec: JobSpec
     machine: Machine
@@ -114,10 +114,10 @@ class Search:
     params: Mapping[str, Any]
 
     def run(self) -> list[Room]:
-        """The room that each device has.
+        """The samples that each device can hold.
 
         Raises:
-            MachineError: a device can't hold one.
+            MachineError: a device can't hold one sample.
             VariantError: the workload fails for another reason, or takes too long.
         """
         deadline = time.monotonic() + self.spec.timeout_s
@@ -134,19 +134,19 @@ class Search:
         return [self.found(index) for index in range(len(self.devices))]
 
     def wait(self, num_ranks: int, deadline: float) -> None:
-        """Until all have ended, in whatever way."""
+        """Waits until all processes have ended, in whatever way."""
         ended = 0
         while ended < num_ranks:
             ended += len(self.pool.poll(POLL_S))
             if time.monotonic() > deadline:
-                raise VariantError(self.too_late())
+                raise VariantError(self.timeout_text())
 
     def is_done(self, index: int) -> bool:
-        """Whether a device's search has come to its end.
+        """Whether a device's search has finished.
 
         Raises:
             VariantError: the workload fails for another reason than memory.
-            MachineError: not even its beginning could be reached.
+            MachineError: not even one sample fits, or the process was killed before it began.
         """
         attempts = self.attempts(index)
         last = attempts[-1] if attempts else Attempt("", 0)
@@ -165,21 +165,21 @@ class Search:
             raise MachineError(self.too_small(index))
         return Room(with_margin(fits), attempts[-1].message if attempts[-1].outcome == "done" else "")
 
-    def too_late(self) -> str:
-        """That time is up, what is known by then, and what to do."""
+    def timeout_text(self) -> str:
+        """That the time is up, what is known by then, and what to do."""
         fitted = [bounds(self.attempts(index))[0] for index in range(len(self.devices))]
         known = ", ".join(
             f"{format_count(fits)} on {device}" for fits, device in zip(fitted, self.devices, strict=True)
         )
         return (
             f"the largest batch was not found within {self.spec.timeout_s:g} s\n"
-            f"    so far there was room for {known}; raise `timeout`, or name a batch in place of `max`"
+            f"    so far these batches fit: {known}; raise `timeout`, or name a batch in place of `max`"
         )
 
     def too_small(self, index: int) -> str:
         return (
             f"{self.devices[index]} can't hold the model and 1 sample\n"
-            "    make the model smaller, lower the precision, or name other devices"
+            "    use a smaller model, a lower precision, or other devices"
         )
 
     def attempts(self, index: int) -> list[Attempt]:
@@ -189,7 +189,7 @@ class Search:
         return self.folder / f"{index}.jsonl"
 
     def request(self, index: int) -> StartRequest:
-        """The process of one device, which goes on from what earlier ones have found."""
+        """The process of one device, which continues from what earlier ones have found."""
         fits, fails = bounds(self.attempts(index))
         order = self.folder / f"{index}.json"
         write_json(order, self.order(index, fits, fails))
@@ -228,7 +228,7 @@ class Search:
 
 
 def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
-    """The largest batch that fitted, and the smallest that didn't: one that was begun killed its process."""
+    """The largest batch that fit, and the smallest that did not: one that only began killed its process."""
     fits = max((one.batch for one in attempts if one.outcome == "fits"), default=0)
     ended = {one.batch for one in attempts if one.outcome == "fits"}
     fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]

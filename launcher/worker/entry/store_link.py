@@ -1,9 +1,8 @@
 """A node's connection to the store at node 0: mailboxes, heartbeats, and one announcement that ends all.
 
-Started as `python -P -m gpurun.launcher.worker.entry.node_link OPTIONS` with a socket as
-file descriptor 3. A call to the store
-blocks for as long as the network pleases; the command never does, since it only talks to this process, and
-takes its silence for that of the network.
+Started as `python -P -m gpurun.launcher.worker.entry.store_link OPTIONS` with a socket as file descriptor 3.
+A call to the store blocks for as long as the network pleases. The command never does: it only talks to this
+process, and treats its silence as that of the network.
 """
 
 import contextlib
@@ -23,14 +22,14 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.nodes.link_options import PULSE_S, LinkOptions
 from gpurun.launcher.nodes.messages import (
+    PULSE_S,
     Announce,
     Connected,
     ConnectionLost,
-    Frames,
     Heartbeats,
     JoinRendezvous,
+    LinkOptions,
     LinkReport,
     LinkRequest,
     Mail,
@@ -39,8 +38,8 @@ from gpurun.launcher.nodes.messages import (
     Send,
     decode_end,
 )
+from gpurun.launcher.processes.channel import STREAM_FD, Channel
 
-_STREAM_FD = 3
 _FOR_EVER_S = 10**9
 _CONNECT_S = 5.0
 """What one attempt to reach node 0 may take; a network that drops packets would let it last for minutes."""
@@ -50,11 +49,14 @@ _LINKS, _HEARD = "links", "heard"
 """How many nodes are connected, and how many of them know how the run ended."""
 
 
-class NodeLink:
+LinkChannel = Channel[LinkReport, LinkRequest]
+
+
+class StoreLink:
     """Carries out the command's requests, and reports what the other nodes do."""
 
-    def __init__(self, frames: Frames, options: LinkOptions, store: TCPStore) -> None:
-        self._frames, self._options, self._store = frames, options, store
+    def __init__(self, channel: LinkChannel, options: LinkOptions, store: TCPStore) -> None:
+        self._channel, self._options, self._store = channel, options, store
         self._num_nodes = 0
         """0 until the nodes have met."""
         self._mails_read = 0
@@ -65,12 +67,12 @@ class NodeLink:
 
     def serve(self) -> None:
         """Returns when the command wants no more of it."""
-        stream = self._frames.stream
+        stream = self._channel.stream
         while True:
             pause_s = max(0.0, self._next_pulse_s - time.monotonic())
             requests: list[LinkRequest] | None = []
             if select.select([stream], [], [], pause_s)[0]:
-                requests = self._frames.requests()
+                requests = self._channel.receive()
             if requests is None:
                 return
             self._pulse_if_due()
@@ -117,7 +119,7 @@ class NodeLink:
         self._store.add(_beat(options.rank), 1)
         self._store.wait([_beat(rank) for rank in range(num_nodes)])
         self._num_nodes = num_nodes
-        self._frames.send(RendezvousDone(info.world_size))
+        self._channel.send(RendezvousDone(info.world_size))
 
     def _pulse_if_due(self) -> None:
         if time.monotonic() >= self._next_pulse_s:
@@ -134,7 +136,7 @@ class NodeLink:
         if not self._ended and (announced := self._store.get(_END_KEY)) != _NO_END:
             self._ended = True
             self._store.add(_HEARD, 1)
-            self._frames.send(decode_end(bytes.fromhex(announced.decode())))
+            self._channel.send(decode_end(bytes.fromhex(announced.decode())))
 
     def _linger(self, limit_s: float) -> None:
         """Node 0 goes last: with it goes the store in which the others read why."""
@@ -154,12 +156,12 @@ class NodeLink:
             payload = self._store.get(key)
             self._store.delete_key(key)
             self._mails_read += 1
-            self._frames.send(Mail(payload))
+            self._channel.send(Mail(payload))
 
     def _report_if_read(self, report: LinkReport) -> None:
         """Old heartbeats are of no use: a command that is busy doesn't have to read them all."""
-        if select.select([], [self._frames.stream], [], 0)[1]:
-            self._frames.send(report)
+        if select.select([], [self._channel.stream], [], 0)[1]:
+            self._channel.send(report)
 
 
 def open_store(options: LinkOptions) -> TCPStore:
@@ -239,20 +241,20 @@ def _beat(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def serve(options: LinkOptions, frames: Frames) -> None:
+def serve(options: LinkOptions, channel: LinkChannel) -> None:
     """Connects, and serves until the command or the network ends it."""
     try:
         store = open_store(options)
     except (OSError, RuntimeError) as error:
-        frames.send(Refused(why_refused(error, options)))
+        channel.send(Refused(why_refused(error, options)))
         return
-    frames.send(Connected())
+    channel.send(Connected())
     try:
-        NodeLink(frames, options, store).serve()
+        StoreLink(channel, options, store).serve()
     except ConnectionError:
         raise  # the command is gone
     except Exception as error:  # the store's and torch's rendezvous' errors have no class in common
-        frames.send(ConnectionLost(str(error).partition("\n")[0]))
+        channel.send(ConnectionLost(str(error).partition("\n")[0]))
 
 
 def main() -> NoReturn:
@@ -260,7 +262,7 @@ def main() -> NoReturn:
     options = msgspec.json.decode(sys.argv[1], type=LinkOptions)
     die_with(options.parent)
     with contextlib.suppress(ConnectionError):
-        serve(options, Frames(socket.socket(fileno=_STREAM_FD)))
+        serve(options, Channel(socket.socket(fileno=STREAM_FD), LinkRequest))
     os._exit(0)
 
 

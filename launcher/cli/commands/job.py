@@ -1,0 +1,67 @@
+"""`gpurun JOB.yaml`: runs a job file."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpurun.launcher.cli.options import (
+    json_option,
+    node_options,
+    only_rank_option,
+    out_option,
+    quiet_option,
+    set_option,
+)
+from gpurun.launcher.cli.output import run_and_print
+from gpurun.launcher.errors import SpecError
+
+
+@click.command("job")
+@click.argument("job_file", type=click.Path(path_type=Path), metavar="[JOB.yaml]", required=False)
+@out_option
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    is_flag=False,
+    flag_value="latest",
+    metavar="[RUN]",
+    help="Continue a run, by default the newest of this job: measures only what is missing.",
+)
+@node_options
+@only_rank_option
+@quiet_option
+@json_option
+@set_option
+def job(
+    job_file: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    overrides: tuple[str, ...],
+    **how: Any,
+) -> None:
+    """Run every variant of JOB.yaml, measure and compare them.
+
+    Example: gpurun examples/quickstart.yaml --set steps.rounds=12
+
+    Exit codes: 0 ok (also with variants that are oom, skipped or unsteady), 2 the job file or the command
+    line is wrong, 3 the machine lacks what the job needs, 4 a variant failed or timed out, or all of them ran
+    out of memory, 130 interrupted.
+    """
+    from gpurun.launcher.cli.interrupt import quit_on_interrupt
+
+    quit_on_interrupt()  # until `run_job` handles it; the supervisor cleans up whatever exists by then
+    if job_file is None and resume is not None and resume.is_file() and resume.name != "latest":
+        job_file, resume = (
+            resume,
+            Path("latest"),
+        )  # `gpurun --resume job.yaml`
+    if job_file is None and resume is None:
+        raise SpecError("missing argument JOB.yaml; `gpurun init` writes one")
+
+    def invocation() -> Any:
+        from gpurun.launcher.run.open import Invocation
+
+        return None if job_file is None else Invocation(job_file, overrides)
+
+    run_and_print(invocation, out, resume, **how)

@@ -1,0 +1,77 @@
+"""`gpurun report`: the results of a run, in several formats."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpurun.launcher.cli.options import run_argument
+from gpurun.launcher.cli.output import print_comparison
+from gpurun.launcher.errors import SpecError
+
+
+def print_table(comparison: Any, run: Any) -> None:
+    """The table, and the lines that put the fastest uneven split into a training script, if there is one."""
+    from gpurun.launcher.report.snippet import lines_to_paste
+
+    print_comparison(comparison, run.path, as_json=False)
+    if text := lines_to_paste(comparison):
+        click.echo(f"\n{text}")
+
+
+def print_json(comparison: Any, run: Any) -> None:
+    """The whole comparison, for a program."""
+    print_comparison(comparison, run.path, as_json=True)
+
+
+def write_for_tensorboard(comparison: Any, run: Any) -> None:
+    """TensorBoard's files in the run directory."""
+    from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+
+    write_tensorboard(comparison, run)
+    click.echo(f"TensorBoard files are in {run.path}; to view them: gpurun view {run.path}", err=True)
+
+
+def write_page(comparison: Any, run: Any) -> None:
+    """One HTML file with everything in it."""
+    from gpurun.launcher.tensorboard_plugin.html import write_html
+
+    click.echo(f"wrote {write_html(comparison, run)}; open it in a browser", err=True)
+
+
+FORMATS = {
+    "table": print_table,
+    "json": print_json,
+    "tensorboard": write_for_tensorboard,
+    "html": write_page,
+}
+"""What `--format` may list."""
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--format",
+    "formats",
+    default="table",
+    metavar="LIST",
+    help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
+)
+def report(run: Path, formats: str) -> None:
+    """Show the results of a run again, from its directory alone; for an uneven split also the lines that put
+    it into a training script.
+
+    html writes RUN/report.html: one file that opens anywhere, offline, and can be sent by mail.
+
+    Example: gpurun report runs/gpt-splits/latest --format table,html
+    """
+    from gpurun.launcher.compare.build import compare_run
+    from gpurun.launcher.run.open import find_run
+
+    names = [name.strip() for name in formats.split(",")]
+    if unknown := set(names) - FORMATS.keys():
+        raise SpecError(f"--format {sorted(unknown)[0]}: the formats are {', '.join(FORMATS)}")
+    found = find_run(run)
+    comparison = compare_run(found)
+    for name in names:
+        FORMATS[name](comparison, found)

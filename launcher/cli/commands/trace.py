@@ -1,0 +1,53 @@
+"""`gpurun trace`: where the time goes in Kineto traces."""
+
+from pathlib import Path
+
+import click
+
+from gpurun.launcher.cli.options import json_option, parse_steps
+from gpurun.launcher.cli.output import show_json, width
+from gpurun.launcher.errors import SpecError
+
+
+@click.command()
+@click.argument("paths", type=click.Path(path_type=Path), metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "--steps", callback=parse_steps, metavar="A:B", help="Only steps A to B, without B itself: 10:20."
+)
+@click.option(
+    "--merge",
+    type=click.Path(path_type=Path),
+    metavar="OUT.json.gz",
+    help="Also write one trace of all ranks, on one clock, for Perfetto.",
+)
+@json_option
+def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_json: bool) -> None:
+    """Show where the time goes in Kineto traces, of gpurun or of any other program.
+
+    PATH is a trace (*.json, *.json.gz) or a directory of traces: the ranks of one capture.
+
+    Example: gpurun trace runs/gpt/latest/variants/ddp-2-even
+    """
+    from gpurun.launcher.run.open import traces_of
+    from gpurun.launcher.trace.analysis.analyse import analyse_paths
+
+    files = [found for path in paths for found in traces_of(path)]
+    if merge is not None:
+        from gpurun.launcher.trace.kineto.discover import find_traces
+        from gpurun.launcher.trace.merged_file import place_for
+
+        place_for(merge, find_traces(files).files)  # before the traces are read, which may take minutes
+    report = analyse_paths(files, steps)
+    if steps is not None and not any(rank.steps for rank in report.ranks):
+        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *report.warnings]))
+    if merge is not None:
+        from gpurun.launcher.trace.merge import merge_traces
+
+        merge_traces(files, merge, steps)
+        click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
+    if as_json:
+        show_json(report)
+        return
+    from gpurun.launcher.report.terminal.trace import render_trace
+
+    click.echo(render_trace(report, width()), nl=False)

@@ -1,0 +1,54 @@
+"""The table of commands, and the table of schedulers that the commands look into."""
+
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gpurun.launcher.cli.main import COMMANDS, cli
+from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
+from gpurun.launcher.schedulers import SCHEDULERS
+from gpurun.launcher.schedulers.base import Scheduler
+
+
+def help_of(*words: str) -> str:
+    result = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_help_shows_every_command_with_its_whole_summary() -> None:
+    shown = help_of()
+    assert "..." not in shown.partition("Commands:")[2]
+    assert re.findall(r"^  (\w+) ", shown.partition("Commands:")[2], re.MULTILINE) == list(COMMANDS)
+    assert all(len(entry.summary) <= 65 for entry in COMMANDS.values())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_found_by_its_name_and_its_example_can_be_pasted(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    example = (command.help or "").partition("Example: ")[2].partition("\n\n")[0].strip()
+    assert example.startswith("gpurun ")
+    assert f"Example: {example}\n" in help_of(name)
+
+
+@pytest.mark.parametrize("name", [name for name, one in SCHEDULERS.items() if one.queue])
+def test_a_scheduler_that_takes_jobs_has_a_flag(name: str) -> None:
+    assert f"--{name} " in help_of("submit")
+
+
+def test_a_scheduler_of_the_table_says_where_the_nodes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Scheduler(
+        name="New",
+        start_hint="new-run gpurun JOB.yaml",
+        node_rank=lambda environ: int(environ["NEW_NODE"]),
+        rendezvous=lambda environ: environ["NEW_HOST"],
+        num_nodes=lambda environ: 2,
+        run_id=lambda environ: "7",
+    )
+    monkeypatch.setitem(SCHEDULERS, "new", new)
+    facts = find_facts(2, NodeFlags(), {"NEW_NODE": "1", "NEW_HOST": "node0:5"})
+    assert (facts.rank, facts.host, facts.port, facts.run_id) == (1, "node0", 5, "7")
