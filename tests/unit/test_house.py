@@ -54,9 +54,6 @@ PENDING_NAMES = {
     "files",
     "job",
     "largest_batch",
-    "limits",
-    "load",
-    "main",
     "measured",
     "steps",
     "trace",
@@ -68,13 +65,11 @@ PENDING_WORDS = {
     "launcher/cli/",
     "launcher/compare/",
     "launcher/inspect/",
-    "launcher/machine/",
     "launcher/report/",
     "launcher/rundir/",
     "launcher/schedulers/",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
-    "launcher/worker/",
 }
 PENDING_MODULES = 297
 
