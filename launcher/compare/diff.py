@@ -28,7 +28,7 @@ PASSING_FACTS = {
     "cpu_mhz",
     "load_average",
 }
-"""Host facts of the moment: they differ between any two runs and tell no two hosts apart."""
+"""Host facts of the moment: they differ between any two runs, also of one host."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("a", a), ("b", b)):
         if run.interference:
-            yield f"run {name} was affected by other load: {run.interference[0]}"
+            yield f"run {name} ran with other load on the machine: {run.interference[0]}"
 
 
 def gated(diff: Diff, percent: float) -> Diff:

@@ -44,25 +44,19 @@ OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first
 PENDING_FLAT = {
     "workloads",
 }
-PENDING_SMALL = {
-    "gpurun.launcher.jobfile.yaml.scalars",
-}
+PENDING_SMALL = {}
 PENDING_NAMES = {
     "diff",
     "files",
     "job",
     "largest_batch",
-    "program",
     "trace",
     "view",
 }
 PENDING_WORDS = {
     "benchmarks/balanced.py",
-    "docs/job-file.md",
     "launcher/cli/",
     "launcher/inspect/",
-    "launcher/jobfile/",
-    "launcher/plan/",
     "launcher/rundir/",
     "launcher/schedulers/",
     "launcher/tensorboard_plugin/",
