@@ -39,7 +39,7 @@ class FailureRecord:
     kind: Literal["exception", "oom", "exit", "user"]
     """`user`: a mistake in the user's workload that gpurun explains (file, line, expected, got)."""
     type: str
-    """The exception's type; for a mistake in the workload, that of the exception in the user's code, if any."""
+    """The exception's type; for a mistake in the workload, that of the user's exception, if any."""
     message: str
     traceback: str
     secondary: bool
