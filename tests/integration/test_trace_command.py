@@ -100,7 +100,7 @@ def test_the_difference_of_two_variants(folder: Path) -> None:
 def test_what_cannot_be_compared(folder: Path) -> None:
     variant = "run/variants/ddp-2-even"
     for args, said in (
-        (("run", variant), "two runs, or two folders of traces"),
+        (("run", variant), "two directories of traces"),
         (("run", "nowhere"), "nowhere: no run here"),
         ((variant, variant, "--fail-slower", "3%"), "--fail-slower compares runs"),
     ):

@@ -70,8 +70,8 @@ class LaunchConfig:
     rounds: int
     """The most rounds of this launch."""
     looks: tuple[tuple[int, float], ...]
-    """(rounds so far, α of one comparison): when, and at which level, to check for an early stop. One entry: no
-    early stop."""
+    """(rounds so far, α of one comparison): when, and at which level, to check for an early stop. One entry:
+    no early stop."""
     prior: Mapping[str, tuple[RoundTime, ...]] = field(default_factory=dict)
     """Rounds of earlier launches, by variant, which those checks count as well."""
     gradient_check: bool = True
