@@ -1,1 +1,1 @@
-"""Speed, as ratios within one run: machines are noisy. `python -m benchmarks` prints the tables."""
+"""Benchmarks, as ratios within one run since machines are noisy. `python -m benchmarks` prints the tables."""

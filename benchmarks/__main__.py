@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …]`: all of them, or those that are named."""
+"""`python -m benchmarks [NAME …]`: all of them, or the named ones."""
 
 import argparse
 import importlib

@@ -1,4 +1,4 @@
-"""Is a measured step right? Steps of a known length, by sleeping, against their formula."""
+"""Accuracy of a measured step: steps of a known length, by sleeping, against their formula."""
 
 import json
 import tempfile

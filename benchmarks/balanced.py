@@ -1,6 +1,6 @@
-"""Is the balanced split the best one? Sleeping devices of known cost, and a real model on unequal ranks.
+"""Quality of the balanced split: sleeping devices of known cost, and a real model on unequal ranks.
 
-`python -m benchmarks.balanced [DRAWS]`: so many random machines of eight devices (50).
+`python -m benchmarks.balanced [DRAWS]` sets the number of random machines of eight devices (50).
 """
 
 import json
@@ -27,7 +27,7 @@ CASES = (
     ((3.3, 25.5), (1.0, 2.5), 64, 28, 1.8),
 )
 QUOTA = 0.4
-"""Share of a core that the limited rank gets."""
+"""Share of a core for the limited rank."""
 
 
 def main(draws: int = DRAWS) -> None:
@@ -110,7 +110,7 @@ def eight_text(draws: Sequence[tuple[float, float, float]]) -> str:
 
 
 def limited_rank() -> str:
-    """A small GPT on two CPU ranks, one of which may use a part of a core only."""
+    """A small GPT on two CPU ranks, one of them limited to a part of a core."""
     body = MODEL.format(group=Path(GROUP), quota=QUOTA)
     found = run(GPT_JOB, rounds=28, files={"model.py": body})
     Path(GROUP).rmdir()
@@ -179,7 +179,7 @@ def sleep_job(alphas: Sequence[float], betas: Sequence[float], batch: int) -> di
 
 
 def run(job: dict[str, Any], rounds: int, files: dict[str, str] | None = None) -> Any:
-    """The comparison of a job that runs in a folder of its own."""
+    """The comparison of a job that runs in a directory of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, text in (files or {}).items():

@@ -1,4 +1,4 @@
-"""Two sleeping devices in a DDP loop written by hand: what the exchange of one gradient costs without gpurun.
+"""Two sleeping devices in a hand-written DDP loop: the cost of one gradient exchange without gpurun.
 
 `torchrun --nproc-per-node 2 -m benchmarks.bare '[[α, α], [β, β]]' '[b, b]'` prints milliseconds as JSON: a
 step, and the slower rank's without exchange.

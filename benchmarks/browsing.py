@@ -1,4 +1,4 @@
-"""A timeline in a real Chromium: its first picture, the time of zooms and pans, the size of the heap."""
+"""A timeline in a real Chromium: time to its first picture, of zooms and pans, and the size of the heap."""
 
 import statistics
 from dataclasses import dataclass
@@ -26,23 +26,23 @@ WINDOWS = """() => performance.getEntriesByType('resource')
 
 @dataclass(frozen=True)
 class Browsing:
-    """What a browser takes for one trace that is indexed."""
+    """A browser's times and memory for one indexed trace."""
 
     paint_ms: float
     """From the start of loading the tab to the first text (first contentful paint)."""
     picture_ms: float
     """To the frame that has all lanes and the overview."""
     move_ms: float
-    """Median of a zoom's or pan's request, as the page sees it; what it already has isn't asked for."""
+    """Median of a zoom's or pan's request, as the page measures it; cached windows aren't requested."""
     num_asked: int
     heap_mb: float
-    """JavaScript heap and array buffers after all moves, once garbage is collected."""
+    """JavaScript heap and array buffers after all moves, after garbage collection."""
     peak_heap_mb: float
     """The largest seen between moves, garbage included."""
 
 
 def browse(url: str) -> Browsing:
-    """Opens the timeline of the only run at `url`, and moves about in it."""
+    """Opens the timeline of the only run at `url`, and zooms and pans in it."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport=SIZE)

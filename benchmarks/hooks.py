@@ -1,4 +1,4 @@
-"""What observing a program's steps costs it: a step of an optimizer with and without our hooks."""
+"""The cost of observing a program's steps: a step of an optimizer with and without our hooks."""
 
 import statistics
 import tempfile
@@ -17,7 +17,7 @@ STEPS = 5_000
 
 
 def step_us(optimizer: torch.optim.Optimizer) -> float:
-    """Mean microseconds of a step that has next to nothing to do."""
+    """Mean microseconds of a nearly empty step."""
     start = time.perf_counter_ns()
     for _ in range(STEPS):
         optimizer.step()
@@ -25,7 +25,7 @@ def step_us(optimizer: torch.optim.Optimizer) -> float:
 
 
 def observed_us(optimizer: torch.optim.Optimizer, folder: Path) -> float:
-    """The same, observed; writing the records is part of it."""
+    """The same while observed, including the time to write records."""
     order = ProgramConfig(
         "01-script-1", str(folder), str(folder), "x.py", None, (), None, 1, 10, (VariantRef("script-1"),)
     )

@@ -1,6 +1,6 @@
-"""From the command to the moment when all ranks have done one all_reduce, against torchrun and accelerate.
+"""Time from the command until all ranks have done one all_reduce, compared with torchrun and accelerate.
 
-`python -m benchmarks.launch 1 2 4 8 16` measures these numbers of ranks; the figures of others are kept.
+`python -m benchmarks.launch 1 2 4 8 16` measures these numbers of ranks and keeps the figures of others.
 """
 
 import json
@@ -16,7 +16,7 @@ from benchmarks.timing import BIN, in_turn, ratio, record, table, wall_s
 GPURUN = [sys.executable, "-m", "gpurun"]
 ACCELERATE = Path(__file__).resolve().parents[1] / ".venv-trainer" / "bin" / "accelerate"
 FIGURES = Path(tempfile.gettempdir()) / "gpurun-launch-figures.json"
-"""Of the counts measured so far: all of them at once take minutes of a quiet machine."""
+"""Figures of the counts measured so far: measuring all at once takes minutes of a quiet machine."""
 
 READY = """
 import os, time
@@ -74,7 +74,7 @@ gradient_check: false
 
 
 def last_ready_s(folder: Path, started_ns: int, ranks: int) -> float:
-    """Seconds from the start of the command until the last rank was ready; the marks are taken away."""
+    """Seconds from the start of the command until the last rank was ready; removes the marks."""
     files = sorted(folder.glob("ready[0-9]*"))
     if len(files) != ranks:
         raise SystemExit(f"only {len(files)} of {ranks} ranks were ready")
@@ -92,7 +92,7 @@ def command_s(folder: Path, ranks: int, argv: list[str]) -> float:
 
 
 def commands(ranks: int) -> dict[str, list[str]]:
-    """What is compared, by name; accelerate where the environment of its own has been made."""
+    """The compared commands by name; accelerate if its environment exists."""
     found = {
         "workload": [*GPURUN, f"job{ranks}.yaml"],
         "script": [*GPURUN, "run", "script.py", "--devices", f"cpu:{ranks}"],

@@ -1,4 +1,4 @@
-"""How long it takes until nothing runs any more on any node, once something goes wrong on one of two."""
+"""Time until everything has stopped on both nodes after a failure on one of them."""
 
 import statistics
 import tempfile
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Blow, tuple[str, ...]]] = {
 
 
 def main(times: int = 2, times_cut: int = 4) -> None:
-    """Writes the section "Several nodes"; the cut link, which nobody tells of, is tried most often."""
+    """Writes the section "Several nodes"; the cut link, which no process reports, is tried most often."""
     rows = []
     for name, (blow, causes) in CASES.items():
         spent_s, right = [], 0
@@ -85,7 +85,7 @@ def main(times: int = 2, times_cut: int = 4) -> None:
 
 
 def stop_time(blow: Blow) -> tuple[float, list[str]]:
-    """Seconds from the event to the end of both commands, and what they said."""
+    """Seconds from the event to the end of both commands, and their output."""
     with tempfile.TemporaryDirectory() as name, Hosts(Path(name)) as hosts:
         hosts.write("model.py", textwrap.dedent(MODEL) + BODY)
         hosts.write("job.yaml", JOB)

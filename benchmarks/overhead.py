@@ -1,4 +1,4 @@
-"""What measuring costs: steps as gpurun runs them against a bare DDP loop, in the same processes."""
+"""The cost of measuring: steps run by gpurun against a bare DDP loop, in the same processes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from benchmarks.timing import BIN, record, table
 
 ROUNDS = 300
 STEPS = 4
-"""Of a block: short, so that the two blocks of a round see the same machine."""
+"""Steps of a block: few, so that both blocks of a round run under the same load."""
 RANKS = 2
 WORKLOADS = {
     "mlp": {"width": 512},
@@ -74,9 +74,9 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
     from gpurun.launcher.worker.base.peers import Group
-    from gpurun.launcher.worker.training.load import load_workload
+    from gpurun.launcher.worker.training.load_workload import load_workload
     from gpurun.launcher.worker.training.timed_rounds import Bench
-    from gpurun.launcher.worker.training.traces import Live
+    from gpurun.launcher.worker.training.traces import TraceRequests
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
 
@@ -113,8 +113,8 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     workload = built()
     trainer = Trainer(workload, order, rank)
     cpu = torch.device("cpu")
-    live = Live(order, rank, None)
-    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, live)
+    requests = TraceRequests(order, rank, None)
+    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, requests)
 
     torch.manual_seed(0)
     bare = built()

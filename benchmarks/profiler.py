@@ -1,7 +1,7 @@
-"""What a profiler costs that isn't recording: steps of a process that has taken traces, and one that hasn't.
+"""The cost of an idle profiler: steps of a process that has taken traces, and of one that hasn't.
 
-gpurun records steps of its own, after the timed ones of a variant; those of the next variant and launch must
-not be slower for it.
+gpurun records extra steps after the timed ones of a variant; the steps of the next variant and launch must
+not become slower.
 """
 
 import random
@@ -19,7 +19,7 @@ from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = 10
-"""Each of three fresh processes: how a process lies in memory makes its steps faster or slower, too."""
+"""Each with three fresh processes: memory layout of a process also affects its steps."""
 ROUNDS = 20
 """Of each group."""
 STEPS = 200

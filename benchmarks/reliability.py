@@ -1,4 +1,4 @@
-"""How often the launcher is right when something goes wrong, and 200 launches that should end well."""
+"""How often the launcher reports the right cause of a failure, and 200 launches that should succeed."""
 
 import os
 import signal
@@ -42,9 +42,9 @@ STATUS = {
     "end exit": "exit code 3",
     "end segfault": "SIGSEGV",
 }
-"""What the headline must say, by fault.
+"""The required headline by fault.
 
-`two`: another rank fails 20 ms later; `end`: after the last collective, when all others have ended well.
+`two`: another rank fails 20 ms later; `end`: after the last collective, when all others have succeeded.
 """
 CGROUP = Path("/sys/fs/cgroup/memory")
 
@@ -63,7 +63,7 @@ def main(failures: int = 50, runs: int = 200, kills: int = 20) -> None:
         gone_s: list[float] = []
         for fault in STATUS:
             if fault == "memory" and not os.access(CGROUP, os.W_OK):
-                continue  # without a cgroup of its own the kernel might end anything
+                continue  # without its own cgroup the kernel might kill any process
             right, slowest_s = blame_rate(pool, folder / fault.replace(" ", "-"), fault, failures, gone_s)
             rows.append([f"a rank's {fault}: blamed right", f"{right} of {failures}", f"{slowest_s:.2f}"])
         median_s, worst_s = statistics.median(gone_s), max(gone_s)
@@ -79,7 +79,7 @@ def main(failures: int = 50, runs: int = 200, kills: int = 20) -> None:
 
 
 def launch(pool: WorkerPool, folder: Path, name: str, faulty: int, fault: str) -> list[Exit]:
-    """Runs a launch to its end, as the session does: last words for the others, then a stop."""
+    """Runs a launch to its end, as the session does: other ranks may still report, then they are stopped."""
     pool.start(requests(folder, name, faulty, fault))
     exits = pool.poll(60.0)
     deadline = time.monotonic() + (LAST_WORDS_S if any(e.returncode for e in exits) else LEFT_BEHIND_S)
@@ -115,10 +115,10 @@ def order(folder: Path, name: str) -> LaunchConfig:
 def blame_rate(
     pool: WorkerPool, folder: Path, fault: str, times: int, gone_s: list[float]
 ) -> tuple[int, float]:
-    """How often rank and status are right, and the longest time from start to blame, in seconds.
+    """How often rank and status are right, and the longest time from start to cause, in seconds.
 
     Args:
-        gone_s: gets the seconds from each rank's death to the moment when all ranks are gone.
+        gone_s: receives the seconds from each rank's death until all ranks are gone.
     """
     right, slowest_s = 0, 0.0
     for attempt in range(times):
@@ -152,7 +152,7 @@ def clean_ends(pool: WorkerPool, folder: Path, times: int) -> tuple[int, float]:
 
 
 def kill_rate(victim: str, times: int) -> tuple[int, float]:
-    """How often nothing is left 3 s after SIGKILL, and the longest time until then, in seconds."""
+    """How often no process is left 3 s after SIGKILL, and the longest time until then, in seconds."""
     bodies = ["hold_the_gil", "leave_grandchild", "ignore_sigterm", "sleep_for_ever"]
     right, slowest_s = 0, 0.0
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""How long the commands take that never import torch."""
+"""Start-up time of the commands that never import torch."""
 
 import compileall
 import statistics

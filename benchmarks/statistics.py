@@ -54,7 +54,7 @@ def percent(share: float) -> str:
 
 
 def load_simulation() -> Any:
-    """The simulation that the tests use as well; it stands in no package."""
+    """The simulation that the tests use as well, loaded from its file."""
     spec = importlib.util.spec_from_file_location("gpurun_simulate", SIMULATE)
     assert spec is not None
     assert spec.loader is not None

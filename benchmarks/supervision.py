@@ -1,4 +1,4 @@
-"""What watching over 16 ranks costs: CPU time of the command's own processes while a job runs."""
+"""The cost of supervising 16 ranks: CPU time of the command's own processes while a job runs."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ gradient_check: false
 hang_timeout: 60s
 """
 NAMES = ("front", "supervisor", "server")
-"""In the order in which `descendants` has them, after the command itself."""
+"""In the order of `descendants`, after the command itself."""
 
 
 def main(seconds: float = 20.0) -> None:
@@ -36,7 +36,7 @@ def main(seconds: float = 20.0) -> None:
 
 
 def cpu_shares(folder: Path, seconds: float) -> dict[str, float]:
-    """CPU time per second of each of the command's own processes, while all ranks make steps."""
+    """CPU time per second of each of the command's own processes, while all ranks run steps."""
     (folder / "job.yaml").write_text(JOB)
     argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"]
     with subprocess.Popen(argv, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as command:

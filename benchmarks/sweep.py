@@ -2,8 +2,8 @@
 
 "At equal precision of the answer": the medians of identical torchrun launches scatter, however long each
 runs, so a difference between two of them is known to z·√2·scatter/√launches. That scatter is measured here,
-by launching one split several times, and the six runs are counted as often as it takes to know the
-differences as well as gpurun's intervals do. The plain ratio, one torchrun launch per split, is printed too.
+by launching one split several times, and the six runs count as often as needed to reach the precision
+of gpurun's intervals. The plain ratio, one torchrun launch per split, is printed too.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""The timeline on traces from 5 MB to 1 GB: making the index, every zoom level over HTTP, and a real browser.
+"""The timeline on traces from 5 MB to 1 GB: building the index, every zoom level over HTTP, a real browser.
 
     python -m benchmarks.timeline [--source TRACE.json.gz] [--mb 5 50 500 1000] [--keep DIR]
 
-The traces repeat the real events of TRACE, as in `benchmarks.trace`. Each is shown by a TensorBoard of its
-own, as a browser would ask it: 1280 px wide, all lanes, 9 places per zoom level, zooming and panning in turn.
-Then Chromium opens it (`benchmarks.browsing`). With --keep, traces stay in DIR, and so do the figures of each
-size: sizes measured one by one, in commands of their own, come together in the same tables.
+The traces repeat the real events of TRACE, as in `benchmarks.trace`. A separate TensorBoard serves each, with
+the requests of a browser: 1280 px wide, all lanes, 9 places per zoom level, zooming and panning in turn. Then
+Chromium opens it (`benchmarks.browsing`). With --keep, traces and figures of each size stay in DIR, so that
+sizes measured by separate commands appear in the same tables.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PLACES = 9
 WIDTH_PX = 1280
 FIGURES = "figures.json"
 INDEXER = "timeline.index.child"
-"""In the command line of the process that makes an index."""
+"""In the command line of the process that builds an index."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Figures:
     """Median per zoom level."""
     worst_ms: float
     payload_kb: tuple[float, ...]
-    """As it is sent, packed, per zoom level: the largest."""
+    """Largest answer per zoom level, as sent (compressed)."""
     others_ms: tuple[float, ...]
     """Search, selection, event, operators."""
     browser: Browsing
     server_mb: float
-    """The most that the server held, the browser's visit included."""
+    """Peak memory of the server, including the browser's visit."""
 
 
 def ask(url: str, route: str, **parameters: Any) -> tuple[float, int, Any]:
@@ -77,7 +77,7 @@ def ask(url: str, route: str, **parameters: Any) -> tuple[float, int, Any]:
 
 
 def indexed(server: Server) -> tuple[float, float]:
-    """Seconds until the index is there, asked every 20 ms; and the most MB of the process making it."""
+    """Seconds until the index exists, polled every 20 ms; and the peak MB of the process building it."""
     start, most_mb = time.perf_counter(), 0.0
     while ask(server.url, "timeline/meta")[2]["state"] == "indexing":
         children = psutil.Process(server.process.pid).children()
@@ -87,14 +87,14 @@ def indexed(server: Server) -> tuple[float, float]:
 
 
 def is_indexer(process: psutil.Process) -> bool:
-    """Whether it is the process that makes an index; TensorBoard has children of its own."""
+    """Whether it is the process that builds an index; TensorBoard has children of its own."""
     with suppress(psutil.Error):
         return INDEXER in " ".join(process.cmdline())
     return False
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory that a process has had resident so far, in MB; 0 once it is gone."""
+    """Peak resident memory of a process so far, in MB; 0 after its end."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -113,7 +113,7 @@ def windows(end_ns: int, zoom: int) -> list[tuple[int, int]]:
 
 
 def made(source: Path, place: Path, num_bytes: int) -> Path:
-    """A trace of that size, alone in its folder and without an index."""
+    """A trace of that size, alone in its directory and without an index."""
     file = place / "rank0.pt.trace.json"
     shutil.rmtree(place / FOLDER, ignore_errors=True)
     if not file.exists():
@@ -180,7 +180,7 @@ def kept(folder: Path) -> list[Figures]:
 
 
 def by_size(results: Sequence[Figures]) -> str:
-    """Making the index, the first window, and what else is asked."""
+    """Building the index, the first window, and other requests."""
     head = ["MB", "events", "index s", "ms per MB", "first window ms", "slowest window ms"]
     head += ["search ms", "selection ms", "event ms", "operators ms", "server MB", "indexer MB"]
     rows = [
@@ -213,7 +213,7 @@ def by_zoom(results: Sequence[Figures]) -> str:
 
 
 def in_browser(results: Sequence[Figures]) -> str:
-    """What a person at the browser notices."""
+    """The times in the browser."""
     head = ["MB", "first paint ms", "first picture ms", "zoom or pan ms", "heap MB", "heap with garbage MB"]
     rows = [
         [
@@ -253,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--source", type=Path, default=next(iter(sorted(SOURCE.glob("*.gz"))), None))
     parser.add_argument("--mb", type=int, nargs="+", default=[5, 50, 500, 1000])
-    parser.add_argument("--keep", type=Path, help="a folder for traces and figures, which are used again")
+    parser.add_argument("--keep", type=Path, help="a directory for traces and figures, which are reused")
     options, _ = parser.parse_known_args()
     with ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))

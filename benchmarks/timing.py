@@ -1,4 +1,4 @@
-"""Timing whole commands in turn, and writing the figures down."""
+"""Times whole commands in turn, and writes the results."""
 
 import datetime
 import os
@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 
 
 def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> float:
-    """Seconds that a command takes; its output is kept for the case that it fails."""
+    """Seconds that a command takes; its output is shown if it fails."""
     start = time.perf_counter()
     done = subprocess.run(
         argv, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
@@ -51,7 +51,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine_facts() -> str:
-    """Date, machine, versions and load, as they are now: a long benchmark asks before it begins."""
+    """Date, machine, versions and load, now: long benchmarks call it before they begin."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "CPU")
     return (
@@ -65,8 +65,8 @@ def record(title: str, text: str, facts: str | None = None) -> None:
 
     Args:
         title: of the section.
-        text: what was found.
-        facts: `machine_facts()` from before the benchmark; its own work is in the load of now.
+        text: the result.
+        facts: `machine_facts()` from before the benchmark, whose own work would count as load.
     """
     section = f"## {title}\n\n{facts or machine_facts()}\n\n{text.strip()}\n"
     print(section)

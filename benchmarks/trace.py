@@ -1,14 +1,14 @@
-"""Speed and memory of `gpurun trace` on large traces, beside HolisticTraceAnalysis on the same file.
+"""Speed and memory of `gpurun trace` on large traces, compared with HolisticTraceAnalysis on the same file.
 
     python -m benchmarks.trace [sizes] [hta] [ranks] [--source TRACE.json.gz] [--folder FOLDER]
 
 makes large traces by repeating the real events of TRACE (later in time, with step numbers and correlation ids
-of their own), analyses each in a fresh process, and notes what it took:
+of their own), analyses each in a fresh process, and records time and memory:
     sizes: traces of 50, 500 and 2000 MB, in turn, several rounds
     hta:   one of 500 MB, with gpurun and then with HTA (0.5 or newer, installed into an environment of its
            own): its temporal and communication-overlap breakdowns
     ranks: 64 ranks of 20 MB each
-All three without a name. HTA's environment stays in FOLDER if one is named.
+Without a name, all three. HTA's environment is kept in FOLDER if one is given.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SOURCE = ROOT.parent / "shared" / "traces" / "nccl_args_A100" / "rank0of2.json.g
 MB = 1_000_000
 SIZES_MB = (50, 500, 2000)
 ROUNDS = 3
-"""Of all sizes, each in another order: what else runs then touches them alike."""
+"""Of all sizes, each in another order, so that other load affects them alike."""
 HTA_MB = 500
 RANK_MB = 20
 NUM_RANKS = 64
@@ -200,7 +200,7 @@ def _median(rounds: Sequence[Result]) -> Result:
 
 
 def hta(events: Repeated, folder: Path) -> None:
-    """Writes the section "Traces beside HTA"."""
+    """Writes the section "Traces compared with HTA"."""
     facts = machine_facts()
     python, program = install_hta(folder / "hta")
     file = folder / f"trace{HTA_MB}.json"
@@ -213,7 +213,7 @@ def hta(events: Repeated, folder: Path) -> None:
         f"gpurun is {other.wall_s / ours.wall_s:.1f} times as fast by the clock, "
         f"{other.cpu_s / ours.cpu_s:.1f} times by CPU time (goal: {MIN_SPEEDUP})."
     )
-    record("Traces beside HTA", text, facts)
+    record("Traces compared with HTA", text, facts)
 
 
 def ranks(events: Repeated, folder: Path) -> None:
@@ -244,7 +244,7 @@ def ranks(events: Repeated, folder: Path) -> None:
 
 
 def _cores_given() -> float:
-    """CPU seconds per second that a busy loop on every core gets: less than all where others run, too."""
+    """CPU seconds per second of a busy loop on every core: less than the number of cores under other load."""
     body = (
         "import time; end = time.perf_counter() + float(__import__('sys').argv[1])\n"
         "while time.perf_counter() < end: pass\n"
@@ -277,7 +277,7 @@ def _row(each: Result) -> list[str]:
 
 
 def _spread(figures: Sequence[float]) -> float:
-    """How far they stray from the middle between the least and the largest, as a share of it."""
+    """Half their range, as a share of its middle."""
     return (max(figures) - min(figures)) / (max(figures) + min(figures))
 
 

@@ -1,8 +1,8 @@
-"""Does the report name the cause? Known faults in real runs: cause, rank and size against the report's.
+"""Correctness of the explanation: known faults in real runs, their cause, rank and size against the report's.
 
-The faults are those of `tests/truth`; sizes, splits and ranks are drawn from a seed: another one with
-`python -m benchmarks.truth SEED`, fewer runs with `python -m benchmarks.truth SEED SERIES`; 1 series of each
-number of ranks tries it out.
+The faults are those of `tests/truth`; sizes, splits and ranks are drawn from a seed. `python -m
+benchmarks.truth SEED` uses another one; `python -m benchmarks.truth SEED SERIES` runs fewer series, of which
+1 is enough to try it out.
 """
 
 import sys
@@ -20,7 +20,7 @@ SEED = 2026
 NUM_SERIES = 15
 """Of each number of ranks; a series has every fault once."""
 NUM_CAPTURES = 2
-"""Of each run, some ten seconds apart: machines are disturbed for longer than a capture takes."""
+"""Of each run, some ten seconds apart: other load lasts longer than a capture."""
 GOAL = 0.99
 TIMEOUT_S = 1800
 

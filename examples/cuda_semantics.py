@@ -1,7 +1,7 @@
 """What every CUDA program has to know, shown by running it: python examples/cuda_semantics.py
 
 Each function shows one thing and returns what it saw; `main` prints that. Without a GPU, a queue of our own
-stands in for a CUDA stream (work is handed over at once and done later), and torch's `meta` device for a
+replaces a CUDA stream (work is submitted at once and done later), and torch's `meta` device for a
 second device; what only a GPU can show is said to be left out.
 """
 
@@ -74,7 +74,7 @@ class ThreeTimes:
     without_sync: float
     """Wrong: how long it took to hand the work over."""
     with_sync: float
-    """Right, but the host stands still meanwhile."""
+    """Correct, but the host is blocked meanwhile."""
     by_events: float
     """Right, and the host may go on."""
 
@@ -204,7 +204,7 @@ def main() -> None:
     is_cuda = device.type == "cuda"
     queue = CudaQueue() if is_cuda else ThreadQueue()
     times = timed_three_ways(queue, some_work(device))
-    print(f"1. Timing, on {'a CUDA stream' if is_cuda else 'a thread that stands in for a CUDA stream'}:")
+    print(f"1. Timing, on {'a CUDA stream' if is_cuda else 'a thread in place of a CUDA stream'}:")
     print(f"   host clock without synchronising  {1e3 * times.without_sync:8.3f} ms  <- wrong")
     print(f"   host clock with synchronising     {1e3 * times.with_sync:8.3f} ms")
     print(f"   events in the queue               {1e3 * times.by_events:8.3f} ms")

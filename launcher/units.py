@@ -11,7 +11,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB")
 
 
 def format_ms(ms: float, ci: Interval | None = None) -> str:
-    """Milliseconds without their unit: `42.1`, or `42.1 ± 0.2` beside a confidence interval.
+    """Milliseconds without their unit: `42.1`, or `42.1 ± 0.2` with a confidence interval.
 
     The larger side of the interval is shown, rounded up: the interval never looks narrower than it is.
     """

@@ -16,7 +16,7 @@ BLOCKS_PER_STAGE = 9
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around an identity; no ReLU after the addition, and biases beside the norms."""
+    """Two 3x3 convolutions around an identity; no ReLU after the addition, and biases as well as norms."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()

@@ -52,43 +52,27 @@ PENDING_NAMES = {
     "devices",
     "diff",
     "explain",
-    "facts",
     "files",
+    "job",
     "largest_batch",
-    "limits",
-    "load",
-    "main",
     "measured",
-    "node_link",
     "program",
     "steps",
+    "trace",
+    "view",
     "writer",
 }
 PENDING_WORDS = {
-    "benchmarks/RESULTS.md",
     "benchmarks/balanced.py",
-    "benchmarks/nodes.py",
-    "benchmarks/shi2016/README.md",
-    "benchmarks/statistics.py",
-    "benchmarks/trace.py",
-    "benchmarks/truth.py",
-    "docs/commands.md",
     "docs/job-file.md",
-    "examples/cuda_semantics.py",
     "launcher/compare/",
     "launcher/jobfile/",
-    "launcher/machine/",
     "launcher/plan/",
     "launcher/report/",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
-    "launcher/trace/",
-    "launcher/units.py",
-    "launcher/worker/",
-    "workloads/data/files.py",
-    "workloads/resnet_cifar.py",
 }
-PENDING_MODULES = 295
+PENDING_MODULES = 297
 
 
 @dataclass(frozen=True)

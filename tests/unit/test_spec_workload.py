@@ -444,7 +444,7 @@ def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -
         ("params: {images: ''}", ""),
         (
             "params: {images: nope}",
-            "2:18: the image folder nope does not exist; relative names are looked for beside the job file",
+            "2:18: the image folder nope does not exist; relative names are looked for next to the job file",
         ),
         ("params: {images: /nope}", "2:18: the image folder /nope does not exist"),
         ("params: {images: ~/nope}", "2:18: the image folder HOME/nope does not exist"),

@@ -44,7 +44,7 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
     total, steps = (
         (devices[0].total, devices[0].steps)
         if devices
-        else _told(digest.total, digest.steps, view.parts, view)
+        else _in_us(digest.total, digest.steps, view.parts, view)
     )
     return RankTrace(
         rank=rank,
@@ -65,10 +65,10 @@ def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
     """One of several devices, with its part in collectives."""
     steps = [scope.devices[place][1] for scope in view.digest.steps]
     parts = [each for each in view.parts if each[1].local.device == name]
-    return DeviceTrace(name, *_told(total, steps, parts, view))
+    return DeviceTrace(name, *_in_us(total, steps, parts, view))
 
 
-def _told(
+def _in_us(
     total: Scope, scopes: Sequence[Scope], parts: Parts, view: RankView
 ) -> tuple[Breakdown, tuple[StepBreakdown, ...]]:
     transfers = _transfers(parts)
