@@ -37,7 +37,7 @@ class Differences:
     """Whether times of this run are not those of its splits: then nothing is decided by them."""
 
     def vs_baseline(self, variant: str) -> Difference | None:
-        """What stands in the table; `None` where one of the two has no times that count."""
+        """What the table shows; `None` where one of the two has no times that count."""
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
@@ -57,7 +57,7 @@ class Differences:
         return self.sound(difference)
 
     def sound(self, difference: Difference) -> Difference:
-        """The difference, without a verdict where the run was disturbed."""
+        """The difference, without a verdict where other load affected the run."""
         return replace(difference, verdict="inconclusive") if self.disturbed else difference
 
     def share_launches(self, variant: str, other: str) -> bool:
@@ -80,7 +80,7 @@ def against_other(measured: Measured, other: Measured, alpha: float) -> Differen
 
 
 def opposite(difference: Difference) -> Difference:
-    """The same finding told of the other one: t_baseline / t in place of t / t_baseline."""
+    """The same finding from the other side: t_baseline / t in place of t / t_baseline."""
     ci = difference.ci
     return Difference(
         percent=None if difference.percent is None else _inverse(difference.percent),

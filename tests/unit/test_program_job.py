@@ -58,7 +58,7 @@ def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
     [
         ("script: nope.py", "1:9: there is no file nope.py"),
         ("script: trian.py", "did you mean `train.py`?"),
-        ("script: .", "1:9: . is a folder"),
+        ("script: .", "1:9: . is a directory"),
         ("script: broken.py", "1:9: broken.py:2: this is not Python: "),
         ("script: outside.py", "outside.py:1: this is not Python: 'return' outside function"),
         ("script: binary.py", "this is not Python: "),
