@@ -44,7 +44,7 @@ OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first
 PENDING_FLAT = {
     "workloads",
 }
-PENDING_SMALL = {}
+PENDING_SMALL: set[str] = set()
 PENDING_NAMES = {
     "diff",
     "files",
@@ -55,10 +55,6 @@ PENDING_NAMES = {
 }
 PENDING_WORDS = {
     "benchmarks/balanced.py",
-    "launcher/cli/",
-    "launcher/inspect/",
-    "launcher/rundir/",
-    "launcher/schedulers/",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
 }
