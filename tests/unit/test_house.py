@@ -52,12 +52,8 @@ PENDING_NAMES = {
     "diff",
     "explain",
     "files",
-    "job",
-    "largest_batch",
     "measured",
     "steps",
-    "trace",
-    "view",
     "writer",
 }
 PENDING_WORDS = {
