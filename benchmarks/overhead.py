@@ -74,9 +74,9 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
     from gpurun.launcher.worker.base.peers import Group
-    from gpurun.launcher.worker.training.load import load_workload
+    from gpurun.launcher.worker.training.load_workload import load_workload
     from gpurun.launcher.worker.training.timed_rounds import Bench
-    from gpurun.launcher.worker.training.traces import Live
+    from gpurun.launcher.worker.training.traces import TraceRequests
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
 
@@ -113,8 +113,8 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     workload = built()
     trainer = Trainer(workload, order, rank)
     cpu = torch.device("cpu")
-    live = Live(order, rank, None)
-    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, live)
+    requests = TraceRequests(order, rank, None)
+    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, requests)
 
     torch.manual_seed(0)
     bare = built()

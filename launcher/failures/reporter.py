@@ -9,7 +9,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
-from gpurun.launcher.machine.limits import remedy
+from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import RootCause
 

@@ -14,7 +14,7 @@ from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.inspect.frames import is_users
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error
 from gpurun.launcher.logs.lines import NOISE
-from gpurun.launcher.machine.limits import remedy
+from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.machine.gpus import Gpu, Gpus
+from gpurun.launcher.machine.gpu import Gpu, Gpus
 from gpurun.launcher.machine.nvml import VISIBLE, inspect_nvidia_gpus
 from gpurun.launcher.machine.peaks import NVIDIA_PEAKS, Peak, peak_tflop_per_s
 
@@ -44,7 +44,7 @@ class Accelerator:
     uuid_prefixes: tuple[str, ...] = ()
     """How UUIDs begin that name its devices in a job file."""
     only_here: Mapping[str, str] = field(default_factory=dict)
-    """Precisions that no other kind computes in → what to say where one is asked of another kind."""
+    """Precisions that no other kind computes in → message where one is requested on another kind."""
     memory_errors: tuple[str, ...] = ()
     """Regular expressions for error messages of its libraries that mean out of memory."""
     peaks: tuple[Peak, ...] = ()
@@ -125,7 +125,7 @@ def inspect_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: An
     Args:
         environ: with the variables that limit which of them are visible.
         root: where `dev`, `proc` and `sys` are.
-        binding: stands in for the drivers' own bindings.
+        binding: replaces the drivers' own bindings.
     """
     found = [(row.name, row.inspect(environ, root, binding)) for row in gpu_kinds()]
     merged = next((each for _, each in found if each != Gpus()), Gpus())

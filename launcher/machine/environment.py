@@ -9,5 +9,5 @@ ROOT = str(Path(gpurun.__file__).parents[1])
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, with this package importable however it was found here, and whatever the current folder is."""
+    """This process's environment, with this package importable from any directory."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.accelerators import inspect_gpus
-from gpurun.launcher.machine.gpus import GIB, Gpu, GpuProcess
+from gpurun.launcher.machine.gpu import GIB, Gpu, GpuProcess
 from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
@@ -84,25 +84,25 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def has_own_quota(root: Path = Path("/")) -> bool:
-    """Whether this process is alone in a cgroup that limits its CPU: it is a slower device by intent.
+    """Whether this process is alone in a cgroup that limits its CPU: a slower device on purpose.
 
-    Waiting for such a quota looks like waiting for a core, but nobody competes for it.
+    Waiting for such a quota looks like waiting for a core, but no other process competes for it.
     """
-    folder = next(iter(_cgroups(root, "cpu")), None)
-    if folder is None or len((_read(folder / "cgroup.procs") or "").split()) != 1:
+    directory = next(iter(_cgroups(root, "cpu")), None)
+    if directory is None or len((_read(directory / "cgroup.procs") or "").split()) != 1:
         return False
-    limits = ((_read(folder / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
+    limits = ((_read(directory / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
     return any(limit.isdecimal() for limit in limits)
 
 
 def _quotas(root: Path) -> list[float]:
     """Cores allowed by this process's cgroup and every one above it, in either version of cgroups."""
     quotas = []
-    for folder in _cgroups(root, "cpu"):
-        limit, _, period = (_read(folder / "cpu.max") or "").partition(" ")
+    for directory in _cgroups(root, "cpu"):
+        limit, _, period = (_read(directory / "cpu.max") or "").partition(" ")
         if limit.isdecimal() and period.isdecimal():
             quotas.append(int(limit) / int(period))
-        limit, period = (_read(folder / f"cpu.cfs_{part}_us") or "" for part in ("quota", "period"))
+        limit, period = (_read(directory / f"cpu.cfs_{part}_us") or "" for part in ("quota", "period"))
         if limit.isdecimal() and period.isdecimal():
             quotas.append(int(limit) / int(period))
     return quotas
@@ -113,12 +113,12 @@ def _memory_bytes(root: Path) -> tuple[int, int]:
     meminfo = (line.split() for line in (_read(root / "proc/meminfo") or "").splitlines())
     figures = {words[0].rstrip(":"): int(words[1]) * 1024 for words in meminfo if len(words) > 1}
     total, available = figures.get("MemTotal", 0), figures.get("MemAvailable", 0)
-    for folder in _cgroups(root, "memory"):
+    for directory in _cgroups(root, "memory"):
         for limit_file, used_file in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
-            limit, used = _read(folder / limit_file) or "", _read(folder / used_file) or ""
+            limit, used = _read(directory / limit_file) or "", _read(directory / used_file) or ""
             if limit.isdecimal() and int(limit) < UNLIMITED_BYTES:
                 total = min(total, int(limit))
                 available = min(available, max(0, int(limit) - int(used or 0)))
@@ -126,19 +126,19 @@ def _memory_bytes(root: Path) -> tuple[int, int]:
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
-    """Folders of this process's cgroup and its parents, innermost first; of both versions.
+    """Directories of this process's cgroup and its parents, innermost first; of both versions.
 
     In a container `/proc/self/cgroup` may name a path that is not mounted here: then only `/` counts.
     """
-    folders = []
+    directories = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         number, controllers, path = line.split(":", 2)
         if number != "0" and controller not in controllers.split(","):
             continue
         base = root / "sys/fs/cgroup" / ("" if number == "0" else controller)
         inner = Path(path.lstrip("/"))
-        folders += [base / part for part in (inner, *inner.parents)]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+        directories += [base / part for part in (inner, *inner.parents)]
+    return [directory for directory in dict.fromkeys(directories) if directory.is_dir()]
 
 
 def _cpu_model(root: Path) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.machine.gpus import GIB, EnergyMeter, Gpu, GpuProcess, Gpus
+from gpurun.launcher.machine.gpu import GIB, EnergyMeter, Gpu, GpuProcess, Gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

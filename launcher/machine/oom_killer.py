@@ -1,4 +1,4 @@
-"""Whether the kernel's OOM killer was at work: it tells nobody but its own counters."""
+"""Whether the kernel's OOM killer ended a process: only its own counters and the kernel's log show it."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _KMSG = Path("/dev/kmsg")
 
 
 def oom_kills(pid: str = "self") -> int | None:
-    """Processes that the OOM killer has ended in this process's memory cgroup; `None` where that is not told.
+    """Processes that the OOM killer has ended in this process's memory cgroup; `None` if unknown.
 
     Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill) and cgroup-v1/memory.rst.
     """
@@ -47,7 +47,7 @@ def _records(fd: int) -> list[str]:
 
 
 def _counter_files(cgroup_lines: list[str]) -> list[Path]:
-    """Where the counter may stand. A container often sees its own group as the root of the mount."""
+    """Where the counter may be. A container often sees its own group as the root of the mount."""
     files: list[Path] = []
     for line in cgroup_lines:
         _, controllers, path = line.split(":", 2)
@@ -59,7 +59,7 @@ def _counter_files(cgroup_lines: list[str]) -> list[Path]:
             name = "memory.oom_control"
         else:
             continue
-        files += [folder / name for root in roots for folder in (root / path.lstrip("/"), root)]
+        files += [directory / name for root in roots for directory in (root / path.lstrip("/"), root)]
     return files
 
 

@@ -1,4 +1,4 @@
-"""The process tree, by Linux's own means: who descends from whom, and how to end them all.
+"""The process tree, by Linux's own means: which processes descend from one, and how to end them all.
 
 A process that calls `setsid` and forks twice leaves its group, its session and its parent; it never leaves
 the nearest ancestor that is a subreaper. So orphans are found by walking up parents, not by groups.
@@ -23,7 +23,7 @@ SHIELDED = (
     signal.SIGTSTP,
     signal.SIGUSR1,
 )
-"""Signals that a person or a batch system sends to everything in sight; the front answers them for all."""
+"""Signals that a person or a batch system sends to all processes; the command handles them for all."""
 
 
 class _Stat(NamedTuple):
@@ -107,7 +107,7 @@ def _stat(pid: str) -> _Stat | None:
             line = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name stands in parentheses, and may contain any character itself.
+    # The command's name is in parentheses, and may itself contain any character.
     fields = line[line.rindex(b")") + 2 :].split()
     num_threads = int(fields[17])
     return _Stat(int(pid), int(fields[1]), fields[0] not in b"ZX" or num_threads > 1)

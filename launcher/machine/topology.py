@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Topology:
-    """The part of the machine that this process may use. Empty where sysfs tells nothing."""
+    """The part of the machine that this process may use. Empty where sysfs has no answer."""
 
     nodes: Mapping[int, tuple[int, ...]]
     """NUMA node → its hardware threads, as Linux numbers them."""
@@ -21,7 +21,7 @@ class Topology:
 
 
 def inspect_topology(allowed: Sequence[int] | None = None, root: Path = Path("/")) -> Topology:
-    """What the kernel says.
+    """The topology that the kernel reports.
 
     Args:
         allowed: hardware threads that may be used; by default those of this process's affinity.
@@ -29,8 +29,8 @@ def inspect_topology(allowed: Sequence[int] | None = None, root: Path = Path("/"
     """
     usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     nodes = {
-        int(folder.name.removeprefix("node")): parse_cpus(_read(folder / "cpulist"))
-        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+        int(node.name.removeprefix("node")): parse_cpus(_read(node / "cpulist"))
+        for node in (root / "sys/devices/system/node").glob("node[0-9]*")
     }
     reachable = {node: tuple(cpu for cpu in cpus if cpu in usable) for node, cpus in sorted(nodes.items())}
     cores = {_siblings(root, cpu, usable) for cpu in usable}

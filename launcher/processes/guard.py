@@ -20,8 +20,8 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.limits import start_problem
 from gpurun.launcher.machine.process_tree import SHIELDED, become_subreaper, descendants, kill_descendants
+from gpurun.launcher.machine.resource_limits import start_problem
 
 SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
 _MAX_REQUEST_BYTES = 1 << 20

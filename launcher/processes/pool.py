@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.limits import start_problem
 from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
 from gpurun.launcher.machine.process_tree import kill_descendants, send_signal
+from gpurun.launcher.machine.resource_limits import start_problem
 from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (

@@ -12,8 +12,8 @@ from gpurun.launcher.processes.signals import interruptible
 MOST_SERVERS = 4
 """Each holds an imported torch (about 300 MB). The least recently used one is ended first."""
 WORKER = (
-    "gpurun.launcher.worker.entry.main",
-    "gpurun.launcher.worker.program.rank",
+    "gpurun.launcher.worker.entry.workload_rank",
+    "gpurun.launcher.worker.program.program_rank",
     "gpurun.launcher.worker.base.process_group",
 )
 """Imported in the server as well: every rank begins with one of them."""

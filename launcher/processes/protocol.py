@@ -8,7 +8,7 @@ import msgspec
 SERVICE_RANK = -1
 """Not a rank, but a process that serves the ranks: it is ended with them, and its end is not reported."""
 
-WORKER_ENTRY = "gpurun.launcher.worker.entry.main:main"
+WORKER_ENTRY = "gpurun.launcher.worker.entry.workload_rank:main"
 """What a workload's rank runs."""
 
 

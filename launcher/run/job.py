@@ -15,7 +15,7 @@ from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine
-from gpurun.launcher.machine.limits import check_open_files
+from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.plan.nodes import Node

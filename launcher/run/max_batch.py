@@ -199,7 +199,7 @@ class Search:
             env=dict(device_env(self.devices[index], index, self.machine)),
             log=str(self.folder / f"{index}.log"),
             cwd=str(self.job_dir),
-            entry="gpurun.launcher.worker.training.largest_batch:main",
+            entry="gpurun.launcher.worker.training.batch_search:main",
         )
 
     def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:

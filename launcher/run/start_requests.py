@@ -15,7 +15,7 @@ from gpurun.launcher.run.attempts import num_restarts, variant_rounds
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, RoundTime
 
-PROGRAM_ENTRY = "gpurun.launcher.worker.program.rank:main"
+PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 

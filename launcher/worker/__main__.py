@@ -2,7 +2,7 @@
 
 import sys
 
-from gpurun.launcher.worker.entry.main import main
+from gpurun.launcher.worker.entry.workload_rank import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

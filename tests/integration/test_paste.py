@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import LossOver
-from gpurun.launcher.worker.entry.main import loss_over
+from gpurun.launcher.worker.entry.workload_rank import loss_over
 from gpurun.uneven import UnevenBatches
 from tests.integration import paste_worker as worker
 from tests.integration.command import gpurun, write

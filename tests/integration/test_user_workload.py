@@ -14,9 +14,10 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from PIL import Image
 
 from gpurun.launcher.errors import ParamsError, VariantError
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.user_error import UserError
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
@@ -215,8 +216,9 @@ def test_the_worker_checks_params_by_the_rule_of_jobs(
         assert known(caught).value.exit_code == 2
 
 
-def test_model_tensors_left_on_another_device(tmp_path: Path) -> None:
-    """A constant that is no buffer stays where it was when the model moves; `meta` stands in for a GPU."""
+def test_model_tensors_left_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant that is no buffer stays where it was when the model moves; `meta` replaces a GPU."""
+    monkeypatch.setitem(ACCELERATORS, "meta", replace(CPU, name="meta"))
     source = GOOD.replace("return super().forward(x)", "return super().forward(x) + torch.ones(2)")
     with pytest.raises(UserError) as caught:
         start(source, tmp_path, device="meta")
@@ -253,7 +255,7 @@ def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: b
     warning = Trainer(built("train.py:build", {}, tmp_path), order(), 0).batch_warning
     if warns:
         assert warning is not None
-        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) gives other samples")
+        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) gives different samples")
     else:
         assert warning is None
 

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.measured import Measured
 from gpurun.launcher.compare.figures.throughput import Rates, throughput
 from gpurun.launcher.machine import nvml
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
-from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.machine.gpu import EnergyMeter
 from gpurun.launcher.machine.peaks import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantFacts, VariantStatus

@@ -20,7 +20,7 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.job import outcome_error
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from tests.unit import test_compare as hand_made
 
 files = hand_made.files
@@ -192,7 +192,7 @@ def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files:
 LIBRARY = sysconfig.get_path("purelib")
 TRACEBACK = f"""\
 Traceback (most recent call last):
-  File "{OURS}launcher/worker/entry/main.py", line 35, in main
+  File "{OURS}launcher/worker/entry/workload_rank.py", line 35, in main
     run_launch(journal)
   File "{LIBRARY}/torch/nn/modules/module.py", line 1778, in _call_impl
     return forward_call(*args)

@@ -10,7 +10,7 @@ from torch import nn
 
 from gpurun import Workload
 from gpurun.launcher.errors import ParamsError
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.workloads.data import images
 from gpurun.workloads.data.images import image_workload, read_folder
 from gpurun.workloads.data.text import open_corpus

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.machine.gpus import GIB
+from gpurun.launcher.machine.gpu import GIB
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from gpurun.launcher.machine.nvml import load_nvml
 from gpurun.launcher.report.terminal.devices import render_devices

@@ -70,14 +70,12 @@ PENDING_WORDS = {
     "launcher/compare/",
     "launcher/inspect/",
     "launcher/jobfile/",
-    "launcher/machine/",
     "launcher/plan/",
     "launcher/report/",
     "launcher/rundir/",
     "launcher/schedulers/",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
-    "launcher/worker/",
 }
 PENDING_MODULES = 297
 

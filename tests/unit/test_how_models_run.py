@@ -22,7 +22,7 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from tests.unit.machines import FakeGpu, FakeMachine
 

@@ -23,7 +23,7 @@ from gpurun.launcher.report.terminal.curves import batch_curve_lines
 from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
-from gpurun.launcher.worker.training import largest_batch as fit
+from gpurun.launcher.worker.training import batch_search as fit
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))

@@ -15,7 +15,7 @@ from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone
 from gpurun.launcher.worker.training.timed_rounds import Bench
-from gpurun.launcher.worker.training.traces import Live
+from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
 MS = 1_000_000
@@ -107,7 +107,7 @@ def bench(
     journal = Journal(order, 0)
     device = torch.device("cpu")
     return Bench(
-        order, cast(Trainer, trainer), clock, Alone(), journal, device, Live(order, 0, None)
+        order, cast(Trainer, trainer), clock, Alone(), journal, device, TraceRequests(order, 0, None)
     ), trainer
 
 

@@ -15,7 +15,7 @@ from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pause_s
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
-from gpurun.launcher.machine.limits import check_open_files, remedy, start_problem
+from gpurun.launcher.machine.resource_limits import check_open_files, remedy, start_problem
 from gpurun.launcher.rundir.claim import Running, boot_id, claimed, entered, read, running_launch
 from gpurun.launcher.rundir.control import (
     ControlBlock,

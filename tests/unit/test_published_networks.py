@@ -9,7 +9,7 @@ from torch import nn
 from gpurun import Workload
 from gpurun.launcher.jobfile.builtins import default_batch
 from gpurun.launcher.worker.meters.flops import Counting
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.workloads.data.text import corpus
 from gpurun.workloads.resnet import Bottleneck
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpurun.launcher.balance.calibrate import Calibration
-from gpurun.launcher.worker.training.balanced_split import told
+from gpurun.launcher.worker.training.balanced_split import with_progress
 
 
 def test_every_block_is_a_sign_of_life() -> None:
@@ -18,5 +18,5 @@ def test_every_block_is_a_sign_of_life() -> None:
         assert len(entered) == blocks  # before the block: it may be the one that hangs
         return [1.0 * size for size in split]
 
-    Calibration(told(measure, journal, "v"), 64, 1, (99, 99), 1 << 40, "seed").run()
+    Calibration(with_progress(measure, journal, "v"), 64, 1, (99, 99), 1 << 40, "seed").run()
     assert set(entered) == {("balance", "v")}

@@ -8,6 +8,7 @@ from gpurun.launcher.jobfile.model import JobSpec, Steps, key_settings
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import Section, Setting
 from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.machine.accelerators import accelerator_of
 
 _HINTS = {
     "workload": "`workload: gpt` trains a small GPT, `train.py:build` is your own; `script: train.py` runs a "
@@ -76,7 +77,7 @@ def _max_of_program(spec: JobSpec) -> Iterator[Problem]:
 def _shared_gpu(draft: Draft) -> Iterator[Problem]:
     """Rank r of a program takes the GPU `cuda:r` of those that it sees: there must be one of its own."""
     devices = draft.spec.devices
-    if not isinstance(devices, tuple) or not draft.knows(("devices",)) or devices[0].startswith("cpu"):
+    if not isinstance(devices, tuple) or not draft.knows(("devices",)) or accelerator_of(devices[0]).is_host:
         return
     if twice := [name for name in dict.fromkeys(devices) if devices.count(name) > 1]:
         message = f"{twice[0]} is named twice: every rank of a program takes a GPU of its own"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpurun.launcher.machine.accelerators import gpu_device
-from gpurun.launcher.machine.gpus import Gpu
+from gpurun.launcher.machine.gpu import Gpu
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.units import format_gib, format_number

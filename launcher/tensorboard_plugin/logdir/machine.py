@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from gpurun.launcher.machine.accelerators import CPU, gpu_device, inspect_gpus
-from gpurun.launcher.machine.gpus import GIB, Gpu
+from gpurun.launcher.machine.gpu import GIB, Gpu
 
 FRESH_S = 1.0
 """The driver is asked at most this often, however many pages are open."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.machine.gpu import EnergyMeter
 from gpurun.launcher.worker.accelerators.clock import Clock, HostClock, Stamps
 from gpurun.launcher.worker.accelerators.runtime import Runtime, Write
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.machine.gpu import EnergyMeter
 from gpurun.launcher.machine.nvml import VISIBLE, energy_meter, throttling_of
 from gpurun.launcher.worker.accelerators.clock import Clock, EventClock, EventStamps, Stamps
 from gpurun.launcher.worker.accelerators.runtime import Runtime, Write

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.machine.gpu import EnergyMeter
 from gpurun.launcher.worker.accelerators.clock import Clock, Stamps
 
 Write = Callable[[str], object]

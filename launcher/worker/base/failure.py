@@ -1,4 +1,4 @@
-"""A rank's own account of its end, written while it still can."""
+"""A rank's own report of why it failed, written while it still can."""
 
 import re
 import time
@@ -38,7 +38,7 @@ def record_failure(
     stage: str,
     error: BaseException,
 ) -> FailureRecord:
-    """Writes down why this rank fails, and returns it. The first thing to do: its time decides who began."""
+    """Writes why this rank failed, and returns it. Call it first: its time decides who failed first."""
     is_explained = isinstance(error, GpurunError) and error.__cause__ is not None
     record = FailureRecord(
         time_ns=time.time_ns(),
@@ -48,8 +48,8 @@ def record_failure(
         kind=kind_of(error),
         type=encodable(type(error.__cause__ if is_explained else error).__name__),
         message=message_of(error),
-        # A user's mistake tells its place itself; our own frames would only hide it.
-        traceback="" if is_told(error) else traceback_of(error),
+        # The message of a user's mistake has the place; our own frames would only hide it.
+        traceback="" if is_explained_to_user(error) else traceback_of(error),
         secondary=is_secondary(error),
     )
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))
@@ -57,13 +57,13 @@ def record_failure(
     return record
 
 
-def is_told(error: BaseException) -> bool:
-    """Whether the message is one of ours, meant for a user: also that there is no room for any split."""
+def is_explained_to_user(error: BaseException) -> bool:
+    """Whether the message is ours and meant for users, such as that no split fits in memory."""
     return isinstance(error, GpurunError) or isinstance(error.__cause__, GpurunError)
 
 
 def kind_of(error: BaseException) -> Kind:
-    """What sort of end this is; memory that ran out is told apart, whoever noticed it."""
+    """What kind of failure this is; out of memory is a kind of its own, wherever it was raised."""
     if is_out_of_memory(error):
         return "oom"
     if isinstance(error, SystemExit):
@@ -74,22 +74,22 @@ def kind_of(error: BaseException) -> Kind:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether device or host memory ran out.
 
-    Only `RuntimeError` and `OSError` are judged by their words: a user's own exception may say anything.
+    Only `RuntimeError` and `OSError` are judged by their message: a user's own exception may say anything.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(words_of(error)))
+    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(text_of(error)))
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Whether this rank only noticed that another one was gone, or never came."""
+    """Whether this rank only noticed that another one was gone, or never joined."""
     if is_out_of_memory(error):
         return False
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return True
     if isinstance(error, ConnectionError):
         return in_torch(error)
-    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(words_of(error)))
+    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(text_of(error)))
 
 
 def in_torch(error: BaseException) -> bool:
@@ -99,15 +99,15 @@ def in_torch(error: BaseException) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """The exception's own words."""
+    """The exception's message."""
     if isinstance(error, SystemExit):
         code = error.code if error.code is not None else 0
-        return f"exit code {code}" if isinstance(code, int) else words_of(code)
-    return words_of(error)
+        return f"exit code {code}" if isinstance(code, int) else text_of(code)
+    return text_of(error)
 
 
-def words_of(value: object) -> str:
-    """What `str` makes of somebody else's object, which may fail, as text that can be written down."""
+def text_of(value: object) -> str:
+    """`str` of an object of the user's, which may raise, as text that can be written."""
     try:
         return encodable(str(value))
     except Exception as error:
@@ -115,7 +115,7 @@ def words_of(value: object) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """As Python would print it; as far as it can, where the exceptions in it have no words."""
+    """As Python would print it; as far as it can, where the exceptions in it have no message."""
     try:
         return encodable("".join(traceback.format_exception(error)))
     except Exception:

@@ -35,7 +35,7 @@ class Journal:
         return RunDir(Path(self.order.run_dir))
 
     def enter(self, stage: Stage, variant: str | None = None, round_: int = 0) -> None:
-        """Says what this rank does from now on; a failure is blamed on it."""
+        """Sets what this rank does from now on; a failure is attributed to it."""
         self.stage, self.variant = stage, variant
         if self.rank == 0:
             event = Event.now(stage, variant, round_, self.order.rounds)

@@ -1,7 +1,7 @@
 """Nested inputs and outputs: cut along the samples, moved, and put together again.
 
 A tree is a tensor, or a tuple, list, dict, named tuple or dataclass of trees; anything else in it is passed
-on as it is. The samples lie along dimension 0 of every tensor; a tensor without dimensions belongs to all.
+on unchanged. The samples lie along dimension 0 of every tensor; a tensor without dimensions belongs to all.
 """
 
 import copy
@@ -24,7 +24,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
     if isinstance(tree, tuple | list):
         return type(tree)(map_tensors(function, item) for item in tree)
     if isinstance(tree, dict):
-        mapped = copy.copy(tree)  # keeps what a subclass carries besides its items, a default factory for one
+        mapped = copy.copy(tree)  # keeps a subclass's own state, such as a default factory
         for key, item in tree.items():
             mapped[key] = map_tensors(function, item)
         return mapped
@@ -60,10 +60,10 @@ def take_rows(tree: Tree, start: int, stop: int) -> Tree:
 
 
 def split_rows(tree: Tree, sizes: Sequence[int]) -> list[Tree]:
-    """One tree per size, with so many samples each.
+    """One tree per size, with that many samples each.
 
     The stock scatter cuts every tensor by its own length and then drops what has no partner: of inputs with
-    9 and 8 rows on 4 devices it loses 2 rows and says nothing. Here that is an error.
+    9 and 8 rows on 4 devices it silently loses 2 rows. Here that is an error.
 
     Raises:
         ValueError: a tensor holds another number of samples than the sizes add up to.

@@ -1,4 +1,4 @@
-"""What the ranks agree on between blocks; on the CPU, by gloo, never inside a timed step."""
+"""What the ranks exchange between blocks: on the CPU, by gloo, never inside a timed step."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -34,13 +34,13 @@ class Alone:
 
 
 class Group:
-    """The ranks of a process group. CPU tensors go by gloo, whatever carries the gradients."""
+    """The ranks of a process group. CPU tensors use gloo, whatever backend the gradients use."""
 
     def __init__(self) -> None:
         self._token = torch.zeros(1)
 
     def barrier(self) -> None:
-        # Not dist.barrier: that goes by NCCL where there is one, and waits for the GPU besides.
+        # Not dist.barrier: that uses NCCL where there is one, and waits for the GPU too.
         dist.all_reduce(self._token)
 
     def maximum(self, values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The job's precision: what the model's weights are, what it computes in, and what error that explains."""
+"""The job's precision: the type of the weights, the type of computation, and the rounding error to expect."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The process group of one launch: on one machine nothing of it listens beyond the loopback interface."""
+"""The process group of one launch: on one machine it listens on the loopback interface only."""
 
 import gc
 import os
@@ -55,7 +55,7 @@ def backend_of(order: LaunchConfig, rank: int) -> str:
 
 
 def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
-    """Rank 0's store. The kernel chooses the port, and it is taken before anyone hears of it: no race.
+    """Rank 0's store. The kernel chooses the port, and it is bound before any rank reads it: no race.
 
     Given only a port, the store would listen on all interfaces; so it gets a socket that is bound already.
     """
@@ -92,7 +92,7 @@ def await_port(port_file: Path) -> int:
 
 
 def close_group() -> None:
-    """Leaves the group in good order; only after success, since after a failure it can wait for ever.
+    """Closes the group; only after success, since after a failure it may wait forever.
 
     The last reference to a DDP model must be gone: collecting it later would use a destroyed group.
     """

@@ -1,4 +1,4 @@
-"""Mistakes in a user's workload, told with file, line, what was expected and what came."""
+"""Mistakes in a user's workload, with file, line, what was expected and what came instead."""
 
 import inspect
 import traceback
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpurun.launcher.errors import ParamsError, VariantError
 from gpurun.launcher.inspect.frames import is_users
-from gpurun.launcher.worker.base.failure import is_out_of_memory, words_of
+from gpurun.launcher.worker.base.failure import is_out_of_memory, text_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Place:
 
 
 class UserError(VariantError):
-    """The workload is wrong, and its author can put it right."""
+    """The workload is wrong, and its author can fix it."""
 
     def __init__(self, what: str, *, expected: str, got: str, place: Place | None, frames: str = "") -> None:
         self.place, self.expected, self.got = place, expected, got
@@ -61,12 +61,12 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def from_exception(error: BaseException, what: str, expected: str, fallback: Place | None) -> UserError:
-    """Tells a user of an exception in their code, with the traceback cut down to their frames."""
+    """An exception in a user's code as a `UserError`, with the traceback reduced to their frames."""
     frames = user_frames(error)
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else fallback
     if isinstance(error, SyntaxError) and error.filename:
         place = Place(error.filename, error.lineno or 0)
-    got = f"{type(error).__name__}: {words_of(error)}"
+    got = f"{type(error).__name__}: {text_of(error)}"
     return UserError(
         what, expected=expected, got=got, place=place, frames="".join(traceback.format_list(frames))
     )

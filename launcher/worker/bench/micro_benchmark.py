@@ -26,7 +26,7 @@ BLOCK_MS = 10.0
 """A block repeats its case for at least this long; a case that is longer runs once."""
 MAX_REPETITIONS = 1000
 WARMUP_REPETITIONS = 2
-BUSY = "these times tell of what else runs here too. Stop it, then run this again"
+BUSY = "these times include interference from other programs. Stop them, then run this again"
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class ProbeBench:
     peers: Peers
     now_ns: Callable[[], int] = time.perf_counter_ns
     noise: NoiseMeter | None = None
-    """What tells whether others had the cores meanwhile; without one nobody asks."""
+    """Measures whether other processes had the cores meanwhile; `None`: isn't measured."""
 
     @property
     def order(self) -> LaunchConfig:
         return self.journal.order
 
     def run(self) -> None:
-        """Measures all cases; what the site can't measure becomes a warning beside the figures."""
+        """Measures all cases; what the site can't measure becomes a warning next to the figures."""
         (variant,) = self.order.variants
         self.journal.enter("build", variant.id)
         with users_code(f"{self.order.workload} can't be set up", "cases to measure", None):
@@ -62,11 +62,11 @@ class ProbeBench:
             with noise.counting() if noise else nullcontext():
                 self.run_round(variant.id, round_, found.cases, repetitions)
         if noise:
-            disturbed = self.disturbed(noise.per_step(1), time.perf_counter_ns() - start_ns)
-            self.journal.add_facts(variant.id, warnings=(*found.notes, *disturbed))
+            affected = self.interference(noise.per_step(1), time.perf_counter_ns() - start_ns)
+            self.journal.add_facts(variant.id, warnings=(*found.notes, *affected))
 
-    def disturbed(self, noise: BlockNoise, lasted_ns: int) -> Iterator[str]:
-        """Why these are not the times of what was measured, by rank; all ranks ask for it."""
+    def interference(self, noise: BlockNoise, lasted_ns: int) -> Iterator[str]:
+        """Why these times include other programs' load, by rank; all ranks must call it."""
         waited_ns = waited_for_others_ns(noise.queue_ns, noise.others_ns) or 0
         for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
             if percent > QUEUE_PERCENT:
@@ -82,7 +82,7 @@ class ProbeBench:
         return min(MAX_REPETITIONS, max(1, math.ceil(BLOCK_MS * 1e6 / max(slowest_ns, 1.0))))
 
     def run_round(self, variant: str, round_: int, cases: Sequence[Case], repetitions: Sequence[int]) -> None:
-        """A block of every case; rank 0 writes down the slowest rank's times."""
+        """A block of every case; rank 0 records the slowest rank's times."""
         shuffled = list(range(len(cases)))
         random.Random(f"{self.order.draw}/{self.order.launch}/{round_}").shuffle(shuffled)
         times_ns = [self.time_ns(cases[i], repetitions[i]) for i in shuffled]
@@ -95,8 +95,8 @@ class ProbeBench:
     def time_ns(self, case: Case, repetitions: int) -> float:
         """This rank's mean time of one repetition, in ns, from a start that all ranks share.
 
-        By the host's clock, which waits for the devices at both ends: in a block of 10 ms that is nothing,
-        and it is right whichever device's stream the work goes by.
+        By the host's clock, which waits for the devices at both ends: in a block of 10 ms that is negligible,
+        and it is right for whichever device's stream is used.
         """
         with no_garbage_collection():
             self.synchronize()
@@ -127,7 +127,7 @@ class ProbeBench:
 
 
 def site_of(order: LaunchConfig, rank: int) -> Site:
-    """What this rank has to measure on, and in what; sets the process's mode of float32 products."""
+    """The devices and the data type that this rank measures; sets the process's mode of float32 products."""
     precision = PRECISIONS[order.precision]
     precision.apply()
     positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))

@@ -1,1 +1,1 @@
-"""How the processes of the worker side begin: server, rank, store, link between nodes."""
+"""How the worker's processes start: the server that forks ranks, a rank, the link between nodes."""

@@ -1,8 +1,8 @@
 """A node's connection to the store at node 0: mailboxes, heartbeats, and one announcement that ends all.
 
 Started as `python -P -m gpurun.launcher.worker.entry.store_link OPTIONS` with a socket as file descriptor 3.
-A call to the store blocks for as long as the network pleases. The command never does: it only talks to this
-process, and treats its silence as that of the network.
+A call to the store may block for as long as the network is down. The command never blocks: it only talks to
+this process, and treats its silence as that of the network.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from gpurun.launcher.processes.channel import STREAM_FD, Channel
 
 _FOR_EVER_S = 10**9
 _CONNECT_S = 5.0
-"""What one attempt to reach node 0 may take; a network that drops packets would let it last for minutes."""
+"""What one attempt to reach node 0 may take; with dropped packets it would last for minutes."""
 _NO_END = b"-"
 _END_KEY = "end"
 _LINKS, _HEARD = "links", "heard"
@@ -58,7 +58,7 @@ class StoreLink:
     def __init__(self, channel: LinkChannel, options: LinkOptions, store: TCPStore) -> None:
         self._channel, self._options, self._store = channel, options, store
         self._num_nodes = 0
-        """0 until the nodes have met."""
+        """0 until all nodes have joined."""
         self._mails_read = 0
         self._ended = False
         self._next_pulse_s = time.monotonic()
@@ -66,7 +66,7 @@ class StoreLink:
         store.add(_LINKS, 1)
 
     def serve(self) -> None:
-        """Returns when the command wants no more of it."""
+        """Returns when the command ends the connection."""
         stream = self._channel.stream
         while True:
             pause_s = max(0.0, self._next_pulse_s - time.monotonic())
@@ -98,8 +98,8 @@ class StoreLink:
     def _meet(self, num_nodes: int) -> None:
         """torch's rendezvous: it returns on all nodes, or on none.
 
-        It takes a node for dead whose last sign of life is older than an hour by the clocks of two different
-        hosts, unless that limit is out of reach. Who is alive we tell by counting heartbeats.
+        It considers a node dead whose last heartbeat is older than an hour by the clocks of two different
+        hosts, unless that limit is never reached. Which nodes are alive is decided by counting heartbeats.
         """
         options = self._options
         host = f"[{options.address}]" if ":" in options.address else options.address
@@ -139,7 +139,7 @@ class StoreLink:
             self._channel.send(decode_end(bytes.fromhex(announced.decode())))
 
     def _linger(self, limit_s: float) -> None:
-        """Node 0 goes last: with it goes the store in which the others read why."""
+        """Node 0 ends last: it holds the store in which the others read how the run ended."""
         deadline = time.monotonic() + limit_s
         while self._options.rank == 0 and time.monotonic() < deadline:
             self._pulse()
@@ -148,7 +148,7 @@ class StoreLink:
             time.sleep(PULSE_S / 2)
 
     def _deliver(self, count: int) -> None:
-        """In order: a message whose number is drawn and that is still on its way is waited for."""
+        """Delivers in order: waits for a message that has a number but has not arrived."""
         while self._mails_read < count:
             key = _mail(self._options.rank, self._mails_read + 1)
             if not self._store.check([key]):
@@ -159,7 +159,7 @@ class StoreLink:
             self._channel.send(Mail(payload))
 
     def _report_if_read(self, report: LinkReport) -> None:
-        """Old heartbeats are of no use: a command that is busy doesn't have to read them all."""
+        """Drops the report while the command is busy: old heartbeats are of no use."""
         if select.select([], [self._channel.stream], [], 0)[1]:
             self._channel.send(report)
 
@@ -192,11 +192,11 @@ def open_store(options: LinkOptions) -> TCPStore:
 def await_listener(options: LinkOptions) -> None:
     """Returns as soon as node 0 listens.
 
-    torch's own client tries less and less often: of three that waited for a node 0 that came after 40 s, one
-    was connected 24 s later.
+    torch's own client retries less and less often: of three that waited for a node 0 that started after 40 s,
+    one was connected 24 s later.
 
     Raises:
-        TimeoutError: it does not within the time that nodes wait for each other.
+        TimeoutError: node 0 doesn't within the time that nodes wait for each other.
     """
     deadline = time.monotonic() + options.join_timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
@@ -253,12 +253,12 @@ def serve(options: LinkOptions, channel: LinkChannel) -> None:
         StoreLink(channel, options, store).serve()
     except ConnectionError:
         raise  # the command is gone
-    except Exception as error:  # the store's and torch's rendezvous' errors have no class in common
+    except Exception as error:  # the store's and torch's rendezvous' errors have no common class
         channel.send(ConnectionLost(str(error).partition("\n")[0]))
 
 
 def main() -> NoReturn:
-    """The process's life; nothing of torch is destroyed in order, since nothing would be gained by it."""
+    """Serves until the command or the network ends it, then exits without destroying torch's objects."""
     options = msgspec.json.decode(sys.argv[1], type=LinkOptions)
     die_with(options.parent)
     with contextlib.suppress(ConnectionError):

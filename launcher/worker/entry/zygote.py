@@ -1,8 +1,8 @@
 """The server that forks the ranks: it has imported torch once, so that a rank is ready in milliseconds.
 
-Started as `python -P -m gpurun.launcher.worker.entry.zygote SUPERVISOR_PID` with a socket as
-file descriptor 3. It only
-imports: a tensor operation would start OpenMP's threads, and forks of those hang; CUDA can't be forked.
+Started as `python -P -m gpurun.launcher.worker.entry.zygote SUPERVISOR_PID` with a socket as file
+descriptor 3. It only imports: a tensor operation would start OpenMP's threads, whose forks hang; CUDA can't
+be forked.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from gpurun.launcher.processes.protocol import (
     StartFailed,
     StartRequest,
 )
-from gpurun.launcher.worker.entry.child import run_rank
+from gpurun.launcher.worker.entry.forked_rank import run_rank
 
 
 class ForkServer:
@@ -82,8 +82,8 @@ class ForkServer:
                 raise
 
     def _fork(self, request: StartRequest) -> None:
-        # What exists now is shared by all ranks, for good: no collection needs to look at it, or to write to
-        # its pages and so copy them.
+        # What exists now is shared by all ranks and stays: the garbage collector needn't visit it, and so
+        # write to its pages, which would copy them.
         gc.freeze()
         server = os.getpid()
         try:
@@ -101,7 +101,7 @@ class ForkServer:
         self._channel.send(Started(request.rank, pid))
 
     def _reap(self) -> None:
-        """Reports dead ranks; orphans of ranks end up here too and need no report."""
+        """Reports dead ranks; orphans of ranks are reaped here too, without a report."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -114,7 +114,7 @@ class ForkServer:
 
 
 def main() -> NoReturn:
-    """The server's life; it ends with the supervisor, with the command, or when torch can't be imported."""
+    """Serves until the end with the supervisor, with the command, or when torch can't be imported."""
     die_with(int(sys.argv[1]))
     become_subreaper()
     for number in SHIELDED:

@@ -45,7 +45,7 @@ def waited_ns() -> dict[str, int] | None:
 
 
 def note_end() -> None:
-    """Keeps the calling thread's share beyond its end, which is about to come."""
+    """Keeps the waiting time of the calling thread, which is about to end."""
     try:
         waited = _waited_ns("/proc/thread-self")
     except (OSError, ValueError, IndexError):
@@ -67,9 +67,9 @@ def _communicates(thread: str) -> bool:
         return False
 
 
-def _waited_ns(folder: str) -> int:
+def _waited_ns(directory: str) -> int:
     try:
-        with open(f"{folder}/schedstat", "rb", buffering=0) as file:
+        with open(f"{directory}/schedstat", "rb", buffering=0) as file:
             return int(file.read(100).split()[1])
     except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
         return 0

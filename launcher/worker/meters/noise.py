@@ -14,7 +14,7 @@ from gpurun.launcher.worker.meters.cpu_time import others_ns, waited_ns
 
 @dataclass(frozen=True)
 class BlockNoise:
-    """What one block of steps suffered on one rank."""
+    """What slowed one block of steps on one rank."""
 
     queue_ns: int | None = None
     """In the run queue, in the mean step."""
@@ -58,7 +58,7 @@ class NoiseMeter:
                 self.queue_ns[thread] += max(0, waited - before_ns.get(thread, 0))
 
     def per_step(self, num_steps: int) -> BlockNoise:
-        """What the block suffered, now that its steps are done; of the thread that waited longest."""
+        """What slowed the block, per step; waiting is that of the thread that waited longest."""
         longest_ns = max(self.queue_ns.values(), default=0)
         known = self.known and not self.is_limited()
         queue_ns = longest_ns // num_steps if known else None

@@ -1,4 +1,4 @@
-"""A rank's side of what is asked of a job that is running: it counts steps, and takes traces on request."""
+"""Traces on request of a running job, the ranks' side: they count steps and watch for requests."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from gpurun.launcher.worker.profiling.profiler import export, new_profiler, sync
 
 
 def open_block(run: RunDir, launch: str, rank: int) -> ControlBlock | None:
-    """This rank's control block; `None` where the command that started it gave it none."""
+    """This rank's control block; `None` where the command didn't create one."""
     try:
         return ControlBlock(run.control(launch), rank)
     except OSError:
@@ -23,7 +23,7 @@ def open_block(run: RunDir, launch: str, rank: int) -> ControlBlock | None:
 
 
 def read_request(run: RunDir, launch: str, number: int) -> CaptureRequest:
-    """What the bell was rung for; it is written before."""
+    """Request number `number`, which is written before the bell rings."""
     return read_json(run.capture_request(launch, number), CaptureRequest)
 
 
@@ -37,7 +37,7 @@ def profile_order(request: CaptureRequest) -> ProfileConfig:
 
 @dataclass
 class StepCapture:
-    """For programs whose steps we only see: a trace begins and ends at the boundary between two of them.
+    """For programs whose steps are only observed: a trace begins and ends between two of them.
 
     Not every rank sees the bell before the same step, so the request names the first one to be recorded.
     """
@@ -53,7 +53,7 @@ class StepCapture:
     _recorded: int = 0
 
     def between_steps(self, waits: bool = False) -> bool:
-        """To be called after every step; whether the next one is recorded, and so is not worth timing.
+        """To be called after every step; whether the next one is recorded, so that its time doesn't count.
 
         Args:
             waits: because another trace is being taken.
@@ -83,7 +83,7 @@ class StepCapture:
     def _go_on(self, profiler: profile) -> None:
         assert self._request is not None
         assert self._mark is not None
-        synchronize()  # else the last kernels of a step fall behind its annotation
+        synchronize()  # else the last kernels of a step end after its annotation
         self._mark.__exit__(None, None, None)
         if self._recorded < self._request.steps:
             self._enter_step()
@@ -92,7 +92,7 @@ class StepCapture:
         path = trace_path(self.run, self.launch, self._request.number, self.rank)
         try:
             export(profiler.export_chrome_trace, path)
-        except MachineError as error:  # nothing that only looks at a job may end it
+        except MachineError as error:  # observing a job must not end it
             print_to_log(str(error))
         self._request = self._profiler = self._mark = None
 

@@ -27,7 +27,7 @@ def capture(
 ) -> None:
     """Writes a gzipped Kineto trace of `order.steps` steps to `path`, each marked as `ProfilerStep#N`.
 
-    Runs one step more than that before them, in which the profiler starts up.
+    Before them it runs one more step, in which the profiler starts.
 
     Args:
         run_one_step: one optimizer step; its work on a GPU may still be under way when it returns.
@@ -52,7 +52,7 @@ def capture(
         for number in range(1, order.steps + 1):
             with record_function(f"ProfilerStep#{number}"):
                 run_one_step()
-                synchronize()  # else the last kernels of a step fall behind its annotation
+                synchronize()  # else the last kernels of a step end after its annotation
     profiler.stop_trace()
     export(profiler.export_chrome_trace, path)
 

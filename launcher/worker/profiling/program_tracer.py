@@ -1,4 +1,4 @@
-"""A trace of a few steps of a program that runs on regardless."""
+"""A trace of a few steps of an unchanged program."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpurun.launcher.worker.profiling.profiler import export, new_profiler, sync
 
 @dataclass
 class StepTracer:
-    """Records `order.steps` steps from step number `first` on; told of the end of every step.
+    """Records `order.steps` steps from step number `first` on; called at the end of every step.
 
     The profiler starts up in the step before them, and the trace is written by a thread after them. None of
     these steps is timed.
@@ -43,7 +43,7 @@ class StepTracer:
             self.first = max(self.first, step + 2)
 
     def before(self, step: int) -> bool:
-        """Gets ready for step number `step`, which begins now; whether that one is disturbed by tracing."""
+        """Gets ready for step number `step`, which begins now; whether tracing slows that one down."""
         if self.done or step < self.first - 1:
             return self._is_writing()
         position = step - self.first
@@ -61,7 +61,7 @@ class StepTracer:
         return True
 
     def close(self) -> None:
-        """Waits for the trace to be written; one that has not its steps is dropped."""
+        """Waits for the trace to be written; one that lacks steps is dropped."""
         if self._writer is not None:
             self._writer.join()
         self.done = True
@@ -72,7 +72,7 @@ class StepTracer:
         synchronize()
 
     def _end_annotation(self) -> None:
-        synchronize()  # else the last kernels of a step fall behind its annotation
+        synchronize()  # else the last kernels of a step end after its annotation
         self._annotation.__exit__(None, None, None)
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""How a rank comes to know of its program's steps: hooks that torch has for it, and one that it lacks."""
+"""How a rank observes its program's steps: torch's own hooks, and one that torch lacks."""
 
 import functools
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from gpurun.launcher.worker.program.recorder import StepRecorder
 
 
 def watch_steps(recorder: StepRecorder) -> ExitStack:
-    """Has `recorder` told of every step of every optimizer from now on, and of every `gpurun.step()`.
+    """Passes every step of every optimizer to `recorder` from now on, and every `gpurun.step()`.
 
-    Closing what is returned ends it.
+    Closing the returned stack ends it.
     """
     hooks = ExitStack()
     handle = register_optimizer_step_post_hook(
@@ -33,7 +33,7 @@ def keep_groups_alive() -> None:
     """Keeps gloo's process groups from being destructed before the process ends.
 
     A DDP model that outlives `destroy_process_group` holds the last reference. Its end destructs the group
-    with the GIL held, which joins a thread of gloo that may be waiting for the GIL: the rank hangs for ever
+    with the GIL held, which joins a thread of gloo that may be waiting for the GIL: the rank hangs forever
     (torch 2.13; in one of ten runs, under any launcher). The group's threads sleep, so that keeping it is
     cheap; NCCL's resources are released by `destroy_process_group` itself.
     """
@@ -50,9 +50,9 @@ def keep_groups_alive() -> None:
 
 
 def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:
-    """Tells of steps that a GradScaler skips because a gradient overflowed: no optimizer is called then.
+    """Reports steps that a GradScaler skips because a gradient overflowed: no optimizer is called then.
 
-    Returns what undoes it.
+    Returns a function that undoes it.
 
     torch has no hook for that, so that the method itself is wrapped, for all its subclasses. A fused
     optimizer is called all the same and skips by itself: that is a step like any other.

@@ -1,4 +1,4 @@
-"""Times the steps of a program that knows nothing of it."""
+"""Times the steps of an unchanged program."""
 
 import time
 from collections import deque
@@ -16,7 +16,7 @@ from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
 
 FLUSH_NS = 500_000_000
-"""Records are written this often: seldom enough to cost nothing, often enough to see that steps go on."""
+"""Records are written this often: seldom enough to cost nothing, often enough to show progress."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class StepRecorder:
     run: RunDir
     tracer: StepTracer | None = None
     capture: StepCapture | None = None
-    """Counts the steps for those who look on from outside, and takes the traces that they ask for."""
+    """Counts the steps for observers, and takes the traces that they request."""
     stamps: Stamps | None = None
     """Chosen at the first step, when it is known whether the program uses CUDA."""
     calls: int = 0
@@ -43,8 +43,8 @@ class StepRecorder:
     _depth: int = 0
     _start: Any = None
     _is_captured: bool = False
-    _disturbed: bool = False
-    """Whether the step under way is traced or beside a trace."""
+    _is_slowed: bool = False
+    """Whether the current step is traced or next to a traced one."""
     _ended: "deque[tuple[Any, Any, Kind]]" = field(default_factory=deque)
     _num_ended: int = 0
     _flushed_ns: int = field(default_factory=time.perf_counter_ns)
@@ -54,7 +54,7 @@ class StepRecorder:
         self.classifier = Classifier(self.order.launch, self.order.warmup)
 
     def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
-        """An optimizer has updated its weights, or a GradScaler has left that out."""
+        """An optimizer has updated its weights, or a GradScaler has skipped that."""
         self.calls += 1
         if self._is_marked or self._closed:
             return
@@ -67,14 +67,14 @@ class StepRecorder:
         self._start = now
 
     def enter_step(self) -> None:
-        """The program says that a step begins; within another one that means nothing."""
+        """The program marks the beginning of a step; ignored within another one."""
         self._depth += 1
         self._is_marked = True
         if self._depth == 1 and not self._closed:
             self._start = self._now()
 
     def leave_step(self, completed: bool) -> None:
-        """It says that the step is over."""
+        """The program marks the end of the step."""
         self._depth -= 1
         if self._depth == 0 and completed and not self._closed:
             self._end(self._now(), "timed")
@@ -87,19 +87,19 @@ class StepRecorder:
             return
         try:
             append_lines(self.run.steps(self.order.variant, self.rank), records)
-            self.tell_progress()
-        except MachineError as error:  # the program goes on: its results aren't ours to lose
+            self.report_progress()
+        except MachineError as error:  # the program continues: its results matter more
             self._closed = True
             print_to_log(f"gpurun: no more steps are recorded: {error}")
 
-    def tell_progress(self) -> None:
-        """Rank 0 says how far it is."""
+    def report_progress(self) -> None:
+        """Rank 0 writes how many steps have ended."""
         if self.rank == 0:
             event = Event.now("run", self.order.variant, self._num_ended)
             append_lines(self.run.events(self.order.launch), [event])
 
     def close(self, wait: bool) -> None:
-        """Writes what is left.
+        """Writes the remaining steps.
 
         Args:
             wait: for the GPU, and for a trace that is being written; not after a failure, when it may hang.
@@ -123,14 +123,14 @@ class StepRecorder:
         return self.stamps.now()
 
     def _end(self, now: Any, kind: Kind) -> None:
-        self._ended.append((self._start, now, "profile" if self._disturbed else kind))
+        self._ended.append((self._start, now, "profile" if self._is_slowed else kind))
         self._num_ended += 1
         if time.perf_counter_ns() - self._flushed_ns > FLUSH_NS:
             self.flush()
-        self._disturbed = self._trace()
+        self._is_slowed = self._trace()
 
     def _trace(self) -> bool:
-        """Whether the step that begins now is traced, or beside a trace. Two profilers exclude each other."""
+        """Whether the step that begins now is traced or next to a traced one; only one profiler can run."""
         was_captured, tracer = self._is_captured, self.tracer
         if self.capture is not None:
             self._is_captured = self.capture.between_steps(waits=tracer is not None and tracer.is_tracing)
@@ -148,7 +148,7 @@ class StepRecorder:
             start, end, kind = self._ended[0]
             step_ns = self.stamps.elapsed_ns(start, end)
             if step_ns is None:
-                break  # the GPU is not there yet, nor is it for those behind
+                break  # the GPU has not finished this step, nor those after it
             self._ended.popleft()
             records.append(self.classifier.add(step_ns, kind, peak))
         return records

@@ -1,4 +1,4 @@
-"""Runs a program as Python itself would: as `__main__`, in a process that has not been one before."""
+"""Runs a program as Python itself would: as `__main__`, in a process forked from the server."""
 
 import atexit
 import builtins
@@ -38,11 +38,11 @@ def run_module(module: str, args: tuple[str, ...]) -> None:
     runpy._run_module_as_main(module)  # type: ignore[attr-defined]
 
 
-def prepare(folder: str, argv: list[str]) -> None:
-    """`sys.path` and `sys.argv` as the interpreter would set them; `folder` is where imports look first."""
+def prepare(directory: str, argv: list[str]) -> None:
+    """`sys.path` and `sys.argv` as the interpreter would set them; imports look in `directory` first."""
     sys.argv[:] = argv
     sys.orig_argv[:] = [sys.executable, *argv]
-    sys.path.insert(0, folder)
+    sys.path.insert(0, directory)
 
 
 def new_main() -> ModuleType:
@@ -62,7 +62,7 @@ def read_code(path: str) -> CodeType:
 def users_frames(error: BaseException) -> TracebackType | None:
     """The error's traceback without the frames of this launcher and of runpy at its top.
 
-    Of a program that could not even be compiled nothing is left.
+    None of them remain for a program that could not be compiled.
     """
     trace = error.__traceback__
     own = (
@@ -76,7 +76,7 @@ def users_frames(error: BaseException) -> TracebackType | None:
 
 
 def end_program() -> None:
-    """What the interpreter does when a program is over, as far as a program can tell.
+    """What the interpreter does when a program has ended, as far as the program can observe it.
 
     Waits for threads, calls exit handlers, and flushes files that were left open; it does not run
     destructors, in which gloo's threads abort now and then.
@@ -84,7 +84,7 @@ def end_program() -> None:
     with suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    # The server's own objects are frozen, so that only the program's are looked through.
+    # The server's own objects are frozen, so that only the program's are found.
     for found in gc.get_objects():
         if isinstance(found, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
             with suppress(Exception):

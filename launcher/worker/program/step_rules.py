@@ -8,40 +8,40 @@ from gpurun.launcher.rundir.records import Kind, StepRecord
 from gpurun.launcher.stats.schedule import WINDOW_STEPS, is_steady, warmup_minimum
 
 TAKEOVER_CALLS = 100
-"""Calls of other optimizers without one of the pacing optimizer, after which another sets the pace."""
+"""Calls of other optimizers without one of the current optimizer, after which another sets the boundaries."""
 
 MAX_WARMUP_STEPS = 30
-"""After so many steps a program counts as warm, steady or not; the result says which."""
+"""After so many steps a program counts as warm, steady or not; the result has a note then."""
 
 Answer = Literal["end", "restart", "inside"]
-"""What a call means: a step ends · the next step begins here, what was before is none · nothing."""
+"""What a call means: a step ends · the next step begins here, without one before it · nothing."""
 
 
 @dataclass
 class StepBoundary:
-    """One optimizer sets the pace: the one whose first call came last. From call to call of it is a step.
+    """One optimizer sets the step boundaries: the one whose first call came last. Each call ends a step.
 
     - One optimizer: however many micro-batches are accumulated before a call, and however often it
       evaluates a closure, a call ends one step.
     - Several that step in turn (a GAN's two, one per parameter in an optimizer-in-backward, a wrapper around
-      another): the last of them sets the pace, so that a step has a call of each.
+      another): the last of them sets the boundaries, so that a step has a call of each.
     - One that has stopped (it is gone, or others stepped 100 times without it): whichever steps next.
     """
 
-    _pacer: "weakref.ref[object] | None" = None
+    _boundary: "weakref.ref[object] | None" = None
     _known: "weakref.WeakSet[object]" = field(default_factory=weakref.WeakSet)
     _calls_without: int = 0
 
     def call(self, optimizer: object) -> Answer:
         """What this call of `optimizer` means."""
-        pacer = self._pacer() if self._pacer is not None else None
-        if optimizer is pacer:
+        boundary = self._boundary() if self._boundary is not None else None
+        if optimizer is boundary:
             self._calls_without = 0
             return "end"
         self._calls_without += 1
-        if pacer is None or optimizer not in self._known or self._calls_without > TAKEOVER_CALLS:
+        if boundary is None or optimizer not in self._known or self._calls_without > TAKEOVER_CALLS:
             self._known.add(optimizer)
-            self._pacer = weakref.ref(optimizer)
+            self._boundary = weakref.ref(optimizer)
             self._calls_without = 0
             return "restart"
         return "inside"
@@ -51,8 +51,8 @@ class StepBoundary:
 class Classifier:
     """Takes a rank's steps as they come and returns their records.
 
-    The rank is warm when its last two windows of 5 steps agree, asked after every fifth step. Rounds are of 5
-    steps by number; ranks that are warm earlier than others have some to themselves, which don't count.
+    The rank is warm when its last two windows of 5 steps agree, which is checked after every fifth step.
+    Rounds are of 5 steps by number; rounds that other ranks spend warming up don't count.
     """
 
     launch: str

@@ -12,7 +12,7 @@ from gpurun.workloads.base import on_device
 
 
 class OneProcess:
-    """What all strategies of a single process share: there is no peer to exchange anything with."""
+    """What all strategies of a single process share: there are no other ranks."""
 
     world_size = 1
 

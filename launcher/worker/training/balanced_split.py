@@ -75,7 +75,7 @@ def resolve(
     )
     dataset = trainer.workload.dataset
     calibration = Calibration(
-        measure=told(devices.own_ms, journal, variant.id),
+        measure=with_progress(devices.own_ms, journal, variant.id),
         batch=sum(variant.split),
         minimum=variant.balance.minimum,
         caps=variant.balance.caps,
@@ -88,14 +88,14 @@ def resolve(
     return replace(variant, split=split, balance=None)
 
 
-def told(measure: MeasureSplit, journal: Journal, variant: str) -> MeasureSplit:
-    """`measure` with a sign of life before each block: no step of them is counted, and together they last."""
+def with_progress(measure: MeasureSplit, journal: Journal, variant: str) -> MeasureSplit:
+    """`measure` with a progress event before each block: no step is counted meanwhile."""
 
-    def measure_and_tell(split: Split, num_steps: int) -> Sequence[float]:
+    def measure_with_progress(split: Split, num_steps: int) -> Sequence[float]:
         journal.enter("balance", variant)
         return measure(split, num_steps)
 
-    return measure_and_tell
+    return measure_with_progress
 
 
 def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> float:

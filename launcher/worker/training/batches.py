@@ -98,7 +98,7 @@ class Source(Protocol):
     """Where a rank's samples come from."""
 
     def prepare(self, variant: VariantConfig, step: int) -> StepInput:
-        """This rank's part of a step, ready before the step begins as far as that is right."""
+        """This rank's part of a step, ready before the step begins unless it is read from a dataset."""
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
         """The whole global batch of a step as one micro-batch of one device."""
@@ -204,7 +204,7 @@ class IndexFeed(Sampler[list[int]]):
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step whose data is read when the step asks for it."""
+    """A step whose data is read inside the step."""
 
     source: "DatasetSource"
     variant: VariantConfig
@@ -227,7 +227,7 @@ class DatasetSource:
 
     def __init__(self, workload: Workload, seed: int, layout: Layout) -> None:
         self.workload, self.layout = workload, layout
-        self.place = place_of(workload.dataset)  # once: Python's `inspect` takes milliseconds to find it
+        self.place = place_of(workload.dataset)  # once: `inspect` takes milliseconds
         self.feed = IndexFeed(len(workload.dataset), seed, layout.devices)
         self.loader: DataLoader[Any] = DataLoader(
             workload.dataset,
@@ -245,7 +245,7 @@ class DatasetSource:
         """A handle on the step; reading ahead starts now, unless it is under way.
 
         Raises:
-            ParamsError: a folder of images is smaller than one global batch.
+            ParamsError: a directory of images is smaller than one global batch.
             UserError: a dataset of the user's own is.
         """
         if (variant.id, step - 1) != self.prepared:
@@ -262,7 +262,7 @@ class DatasetSource:
         self.prepared = self.loaded = (variant.id, step - 1)
 
     def load(self, variant: VariantConfig, step: int) -> LoadedStep:
-        """Reads the step's micro-batches; out of turn it may take longer, but gives the same."""
+        """Reads the step's micro-batches; in another order it may take longer, but gives the same."""
         if (variant.id, step - 1) != self.loaded:
             self.seek(variant, step)
         self.loaded = (variant.id, step)
@@ -296,7 +296,7 @@ def count_targets(workload: Workload, targets: Tree, num_samples: int) -> int:
     """
     if workload.count is None:
         return num_samples
-    place = partial(place_of, workload.count)  # a step's time must not hold the search for a line
+    place = partial(place_of, workload.count)  # looked up only on failure: it takes time
     with users_code("count(targets) failed", "the number of valid targets", place):
         return int(workload.count(targets))
 
@@ -326,7 +326,7 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
     """Whether the dataset, if there is one, has enough for one global batch.
 
     Raises:
-        ParamsError: a folder of images that the job names has too few.
+        ParamsError: a directory of images that the job names has too few.
         UserError: a dataset of the user's own has.
     """
     if workload.dataset is None or len(workload.dataset) >= num_samples:

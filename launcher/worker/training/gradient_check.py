@@ -51,7 +51,7 @@ def check_gradients(
         trainer: of this rank.
         order: whose variants are checked.
         rank: of this process.
-        enter: is told the id of each variant before its step.
+        enter: called with the id of each variant before its step.
     """
     # Where one of the variants must serve as the reference, it is the baseline.
     variants = sorted(order.variants, key=lambda variant: variant.id != order.baseline)
@@ -105,7 +105,7 @@ def gradient_if_it_fits(trainer: Trainer, num_samples: int) -> Gradient | None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    # Only here, behind the handler: until then the traceback holds the tensors that filled the memory.
+    # Only after the handler: until then the traceback holds the tensors that filled the memory.
     trainer.model.zero_grad(set_to_none=True)
     runtime_of(trainer.device).release_memory()
     return None
@@ -131,7 +131,7 @@ def relative_error(gradient: Gradient, reference: Gradient) -> float:
 
 
 def facts(trainer: Trainer, error: float | None, reference: Reference, variant_id: str) -> dict[str, Any]:
-    """What the check says about one variant; an error that is no number is left out and put into words."""
+    """What the check says about one variant; an error that is no number becomes a warning."""
     is_reference = reference.name == variant_id
     return {
         "gradient_error": error if error is not None and math.isfinite(error) else None,

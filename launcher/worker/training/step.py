@@ -1,6 +1,6 @@
 """Forward and backward of one micro-batch, with the loss weighted so that any split adds up exactly.
 
-DDP averages over ranks: it gives (1/W)·Σᵢ gᵢ. Wanted is the gradient of the loss over all N samples,
+DDP averages over ranks: it gives (1/W)·Σᵢ gᵢ. The gradient of the loss over all N samples is
 Σᵢ (nᵢ/N)·gᵢ. So a mean loss of nᵢⱼ samples (micro-batch j of rank i) is multiplied by W·nᵢⱼ/N, and a sum by
 W. One process that owns all devices has nothing averaged over ranks: W is 1 there.
 """
@@ -19,14 +19,14 @@ from gpurun.workloads.base import Workload
 
 
 class PhaseClock(Protocol):
-    """What is told when a phase of a step ends."""
+    """Records when a phase of a step ends."""
 
     def mark(self, phase: str) -> None:
         """`data`, `h2d`, `forward`, `backward` or `optimizer` ends now; it began at the mark before."""
 
 
 class NoClock:
-    """For steps that nobody times."""
+    """For steps that aren't timed."""
 
     def mark(self, phase: str) -> None:
         return
@@ -63,8 +63,8 @@ def forward_backward(
 ) -> None:
     """Adds the gradient of this rank's part of the step to the parameters' `grad`.
 
-    Ranks synchronise in the backward pass of the last micro-batch, once however many each has; with `sync`
-    false they don't. A rank without samples takes part in that with a zero.
+    Ranks synchronize in the backward pass of the last micro-batch, once however many each has; with `sync`
+    false they don't. A rank without samples contributes a zero.
     """
     total = strategy.total(sum(m.count for m in step.micro_batches)) if step.total is None else step.total
     if not step.micro_batches:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gpurun.launcher.machine.gpus import EnergyMeter
+from gpurun.launcher.machine.gpu import EnergyMeter
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
 from gpurun.launcher.stats.schedule import Block, ablation_steps, block_steps, is_steady, round_blocks
@@ -15,12 +15,12 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.meters.noise import NoiseMeter, noise_meter
-from gpurun.launcher.worker.training.traces import Live
+from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
 MAX_WARMUP_STEPS = 30
 WARMUP_CHUNK = 5
-"""Steps between two looks at whether the warm-up is steady; the medians compared are of as many."""
+"""Steps between two checks whether the warm-up is steady; the medians compared are of as many."""
 PREFETCH_BYTES = 256 << 20
 MAX_PREFETCH_STEPS = 64
 
@@ -35,7 +35,7 @@ class Bench:
     peers: Peers
     journal: Journal
     device: torch.device
-    live: Live
+    requests: TraceRequests
     meter: EnergyMeter = field(default_factory=EnergyMeter)
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class Bench:
         while not is_steady(steps_ns, minimum) and len(steps_ns) < max(MAX_WARMUP_STEPS, minimum):
             timings = self.run_steps(variant, WARMUP_CHUNK)
             self.journal.add_steps(variant.id, "warmup", timings)
-            slowest = self.agree([float(timing.step_ns) for timing in timings], variant)
-            steps_ns += [round(step_ns) for step_ns in slowest]
+            over_ranks = self.slowest([float(timing.step_ns) for timing in timings], variant)
+            steps_ns += [round(step_ns) for step_ns in over_ranks]
         if not is_steady(steps_ns, minimum):
             self.journal.add_facts(
                 variant.id, unsteady=f"no steady step within {len(steps_ns)} warm-up steps"
@@ -91,24 +91,24 @@ class Bench:
         seed = f"{self.order.draw}/{self.order.launch}/{round_}"
         blocks = round_blocks(active, self.order.baseline, seed)
         means_ns = [self.run_block(by_id[block.variant], block, round_) for block in blocks]
-        slowest_ns = self.agree(means_ns, by_id[blocks[-1].variant])
+        slowest_ns = self.slowest(means_ns, by_id[blocks[-1].variant])
         if round_ <= self.order.ablation_rounds:
             self.ablate(round_, active, len(blocks))
         return {b.variant: ns for b, ns in zip(blocks, slowest_ns, strict=True) if b.kind == "timed"}
 
-    def agree(self, values: list[float], variant: VariantConfig) -> list[float]:
-        """Element by element, the largest value over ranks; then the traces of `variant` that were asked for.
+    def slowest(self, values: list[float], variant: VariantConfig) -> list[float]:
+        """Element by element, the largest value over ranks; then the requested traces of `variant`.
 
-        The ranks agree on the request in the same exchange: it costs none of its own.
+        The ranks agree on the requests in the same exchange, so that they cost none of their own.
         """
-        *largest, asked = self.peers.maximum([*values, self.live.asked])
-        self.live.answer(asked, self.trainer, variant, self.peers)
+        *largest, newest = self.peers.maximum([*values, self.requests.newest])
+        self.requests.answer(newest, self.trainer, variant, self.peers)
         return largest
 
     def ablate(self, round_: int, active: list[str], first_order: int) -> None:
         """A block of each variant in which the ranks don't communicate; weights are as before afterwards.
 
-        It comes after the round's timed blocks, which it must not disturb.
+        It comes after the round's timed blocks, which it must not affect.
         """
         state = self.trainer.save_state()
         chosen = [variant for variant in self.order.variants if variant.id in active]
@@ -150,7 +150,7 @@ class Bench:
                 for step_input in inputs:
                     self.trainer.step(step_input, self.clock, sync)
                     self.clock.end_step()
-                    self.live.count_step()
+                    self.requests.count_step()
                 timings += self.clock.read()
         return timings
 
@@ -164,7 +164,7 @@ class Bench:
 
 
 def energy_between_mj(before_mj: float | None, after_mj: float | None) -> float | None:
-    """Millijoules between two readings; `None` where one is missing, or the driver has begun anew."""
+    """Millijoules between two readings; `None` where one is missing, or the driver was reloaded."""
     if before_mj is None or after_mj is None or after_mj < before_mj:
         return None
     return after_mj - before_mj

@@ -45,8 +45,8 @@ def trace_steps(
 
 
 @dataclass
-class Live:
-    """For workloads, whose ranks agree on the moment when they all take a trace: between two blocks."""
+class TraceRequests:
+    """Traces of a workload on request: between two blocks, when all ranks know of the request."""
 
     order: LaunchConfig
     rank: int
@@ -58,18 +58,18 @@ class Live:
             self.block.count_step()
 
     @property
-    def asked(self) -> float:
+    def newest(self) -> float:
         """Number of the newest request that this rank knows of; the ranks take the highest of theirs."""
         return float(self.block.bell) if self.block is not None else 0.0
 
-    def answer(self, asked: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
+    def answer(self, up_to: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """Takes the traces of the requests that have not been answered yet, in steps of their own."""
         run = RunDir(Path(self.order.run_dir))
-        while self.answered < asked:
+        while self.answered < up_to:
             self.answered += 1
             try:
                 self.take(run, trainer, variant, peers)
-            except MachineError as error:  # nothing that only looks at a job may end it
+            except MachineError as error:  # observing a job must not end it
                 print_to_log(str(error))
 
     def take(self, run: RunDir, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:

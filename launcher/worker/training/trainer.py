@@ -35,7 +35,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 SHAPES_PER_VARIANT = 4
 """Its own batch, a smaller last micro-batch, the whole batch of the gradient check, and one to spare."""
 CHECK_LOSS_SCALE = 1024.0
-"""By what fp16 losses are scaled in the gradient check: no underflow, and far from an overflow."""
+"""Scale of fp16 losses in the gradient check: large enough not to underflow, far from an overflow."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Trainer:
         """Moves the model to its device, tries it out, and wraps it; for `ddp` the process group must exist.
 
         Raises:
-            ParamsError: the job's folder of images has less than a global batch.
+            ParamsError: the job's directory of images has less than a global batch.
             UserError: the workload's model, batch, dataset, loss or optimizer is wrong.
         """
-        # Before torch's DataLoader has anything to say of the dataset: none of these variants can run.
+        # Before torch's DataLoader fails with a message of its own: none of these variants can run.
         check_dataset_size(workload, min(sum(variant.split) for variant in order.variants))
         self.workload, self.model = workload, workload.model
         self.channels_last = order.channels_last
@@ -92,7 +92,7 @@ class Trainer:
         return self.source.prepare(variant, step)
 
     def step(self, step_input: StepInput, clock: PhaseClock, sync: bool = True) -> None:
-        """One optimizer step; tells `clock` when each phase ends.
+        """One optimizer step; marks the end of each phase on `clock`.
 
         Args:
             step_input: from `prepare`, used once.
@@ -150,8 +150,8 @@ class Trainer:
         return gradient
 
     def save_state(self) -> TrainerState:
-        """A copy of weights, buffers and optimizer, to come back to."""
-        # Not by the model's state_dict: a user's may leave something out, or refuse to be loaded again.
+        """A copy of weights, buffers and optimizer for `restore_state`."""
+        # Not the model's state_dict: a user's may omit tensors, or refuse to be loaded again.
         tensors = (*self.model.parameters(), *self.model.buffers())
         return TrainerState(
             model=tuple((tensor, on_cpu(tensor)) for tensor in tensors),
@@ -169,7 +169,7 @@ class Trainer:
         self.scaler.load_state_dict(state.scaler)
 
     def close(self) -> None:
-        """Lets go of model, wrapper and data loader, so that the process group can be destroyed."""
+        """Drops model, wrapper and data loader, so that the process group can be destroyed."""
         del self.strategy, self.optimizer, self.source, self.model, self.workload
 
 
@@ -218,8 +218,7 @@ def compile_in_place(model: nn.Module, num_variants: int) -> None:
     """Has `model` compiled when it is first called with inputs of some shape.
 
     Every shape gets a graph of its own: one for all shapes would be worse for some splits than for others.
-    Threads compile nothing in this process's name: worker processes of the compiler would take cores from
-    the ranks that are measured.
+    Compilation stays in this process: the compiler's worker processes would take cores from the ranks.
     """
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor

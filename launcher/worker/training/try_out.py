@@ -1,4 +1,4 @@
-"""One small step of a workload before anything is measured, so that its author can read what is wrong."""
+"""One small step of a workload before anything is measured, so that mistakes in it are reported first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
-from gpurun.launcher.worker.base.failure import is_out_of_memory, words_of
+from gpurun.launcher.worker.base.failure import is_out_of_memory, text_of
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
@@ -48,10 +48,10 @@ def try_out(
     The model must be on `device` already; weights, buffers and random state are as before afterwards.
 
     Raises:
-        UserError: the model or the loss raised, or gave something else than they must.
+        UserError: the model or the loss raised, or returned something invalid.
         MemoryError: not even these samples fit.
     """
-    # A dataset may have less than this batch, but enough for another variant's: that is seen in its turn.
+    # A dataset may be too small for this batch, but not for another variant's; that is checked later.
     available = NUM_SAMPLES if workload.dataset is None else len(workload.dataset)
     num_samples = min(NUM_SAMPLES, global_batch, available)
     try:
@@ -59,10 +59,10 @@ def try_out(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        words = words_of(error).strip().partition("\n")[0]
+        words = text_of(error).strip().partition("\n")[0]
         text = f"not even the model and {plural(num_samples, 'sample')} fit"
-        told = MemoryError(f"{text}: {words}" if words else text)
-        raise told.with_traceback(error.__traceback__) from None  # the user's line is what matters
+        explained = MemoryError(f"{text}: {words}" if words else text)
+        raise explained.with_traceback(error.__traceback__) from None  # the user's line is what matters
 
 
 def try_step(
@@ -96,9 +96,9 @@ def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def batch_warning(workload: Workload, source: Source, global_batch: int) -> str | None:
-    """What to tell the author of a `batch` whose samples don't come from its generator alone, if so.
+    """A warning for the author of a `batch` whose samples don't come from its generator alone; else `None`.
 
-    A dataset is not asked: it may well draw its augmentations anew.
+    A dataset isn't checked: it may draw new augmentations each time.
     """
     if workload.batch is None:
         return None
@@ -108,7 +108,7 @@ def batch_warning(workload: Workload, source: Source, global_batch: int) -> str 
     if same(first.inputs, second.inputs) and same(first.targets, second.targets):
         return None
     return (
-        f"{place_of(workload.batch)}: batch(size, generator) gives other samples when it is called again "
+        f"{place_of(workload.batch)}: batch(size, generator) gives different samples when it is called again "
         "with the same generator, so the ranks don't share one batch: draw everything from `generator`"
     )
 
@@ -140,7 +140,7 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
 
 
 def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
-    """What the model makes of the inputs; all of it has to be on `device`."""
+    """The model's outputs for the inputs; all of them have to be on `device`."""
     place = place_of(workload.model, workload.batch, workload.dataset)
     expected = f"outputs for these inputs ({describe(inputs)}), with all tensors on {device} like the model"
     with users_code("the model failed on a small batch", expected, place):
@@ -162,7 +162,7 @@ def check_loss(loss: object, device: torch.device, place: Place | None) -> None:
 
 
 def check_devices(what: str, tree: Tree, device: torch.device, place: Place | None) -> None:
-    """Raises `UserError` where a tensor is elsewhere."""
+    """Raises `UserError` where a tensor is on another device."""
     elsewhere = {str(tensor.device) for tensor in tensors_of(tree)} - {str(device)}
     if elsewhere:
         expected = f"tensors on {device}, like the model (constants of a model belong into register_buffer)"

@@ -1,4 +1,4 @@
-"""Samples and loss weights of an uneven split, for a training loop that is not ours; see `gpurun.uneven`.
+"""Samples and loss weights of an uneven split, for the user's own training loop; see `gpurun.uneven`.
 
 DDP averages gradients over ranks. The mean loss of nᵢ of a step's N samples, weighted by W·nᵢ/N on W ranks,
 makes that average the gradient of the mean loss over all N. The last batch of an epoch has fewer samples; it
@@ -124,7 +124,7 @@ class UnevenStream(IterableDataset[tuple[Any, float]]):
     """An iterable dataset as (batch, loss weight) pairs of this rank, for `DataLoader(…, batch_size=None)`.
 
     Every rank reads the whole stream, which must be the same on all, and collates its own part of each
-    global batch. With several loader workers each makes every so-manieth batch; they come in order.
+    global batch. With several loader workers each makes every n-th batch of n workers; they come in order.
     """
 
     def __init__(

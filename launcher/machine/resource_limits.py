@@ -1,6 +1,6 @@
 """Limits of a process, a user or a machine that end a launch, and what to do about each.
 
-The system's own words for them (`Resource temporarily unavailable`) help nobody.
+The system's own messages (`Resource temporarily unavailable`) don't say what to do.
 """
 
 import errno
@@ -40,7 +40,7 @@ def start_problem(number: int) -> str:
 
 
 def check_open_files(num_ranks: int) -> None:
-    """Refuses a limit under which torch's store aborts without a word.
+    """Refuses a limit under which torch's store aborts without a message.
 
     Raises:
         MachineError: the limit is too low for this many ranks.
@@ -53,7 +53,7 @@ def check_open_files(num_ranks: int) -> None:
 
 
 def remedy(text: str) -> str | None:
-    """What to do where a rank's last words tell of an exhausted limit; `None`: they don't."""
+    """What to do if the end of a rank's log shows an exhausted limit; `None` if it doesn't."""
     if _SHARED_MEMORY.search(text):
         return (
             "/dev/shm is full: use fewer DataLoader workers, remove what dead programs left there "

@@ -1,4 +1,4 @@
-"""From the job's words to a workload: finds `build`, calls it, and checks what it returns."""
+"""From the job's `workload` and `params` to a model: finds `build`, calls it, and checks what it returns."""
 
 import hashlib
 import importlib
@@ -33,7 +33,7 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
     Args:
         name: a built-in workload, `train.py:build` or `package.module:build`.
         params: the job's `params`, arguments of the build function.
-        job_dir: folder of the job file. Relative file names start there, and it is added to the end of
+        job_dir: directory of the job file. Relative file names start there, and it is added to the end of
             `sys.path`, so that nothing in it hides an installed module.
 
     Raises:
@@ -62,7 +62,7 @@ def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
 
 
 def find_build(name: str, job_dir: Path) -> Build:
-    """The function that `name` stands for.
+    """The function that `name` refers to.
 
     Raises:
         UserError: there is no such workload, file, module or function.
@@ -73,10 +73,10 @@ def find_build(name: str, job_dir: Path) -> Build:
             expected = f"{', '.join(BUILTINS)}, file.py:function or package.module:function"
             raise UserError(f"no workload is called {name!r}", expected=expected, got=name, place=None)
         return BUILTINS[name].load()
-    folder = str(job_dir.resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    module = load_file(job_dir / source) if source.endswith(".py") else load_module(source, folder)
+    directory = str(job_dir.resolve())
+    if directory not in sys.path:
+        sys.path.append(directory)
+    module = load_file(job_dir / source) if source.endswith(".py") else load_module(source, directory)
     return build_of(module, function)
 
 
@@ -98,7 +98,7 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def load_module(name: str, folder: str) -> ModuleType:
+def load_module(name: str, directory: str) -> ModuleType:
     """The module of that full name.
 
     Raises:
@@ -112,7 +112,7 @@ def load_module(name: str, folder: str) -> ModuleType:
         missing = cause.name if isinstance(cause, ModuleNotFoundError) and cause.name else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise
-        expected = f"{name}, installed or in {folder}"
+        expected = f"{name}, installed or in {directory}"
         raise UserError(
             f"there is no module {missing!r}", expected=expected, got=str(cause), place=None
         ) from cause
@@ -139,7 +139,7 @@ def build_of(module: ModuleType, function: str) -> Build:
 
 
 def check_params(name: str, build: Build, params: Mapping[str, Any], place: Place | None) -> None:
-    """Checks the job's `params` where its source may not have told what the function takes.
+    """Checks the job's `params` where reading its source may not have shown what the function takes.
 
     Raises:
         ParamsError: the function doesn't take them, or lacks some.

@@ -1,4 +1,4 @@
-"""The body of a rank: order in, files out."""
+"""The body of a rank that trains a workload or runs a micro-benchmark: launch file in, records out."""
 
 import os
 from collections.abc import Sequence
@@ -20,31 +20,31 @@ from gpurun.launcher.worker.meters.noise import noise_meter
 from gpurun.launcher.worker.profiling.on_request import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.timed_rounds import Bench, meter_for
-from gpurun.launcher.worker.training.traces import Live, profile
+from gpurun.launcher.worker.training.traces import TraceRequests, profile
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from gpurun.workloads.probes.base import Probe
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
+    """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns."""
     rank = int(argv[1])
     order = read_json(Path(argv[0]), LaunchConfig)
     journal = Journal(order, rank)
     try:
         run_launch(journal)
     except BaseException as error:
-        finish(account_for(error, journal))
+        finish(report_failure(error, journal))
     finish(0)
 
 
-def account_for(error: BaseException, journal: Journal) -> int:
-    """Writes down why this rank fails, as a record and in the log; the exit code.
+def report_failure(error: BaseException, journal: Journal) -> int:
+    """Writes why this rank fails, as a record and to the log; returns the exit code.
 
-    `os.EX_IOERR` says that the run directory can't be written, not even by that record; nothing else that a
-    rank does ends with it.
+    `os.EX_IOERR` means that the run directory can't be written, not even that record; a rank uses it for
+    nothing else.
     """
     try:
         if isinstance(error, MachineError):
@@ -56,7 +56,7 @@ def account_for(error: BaseException, journal: Journal) -> int:
         return os.EX_IOERR
     if isinstance(error, SystemExit):
         return exit_code(error)
-    # Of a rank that only lost its peer nobody looks for the place; its record has that all the same.
+    # A rank that only lost its peer isn't the cause: its traceback is in its record, not in its log.
     print_to_log(record.message if record.secondary else record.traceback or record.message)
     return 1
 
@@ -76,7 +76,7 @@ def run_launch(journal: Journal) -> None:
 
 
 def measure(journal: Journal, peers: Peers) -> None:
-    """All that needs the model; with this function's end it is gone, before the process group is."""
+    """All that needs the model, which is freed when this returns: before the process group is closed."""
     order, rank = journal.order, journal.rank
     journal.enter("build")
     torch.manual_seed(order.seed)
@@ -91,9 +91,9 @@ def measure(journal: Journal, peers: Peers) -> None:
     clock = runtime_of(device).clock(device)
     journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
-    live = Live(order, rank, open_block(journal.run, order.launch, rank))
+    requests = TraceRequests(order, rank, open_block(journal.run, order.launch, rank))
     meter = meter_for(order, rank)
-    Bench(journal.order, trainer, clock, peers, journal, device, live, meter).run()
+    Bench(journal.order, trainer, clock, peers, journal, device, requests, meter).run()
     profile(trainer, journal, peers)
     journal.enter("done")
     trainer.close()
@@ -119,7 +119,7 @@ def check(trainer: Trainer, journal: Journal) -> None:
 
 
 def loss_over(workload: Workload) -> LossOver:
-    """What the loss is over its samples: a training loop of one's own must weight it by that."""
+    """What the loss is over its samples: the user's own training loop must weight it by that."""
     if workload.reduction == "sum":
         return "sum"
     return "mean" if workload.count is None else "counted"

@@ -47,12 +47,12 @@ class ProgramRank:
                 run_script(self.order.script or "", self.order.args)
         except BaseException as error:
             if os.getpid() != self.pid:
-                raise  # in a child of the program, which ends as Python would have it
-            return self.account_for(error)
+                raise  # a child of the program ends as under Python itself
+            return self.report_failure(error)
         return 0
 
-    def account_for(self, error: BaseException) -> int:
-        """Shows why the program ended as Python does; if it failed, that is on record first."""
+    def report_failure(self, error: BaseException) -> int:
+        """Prints why the program ended as Python does; a failure is recorded first."""
         error = error.with_traceback(users_frames(error))
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return 0
@@ -66,14 +66,14 @@ class ProgramRank:
         return 1
 
     def close(self, code: int) -> None:
-        """Writes the last steps, and what there is to say about them."""
+        """Writes the last steps and the warnings about them."""
         self.recorder.close(wait=code == 0)
         if self.rank == 0:
             facts = {self.order.variant: self.facts()}
             write_json(self.run.launch_facts(self.order.launch), facts)
 
     def facts(self) -> VariantFacts:
-        """What the figures don't tell."""
+        """Warnings about what was recorded."""
         steps, tracer = self.recorder.classifier, self.recorder.tracer
         warnings = []
         if steps.count == 0:
@@ -91,7 +91,7 @@ class ProgramRank:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs rank `argv[1]` of the launch whose order is the file `argv[0]`; never returns."""
+    """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns."""
     order, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
     run = RunDir(Path(order.run_dir))
     join_launch(order, run)
@@ -100,10 +100,10 @@ def main(argv: Sequence[str]) -> None:
     capture = StepCapture(run, order.launch, rank, open_block(run, order.launch, rank))
     recorder = StepRecorder(order, rank, run, tracer=tracer_for(order, rank, run), capture=capture)
     hooks = watch_steps(recorder)
-    # DataLoader workers and other children are no ranks; what they write would spoil the rank's records.
+    # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
     keep_groups_alive()
-    recorder.tell_progress()
+    recorder.report_progress()
     program = ProgramRank(order, rank, run, recorder, os.getpid())
     code = program.execute()
     hooks.close()
@@ -131,7 +131,7 @@ def set_threads() -> None:
 
 
 def seed(value: int | None) -> None:
-    """Begins all random numbers where the job says, if it does."""
+    """Seeds all random number generators, if the job has a seed."""
     if value is None:
         return
     random.seed(value)
@@ -141,7 +141,7 @@ def seed(value: int | None) -> None:
 
 
 def tracer_for(order: ProgramConfig, rank: int, run: RunDir) -> StepTracer | None:
-    """What takes this rank's trace, if it is to have one."""
+    """The tracer of this rank, if it is to have a trace."""
     wanted = order.profile
     if wanted is None or not wanted.steps or (wanted.ranks is not None and rank not in wanted.ranks):
         return None

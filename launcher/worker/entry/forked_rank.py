@@ -1,4 +1,4 @@
-"""From a fork of the server to a rank: everything that a process should not inherit is put right here."""
+"""From a fork of the server to a rank: resets everything that a process should not inherit."""
 
 import contextlib
 import faulthandler
@@ -26,8 +26,8 @@ _kept: list[object] = []
 
 
 def run_rank(request: StartRequest, server: int) -> NoReturn:
-    """Becomes the rank, calls its entry, and ends the process; never returns into the server's code."""
-    code = os.EX_IOERR  # no log can be opened: the disk is full, and nobody will read a word of ours
+    """Becomes the rank, calls its entry, and ends the process; never returns to the server's code."""
+    code = os.EX_IOERR  # no log can be opened: the disk is full, and no message would be kept
     try:
         leave_server(server)
         redirect(request.log)
@@ -49,15 +49,15 @@ def become_rank(request: StartRequest) -> None:
     for number in (signal.SIGCHLD, *SHIELDED):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Notice of a preemption: no program ends by it, unless it asks to. A handler, since a program that it
-    # executes should not inherit that it is ignored.
+    # Notice of a preemption: no program ends by it, unless it wants to. A handler, since programs that it
+    # executes should not inherit SIG_IGN.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     os.environ.update(request.env)
     os.chdir(request.cwd)
     reseed()
     faulthandler.enable(file=2)
     if request.cpus:
-        os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep what they began with
+        os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep their own affinity
     if request.control:
         try:
             make_observable(Path(request.control), request.rank)
@@ -65,7 +65,7 @@ def become_rank(request: StartRequest) -> None:
             print_to_log(f"can't write {request.control}: {error.strerror}")
             finish(
                 os.EX_IOERR
-            )  # as `gpurun.launcher.worker.entry.main` does where the run directory can't be written
+            )  # as `gpurun.launcher.worker.entry.workload_rank` does where the run directory can't be written
     gc.enable()
 
 
@@ -91,7 +91,7 @@ def line_stream(fd: int) -> TextIO:
 
 
 def reseed() -> None:
-    """Every fork begins with the server's random state; none should go on with it."""
+    """Every fork begins with the server's random state; no rank should continue with it."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -112,36 +112,38 @@ def call_entry(request: StartRequest) -> int:
     return 0
 
 
-def make_observable(folder: Path, rank: int) -> None:
-    """Writes stacks on a signal, says what collectives there were on a socket, and has a control block.
+def make_observable(directory: Path, rank: int) -> None:
+    """Makes stacks, collectives and progress readable from outside: a signal, a socket and a control block.
 
     Raises:
-        OSError: the folder can't be written.
+        OSError: the directory can't be written.
     """
-    make_folder(folder)
+    make_folder(directory)
     # A file of its own: a program may close its stderr, or send it elsewhere.
-    stacks = os.open(stacks_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    stacks = os.open(
+        stacks_path(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
     faulthandler.register(STACKS_SIGNAL, file=stacks)
     if "torch" in sys.modules:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
-        answer_about_collectives(folder, rank)
-    # Last: whoever sees the block may send the signal, which would kill a process that isn't ready for it.
-    _kept.append(ControlBlock(folder, rank, create=True))
+        answer_about_collectives(directory, rank)
+    # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
+    _kept.append(ControlBlock(directory, rank, create=True))
 
 
-def answer_about_collectives(folder: Path, rank: int) -> None:
-    """Has torch answer on a socket, from a thread in C++ that needs no GIL.
+def answer_about_collectives(directory: Path, rank: int) -> None:
+    """Lets torch answer on a socket, from a thread in C++ that needs no GIL.
 
-    Without it, stacks remain: an older torch has no such server, and some file systems have no sockets.
+    Without it, only stacks can be shown: an older torch has no such server, some file systems no sockets.
     """
     try:
         from torch._C._distributed_c10d import _WorkerServer
     except ImportError:
         return
-    socket = socket_path(folder, rank)
+    socket = socket_path(directory, rank)
     socket.unlink(missing_ok=True)
     # By way of /proc, since the path of a socket may have 107 bytes only.
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(RuntimeError), quiet_stderr():
         _kept.append(_WorkerServer(f"/proc/self/fd/{fd}/{socket.name}"))
     os.close(fd)

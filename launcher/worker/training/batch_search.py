@@ -15,27 +15,27 @@ from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig
 from gpurun.launcher.units import format_count
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish, print_to_log
-from gpurun.launcher.worker.base.failure import words_of
+from gpurun.launcher.worker.base.failure import text_of
 from gpurun.launcher.worker.training.balanced_split import check_memory, release
-from gpurun.launcher.worker.training.load import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.probes.base import Probe
 
 NUM_STEPS = 2
-"""The first makes the optimizer's state; the second has it beside everything else."""
+"""The first makes the optimizer's state; the second needs memory for it and everything else."""
 MAX_STEP_S = 10.0
 """A batch whose step takes longer is large enough, whatever the memory."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Searches for the order in the file `argv[0]`; what it finds is in the order's own file."""
+    """Searches as the file `argv[0]` says; writes its attempts to the file named there."""
     order = read_json(Path(argv[0]), MaxBatchConfig)
     try:
         search(order)
     except Exception as error:
         message = (
-            str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {words_of(error)}"
+            str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {text_of(error)}"
         )
         note(order, "failed", message=message)
         print_to_log(message)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def search(order: MaxBatchConfig) -> None:
-    """Doubles, then halves the gap; every attempt is written down before it begins."""
+    """Doubles, then halves the gap; every attempt is recorded before it begins."""
     fits, fails = order.fits, order.fails
     limit_memory(order.limit_bytes)
     try:
@@ -75,7 +75,7 @@ def search(order: MaxBatchConfig) -> None:
 
 
 def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
-    """Whether training steps of so many samples find room."""
+    """Whether training steps of so many samples fit in memory."""
     split = (0,) * order.index + (batch,)
     variant = VariantConfig("fit", split, order.accumulate)
     try:
@@ -127,7 +127,7 @@ def trainer_of(order: MaxBatchConfig) -> Trainer:
 
 
 def limit_memory(limit_bytes: int | None) -> None:
-    """Lets this process grow by so much: then memory runs out for it, and not for the machine."""
+    """Lets this process grow by so many bytes: it runs out of memory before the machine does."""
     if limit_bytes is None:
         return
     pages = int(Path("/proc/self/statm").read_text().split()[0])
