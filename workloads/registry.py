@@ -60,16 +60,16 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
         ),
         "vit_b16": Builtin(
             "gpurun.workloads.vit",
-            "the vision transformer ViT-B/16, on random images or those of a folder",
-            "matrix products and attention; from a folder, maybe reading",
+            "the vision transformer ViT-B/16, on random images or those of a directory",
+            "matrix products and attention; from a directory, maybe reading",
             "vit_b16",
         ),
         "resnet50": _classic(
             "resnet",
             "resnet50",
             16,
-            "convolutions and memory (norms, ReLUs); from a folder, maybe reading",
-            "ResNet-50 for 224² images, random or from a folder; version 1 (Shi et al. 2016) or 1.5",
+            "convolutions and memory (norms, ReLUs); from a directory, maybe reading",
+            "ResNet-50 for 224² images, random or from a directory; version 1 (Shi et al. 2016) or 1.5",
         ),
         "mlp": Builtin(
             "gpurun.workloads.mlp", "a multi-layer perceptron on random vectors", "small matrix products"

@@ -28,7 +28,7 @@ PASSING_FACTS = {
     "cpu_mhz",
     "load_average",
 }
-"""Host facts of the moment: they differ between any two runs and tell no two hosts apart."""
+"""Host facts of the moment: they differ between any two runs, also of one host."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,15 @@ def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
         ),
         only_in_a=tuple(one for one in in_a if one not in in_b),
         only_in_b=tuple(one for one in in_b if one not in in_a),
-        marks=(*_host_marks(a.host, b.host), *_marks("job", a.job, b.job), *_disturbed_marks(a, b)),
+        marks=(*_host_marks(a.host, b.host), *_marks("job", a.job, b.job), *_interference_marks(a, b)),
     )
 
 
-def _disturbed_marks(a: Comparison, b: Comparison) -> Iterator[str]:
+def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("a", a), ("b", b)):
-        if run.disturbed:
-            yield f"run {name} was disturbed: {run.disturbed[0]}"
+        if run.interference:
+            yield f"run {name} ran with other load on the machine: {run.interference[0]}"
 
 
 def gated(diff: Diff, percent: float) -> Diff:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.model import Difference, Verdict
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.stats.launches import launch_pair_interval
@@ -33,11 +33,11 @@ class Differences:
     measured: Mapping[str, Measured]
     baseline: str
     looks: Looks
-    disturbed: bool = False
+    has_interference: bool = False
     """Whether times of this run are not those of its splits: then nothing is decided by them."""
 
     def vs_baseline(self, variant: str) -> Difference | None:
-        """What stands in the table; `None` where one of the two has no times that count."""
+        """What the table shows; `None` where one of the two has no times that count."""
         one, baseline = self.measured[variant], self.measured[self.baseline]
         if variant == self.baseline:
             return Difference(None, None, "baseline") if baseline.counts else None
@@ -57,8 +57,8 @@ class Differences:
         return self.sound(difference)
 
     def sound(self, difference: Difference) -> Difference:
-        """The difference, without a verdict where the run was disturbed."""
-        return replace(difference, verdict="inconclusive") if self.disturbed else difference
+        """The difference, without a verdict where other load affected the run."""
+        return replace(difference, verdict="inconclusive") if self.has_interference else difference
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""
@@ -80,7 +80,7 @@ def against_other(measured: Measured, other: Measured, alpha: float) -> Differen
 
 
 def opposite(difference: Difference) -> Difference:
-    """The same finding told of the other one: t_baseline / t in place of t / t_baseline."""
+    """The same finding from the other side: t_baseline / t in place of t / t_baseline."""
     ci = difference.ci
     return Difference(
         percent=None if difference.percent is None else _inverse(difference.percent),

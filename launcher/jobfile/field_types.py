@@ -28,7 +28,7 @@ class Kind:
     """What a key takes that holds no keys of its own."""
 
     parse: Callable[[Any], Any]
-    """What a `JobSpec` holds, from what stands in the YAML; raises `InvalidValue`."""
+    """What a `JobSpec` holds, from the value in the YAML; raises `InvalidValue`."""
     schema: Mapping[str, Any]
     """The same as JSON Schema."""
 

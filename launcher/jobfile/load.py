@@ -22,7 +22,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = N
     """The job in `path` with each override (`key.path=value`, the value in YAML) in its place.
 
     Args:
-        job_dir: where relative file names start, if not in the file's own folder.
+        job_dir: where relative file names start, if not in the file's own directory.
 
     Raises:
         SpecError: every mistake that was found, with its place, in the order of the file.
@@ -33,7 +33,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = N
 
 
 def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
-    """Like `load_job`, for a job that stands in no file: mistakes are told of `name`, without lines."""
+    """Like `load_job`, for a job that is in no file: mistakes name `name`, without lines."""
     root, problems = compose(text, name, has_lines=False)
     source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
     return check_source(source, job_dir)
@@ -82,7 +82,7 @@ def _with_name(source: Source, path: Path) -> Source:
 
 
 def _with_strategy(source: Source) -> Source:
-    """The strategy of a micro-benchmark stands in its job, whoever wrote it there."""
+    """The job with the strategy of its micro-benchmark, where it names none."""
     keys = source.root.value
     if not isinstance(keys, dict) or "strategy" in keys or "workload" not in keys:
         return source
@@ -109,13 +109,13 @@ def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError
 
 
 def explain(mistakes: Sequence[Mistake], source: Source, most: int) -> tuple[list[Problem], int]:
-    """What is to be said of the mistakes, `most` of them at the most, and how many more there are.
+    """Messages for the mistakes, for `most` of them at most, and how many more there are.
 
     Those that `source` has reported already are left out. Explaining takes a while (near misses are looked
     for), so that a file of thousands of wrong keys must not be explained in full.
     """
-    untold = [mistake for mistake in mistakes if isinstance(mistake, UnknownKey) or mistake.message]
-    return [_explain(mistake, source) for mistake in untold[:most]], max(0, len(untold) - most)
+    unreported = [mistake for mistake in mistakes if isinstance(mistake, UnknownKey) or mistake.message]
+    return [_explain(mistake, source) for mistake in unreported[:most]], max(0, len(unreported) - most)
 
 
 def _explain(mistake: Mistake, source: Source) -> Problem:

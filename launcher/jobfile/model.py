@@ -119,15 +119,14 @@ class Profile(Section):
     shapes: bool = False
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
-    """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept beside
-    it."""
+    """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept
+    next to it."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False
-    """Whether a trace tells which `nn.Module` an operator belongs to; costs as much as `stacks`, which tell
-    it too."""
+    """Whether a trace names the `nn.Module` of each operator; costs as much as `stacks`, which include it."""
     ranks: Annotated[tuple[int, ...], ListOf(whole(0, below=values.MAX_DEVICES), most=None)] | None = None
-    """Ranks to record; by default all. Without the others, waiting can't be told from transfer."""
+    """Ranks to record; by default all. Without the others, waiting can't be distinguished from transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +134,11 @@ class JobSpec(Settings, Section):
     """A job for gpurun: a workload and the ways of splitting its batch to compare, or a program as it is."""
 
     name: Name = "job"
-    """Name of the folder under `runs/`. By default the job file's own name."""
+    """Name of the directory under `runs/`. By default the job file's own name."""
     devices: Devices = "auto"
-    """Devices to use. `auto`: all GPUs that nobody else uses, or two CPU devices where there is none.
+    """Devices to use. `auto`: all GPUs that no other process uses, or two CPU devices where there is none.
     `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
-    the UUID of a GPU or of a MIG instance; a GPU that stands in it twice is shared by two ranks. Numbers
+    the UUID of a GPU or of a MIG instance; a GPU that is listed twice is shared by two ranks. Numbers
     count what CUDA_VISIBLE_DEVICES leaves."""
     nodes: Annotated[int, whole(1, values.MAX_NODES)] = 1
     """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one,
@@ -159,17 +158,17 @@ class JobSpec(Settings, Section):
     the model, which comes before any variant, may take as long, and always a minute. A program has all the
     time that it needs unless the job states this."""
     hang_timeout_s: Duration | None = None
-    """How long no step may end before the job counts as hanging: then it is said which rank the others wait
-    for. By default only `timeout` counts."""
+    """How long no step may complete before the job counts as hanging: then the rank is named that the others
+    wait for. By default only `timeout` counts."""
     on_hang: Literal["stop", "continue"] = "stop"
-    """What then: `stop` gives the variant up, `continue` only tells of it."""
+    """What to do about a hang: `stop` ends the variant, `continue` only reports it."""
     grace_s: Duration = 5.0
     """How long ranks may take to end after SIGTERM, before SIGKILL: what handlers of the program need to
     save. A second Ctrl-C doesn't wait."""
     restarts: Annotated[int, whole(0, 1000)] = 0
-    """How often each launch may start again after a failure that can pass: a signal, the kernel's OOM
-    killer, a lost connection, a hang, most exceptions and exit codes; not after one that tells of the
-    program or its installation, as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
+    """How often each launch may start again after a transient failure: a signal, the kernel's OOM
+    killer, a lost connection, a hang, most exceptions and exit codes; not after one that is a
+    mistake of the program or its installation, as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
     `AttributeError`, `FileNotFoundError` or exit code 2 do. The pause before is 1 s, and doubles each time,
     up to 30 s."""
     bind: Literal["none", "numa", "cores"] = "none"

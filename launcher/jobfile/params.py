@@ -110,7 +110,7 @@ def _expected(param: Param) -> str:
 
 
 def _is_allowed(value: Any, param: Param) -> bool:
-    """A whole number may stand for any number, but `true` for none, though Python counts it as one."""
+    """A whole number is allowed for any number, but `true` for none, though Python counts it as one."""
     if not param.types:
         return True
     if param.choices and isinstance(value, str):

@@ -23,7 +23,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def parse_script(value: Any) -> str:
-    """The path of a Python file, relative to the job file's folder or absolute."""
+    """The path of a Python file, relative to the job file's directory or absolute."""
     if isinstance(value, str) and value.strip() and "\x00" not in value:
         return value
     raise expected("the path of a Python file", value, "such as train.py")
@@ -40,7 +40,7 @@ def parse_module(value: Any) -> str:
 
 
 def parse_args(value: Any) -> tuple[str, ...]:
-    """Arguments as a program gets them; numbers may stand without quotes."""
+    """Arguments as a program gets them; numbers need no quotes."""
     if isinstance(value, str):
         items = ", ".join(value.split())
         raise expected("a list of arguments", value, f"write [{items}]"[:120])
@@ -59,16 +59,16 @@ def _argument(item: Any, position: int) -> str:
 
 
 def check_args_list(items: list[Any]) -> None:
-    """Refuses what stands under `compare: args` if it is one list of arguments, not several."""
+    """Refuses the value of `compare: args` if it is one list of arguments, not several."""
     if items and not any(isinstance(item, list | dict) for item in items):
         words = ", ".join(str(item) for item in items)
         raise InvalidValue(
-            "an argument alone is no list of arguments", f"for one list, write [[{words}]]"[:120]
+            "an argument alone is not a list of arguments", f"for one list, write [[{words}]]"[:120]
         )
 
 
 def parse_env(value: Any) -> dict[str, str]:
-    """Environment variables by name; numbers may stand without quotes."""
+    """Environment variables by name; numbers need no quotes."""
     if not isinstance(value, dict):
         raise expected("variables by name", value, "such as {NCCL_DEBUG: INFO}")
     return {name: _variable(name, item) for name, item in value.items()}

@@ -20,7 +20,7 @@ class WrongValue:
 
     path: Path
     message: str
-    """Empty where the text's own mistake was told already."""
+    """Empty where the text's own mistake was reported already."""
     hint: str | None = None
 
 
@@ -35,7 +35,7 @@ Mistake = WrongValue | UnknownKey
 
 
 def read_section(model: type[S], given: dict[str, Any], path: Path, mistakes: list[Mistake]) -> S:
-    """The section that stands at `path`; what is wrong with it joins `mistakes`, in the order of the fields.
+    """The section at `path`; what is wrong with it joins `mistakes`, in the order of the fields.
 
     A wrong value counts as if it were not there; an item of a list leaves a `None` in its place.
     """
@@ -137,7 +137,7 @@ def draft_of(spec: JobSpec, mistakes: Sequence[Mistake]) -> Draft:
 
 
 def _meant(mistake: Mistake) -> set[Path]:
-    """The key that a misspelt one stands for: its value isn't the default, though it isn't there."""
+    """The key that a misspelt one is meant to be: its value isn't the default, though it isn't there."""
     if not isinstance(mistake, UnknownKey):
         return set()
     *section, key = mistake.path

@@ -22,7 +22,7 @@ class Key:
     """The key's name; with `_s` where the file has a duration and the spec its seconds."""
     kind: "Kind | ListOf | type[Section]"
     may_be_empty: bool
-    """Whether it may stand without a value, which then is `None`."""
+    """Whether it may be without a value, which then is `None`."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Section:
     stated: frozenset[str] = frozenset()
     """Keys that the job states; the fields of the others have their defaults."""
     source: Source | None = field(default=None, compare=False, repr=False)
-    """The job file that the whole job comes from; knows where everything stands."""
+    """The job file that the whole job comes from; knows where everything is."""
 
     def __init_subclass__(cls, derived: Mapping[str, "Derived"] = MappingProxyType({})) -> None:
         """Finds the keys of the class, of its bases and `derived`, before `dataclass` reads its fields."""
@@ -190,7 +190,7 @@ def _kind(annotation: Any) -> "Kind | ListOf | type[Section]":
 
 
 def plain(section: Section, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The section with its defaults as plain data, as it could stand in a file.
+    """The section with its defaults as plain data, as it could be in a file.
 
     Args:
         without: keys that are left out, as are all that have no value.

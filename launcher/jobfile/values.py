@@ -1,6 +1,6 @@
 """Values of a job file that are more than a number or a word: devices, splits, durations, names.
 
-Each function takes what stands in the YAML and returns what a `JobSpec` holds, or raises `InvalidValue`.
+Each function takes the value in the YAML and returns what a `JobSpec` holds, or raises `InvalidValue`.
 """
 
 import re
@@ -51,16 +51,16 @@ _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\
 
 
 def parse_name(value: Any) -> str:
-    """A name that is safe as a folder: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
+    """A name that is safe as a directory: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
     if not isinstance(value, str):
         raise expected("a name", value, "put it in quotes")
     if not _NAME.fullmatch(value):
-        raise expected("a name that can be a folder", value, f"`{safe_name(value)}`?")
+        raise expected("a name that can be a directory", value, f"`{safe_name(value)}`?")
     return value
 
 
 def safe_name(text: str) -> str:
-    """`text` with everything replaced that has no place in the name of a folder."""
+    """`text` with everything replaced that has no place in the name of a directory."""
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:100] or "job"
 
 
@@ -160,10 +160,10 @@ def _sample_list(items: list[Any]) -> tuple[int, ...]:
 
 
 def check_split_list(items: list[Any]) -> None:
-    """Refuses what stands under `compare: split` if it is one split, not several: a list of bare numbers."""
+    """Refuses the value of `compare: split` if it is one split, not several: a list of bare numbers."""
     if items and all(type(item) is int for item in items):
         raise InvalidValue(
-            "a number alone is no split", f"for one split into {len(items)}, write [{items}]"[:120]
+            "a number alone is not a split", f"for one split into {len(items)}, write [{items}]"[:120]
         )
 
 

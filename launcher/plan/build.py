@@ -14,7 +14,7 @@ from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.ids import group_id, make_unique
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.plan.nodes import Node, Place, bind_ranks, device_of_node, node_of_device, places
-from gpurun.launcher.plan.program import program_processes
+from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.plan.spread import all_devices, interface_env
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.strategies import STRATEGIES

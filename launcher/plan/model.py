@@ -116,7 +116,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run will do. `launches` stand in the order in which they run (ABBA)."""
+    """All that a run will do. `launches` are in the order in which they run (ABBA)."""
 
     name: str
     workload: str

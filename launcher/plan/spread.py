@@ -1,4 +1,4 @@
-"""The devices of all nodes together, and what each of them is told."""
+"""The devices of all nodes together, and the environment of each."""
 
 from collections.abc import Mapping, Sequence
 

@@ -16,7 +16,7 @@ from gpurun.launcher.units import plural
 
 
 def named_devices(devices: Devices) -> tuple[str, ...] | None:
-    """The devices where the job names them; `None` if only the machine tells."""
+    """The devices where the job names them; `None` if the machine decides."""
     if isinstance(devices, tuple):
         return devices
     kind, _, count = devices.partition(":")

@@ -8,7 +8,7 @@ from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.builtins import default_batch, is_workload
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits, named_devices
 from gpurun.launcher.jobfile.checks.kind import find_kind_mistakes
-from gpurun.launcher.jobfile.checks.program import find_program_mistakes
+from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
 from gpurun.launcher.jobfile.model import Baseline
 from gpurun.launcher.jobfile.read import Draft

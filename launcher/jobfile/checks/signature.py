@@ -24,7 +24,7 @@ MAX_BYTES = 500_000
 SIMPLE_TYPES = frozenset({"int", "float", "str", "bool"})
 
 _DYNAMIC = frozenset({"globals", "locals", "vars", "exec", "eval", "setattr"})
-"""Functions by which a module may bind names that don't stand in it."""
+"""Functions by which a module may bind names that don't appear in it."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
 
 
 def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Problem]:
-    """Mistakes in the draft's one workload, which stands at `place`, and in its params."""
+    """Mistakes in the draft's one workload, at `place`, and in its params."""
     spec = draft.spec
     assert spec.workload is not None
     source, colon, function = spec.workload.rpartition(":")
@@ -63,7 +63,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     elif not source.endswith(".py"):
         yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
     elif not _is_file(job_dir / source):
-        hint = "it is looked for beside the job file"
+        hint = "it must be next to the job file"
         yield spec.problem(place, f"there is no file {source[:200]}", hint)
     else:
         module = read_module(job_dir / source)
@@ -104,16 +104,16 @@ def _is_file(path: Path) -> bool:
 
 def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) -> Iterator[Problem]:
     """Only a top-level name can be looked for: finding one inside of a package would import the package."""
-    beside = [str(job_dir.resolve()), str(Path.cwd())]
+    places = [str(job_dir.resolve()), str(Path.cwd())]
     try:
         is_there = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(
-            package, beside
+            package, places
         )
     except (ImportError, ValueError):  # such as a module that runs without a spec of its own
         return
     if not is_there:
         message = f"there is no module `{shorten(package)}`"
-        yield spec.problem(place, message, "it must be installed, or lie beside the job file")
+        yield spec.problem(place, message, "install it, or put it next to the job file")
 
 
 def _missing_function(
@@ -139,7 +139,7 @@ def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Ite
 
 
 def check_files(spec: JobSpec, job_dir: Path) -> None:
-    """Looks for the files and folders that params of built-in workloads name, on the machine of the run.
+    """Looks for the files and directories that params of built-in workloads name, on the machine of the run.
 
     A job for several nodes is left to them: each has its own, and this one may have none.
 
@@ -167,7 +167,7 @@ def _missing_files(given: Mapping[str, Any], job_dir: Path) -> Iterator[tuple[st
 
 
 def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:
-    """All params that stand in the job, with their places."""
+    """All params in the job, with their places."""
     found: list[tuple[KeyPath, Mapping[str, Any] | None]] = [(("params",), draft.spec.params)]
     found += [(("compare", "params", at), given) for at, given in enumerate(draft.spec.compare.params)]
     found += [(("baseline", "params"), draft.spec.baseline.params if draft.spec.baseline else None)]

@@ -49,7 +49,7 @@ def _kind(key: Key) -> dict[str, Any]:
 
 
 def _default(name: str, value: Any) -> dict[str, Any]:
-    """What a key is that isn't there; nothing where that only stands for "none", or for the file's name."""
+    """The value of a key that is left out; nothing where that is "none", or the file's name."""
     if name == "name" or not isinstance(value, str | int | float):
         return {}
     return {"default": _duration(value) if isinstance(value, float) else value}

@@ -19,7 +19,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udff
 
 @dataclass(frozen=True)
 class Source:
-    """A job file and the mistakes found so far; knows where every key and value stands."""
+    """A job file and the mistakes found so far; knows where every key and value is."""
 
     file: str
     text: str
@@ -118,7 +118,7 @@ def _read_bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise SpecError(Problem("there is no such file", _near_files(path), str(path))) from error
     except IsADirectoryError as error:
-        raise SpecError(Problem("this is a folder, not a job file", _files_in(path), str(path))) from error
+        raise SpecError(Problem("this is a directory, not a job file", _files_in(path), str(path))) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise SpecError(Problem(f"can't be read: {reason}", file=ascii(str(path))[1:-1])) from error
@@ -131,14 +131,14 @@ def _near_files(path: Path) -> str:
     return "`gpurun init` writes a job file to start from"
 
 
-def _files_in(folder: Path) -> str:
-    files = _job_files(folder)[:5]
+def _files_in(directory: Path) -> str:
+    files = _job_files(directory)[:5]
     return f"it holds {', '.join(files)}" if files else "`gpurun init` writes a job file to start from"
 
 
-def _job_files(folder: Path) -> list[str]:
+def _job_files(directory: Path) -> list[str]:
     try:
-        return sorted(file.name for file in folder.iterdir() if file.suffix in {".yaml", ".yml"})
+        return sorted(file.name for file in directory.iterdir() if file.suffix in {".yaml", ".yml"})
     except OSError:
         return []
 

@@ -1,9 +1,17 @@
-"""YAML text as a tree that remembers where everything stands.
+"""YAML text as a tree that remembers where everything is.
 
 PyYAML's own constructors are not used: its events come one at a time however deep the text nests, so that
 depth, size and tags are judged before anything is built, and nothing but plain data can ever come out.
+
+A plain scalar has its meaning by YAML 1.2's core schema. PyYAML implements YAML 1.1, where `3:1` is the
+number 181, `no` is false and `1e-3` is text: all three would turn a job file into something that its author
+did not write.
+
+Source: https://yaml.org/spec/1.2.2/#103-core-schema
 """
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +20,6 @@ import yaml
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.describe import describe
-from gpurun.launcher.jobfile.yaml.scalars import resolve_scalar
 
 MAX_DEPTH = 50
 """A job needs 4 levels; recursion over a tree this deep is safe."""
@@ -37,9 +44,25 @@ _SCALAR_TAGS: Mapping[str, tuple[type, ...]] = {
 }
 
 
+Scalar = str | int | float | bool | None
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_BASES = {"0o": 8, "0x": 16}
+
+_MAX_DIGITS = 40
+"""More digits are far outside the range below; Python refuses to convert more than 4,300."""
+
+_INTEGERS = range(-(2**63), 2**64)
+"""What the JSON files of a run can hold."""
+
+
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands in for a value whose mistake was reported already; fits nothing that a job expects."""
+    """Replaces a value whose mistake was reported already; fits nothing that a job expects."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ class Node:
     value: Any
     mark: Mark
     key_marks: Mapping[str, Mark] = field(default_factory=dict)
-    """Where each key of a mapping stands."""
+    """Where each key of a mapping is."""
 
     def __post_init__(self) -> None:
         children = self.children()
@@ -94,7 +117,7 @@ class Node:
         return self.value
 
     def mark_of_value(self, path: Path) -> Mark:
-        """Where the value stands; if it is missing, where the innermost mapping around it begins."""
+        """Where the value is; if it is missing, where the innermost mapping around it begins."""
         node = self
         for step in path:
             child = node.child(step)
@@ -104,7 +127,7 @@ class Node:
         return node.mark
 
     def mark_of_key(self, path: Path) -> Mark:
-        """Where the last key of `path` stands; for a list item, where the item stands."""
+        """Where the last key of `path` is; for a list item, where the item is."""
         node = self
         for step in path[:-1]:
             child = node.child(step)
@@ -236,7 +259,7 @@ class _Composer:
 
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
         before = f" (first in line {first.line})" if first.line else ""
-        self.problems.append(mark.problem(f"the key `{key}` stands twice{before}", "delete one of them"))
+        self.problems.append(mark.problem(f"the key `{key}` occurs twice{before}", "delete one of them"))
 
     def _grow(self, start: Any, size: int, child: Node) -> int:
         if size + child.size > MAX_NODES:
@@ -288,3 +311,36 @@ def _syntax_hint(problem: str, mark: Any, text: str) -> str | None:
     if "mapping values" in problem:
         return "is a line indented wrongly? A value that contains `: ` needs quotes"
     return None
+
+
+def resolve_scalar(text: str) -> Scalar:
+    """The value of an unquoted scalar.
+
+    Raises:
+        ValueError: a number that is not finite, or too large for the files of a run.
+    """
+    if text in _NULLS:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if _INTEGER.fullmatch(text):
+        return _integer(text)
+    if _FLOAT.fullmatch(text):
+        return _float(text)
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError(f"`{text}` is not a number that a job can use")
+    return text
+
+
+def _integer(text: str) -> int:
+    number = int(text, _BASES.get(text[:2], 10)) if len(text) <= _MAX_DIGITS else None
+    if number is None or number not in _INTEGERS:
+        raise ValueError(f"the number {text[:20]}… is too large")
+    return number
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number

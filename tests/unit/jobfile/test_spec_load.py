@@ -127,8 +127,8 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("strategy: dpp", "did you mean `dp`?"),
         ("accumulate: 0", "1 or more"),
         ("gradient_check: yes", 'expected true or false, got the text "yes"'),
-        ("name: a/b", "expected a name that can be a folder"),
-        ("name: ..", "expected a name that can be a folder"),
+        ("name: a/b", "expected a name that can be a directory"),
+        ("name: ..", "expected a name that can be a directory"),
         ("name: 5", "expected a name, got the number 5"),
         ("params: [1]", "`params`: expected a mapping (`key: value`), got a list"),
         ("params:", "leave the key out"),
@@ -157,7 +157,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ),
         (
             "compare: {split: [48, 16]}",
-            "a number alone is no split\n    for one split into 2, write [[48, 16]]",
+            "a number alone is not a split\n    for one split into 2, write [[48, 16]]",
         ),
         ("compare: {split: [even, 48]}", "expected a split, got the number 48"),
         (
@@ -187,7 +187,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("nodes: 0", "1 or more"),
         ("workload: gtp", "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
         ("workload: train.py", "name the function that builds it, such as train.py:build"),
-        ("workload: train.py:build", "there is no file train.py\n    it is looked for beside the job file"),
+        ("workload: train.py:build", "there is no file train.py\n    it must be next to the job file"),
         ("workload: a b", "expected the name of a workload"),
         ("workload: [gpt]", "expected the name of a workload, got a list"),
         ("steps: !!python/object:os.system {}", "the tag `!!python/object:os.system` is not allowed"),

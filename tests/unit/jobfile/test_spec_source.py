@@ -93,7 +93,7 @@ def test_aliases_are_written_out() -> None:
         (b"a: 'x", "job.yaml:1:6: this is not YAML"),
         (b"a:\n\t- b", "job.yaml:2:1: this is not YAML.*\n.*not by tabs"),
         (b"a: b: c", "job.yaml:1:5: this is not YAML.*\n.*quotes"),
-        (b"a: 1\na: 2\n", r"job.yaml:2:1: the key `a` stands twice \(first in line 1\)"),
+        (b"a: 1\na: 2\n", r"job.yaml:2:1: the key `a` occurs twice \(first in line 1\)"),
         (BOMB.encode(), "more than 10,000 values"),
         (b"a: &a [*a]", r"job.yaml:1:8: the alias `\*a` refers to itself"),
         (b"a: *b", r"job.yaml:1:4: the alias `\*b` refers to nothing"),
@@ -153,7 +153,7 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("a: 1")
-    with pytest.raises(SpecError, match=r"a folder, not a job file\n.*holds job\.yaml"):
+    with pytest.raises(SpecError, match=r"a directory, not a job file\n.*holds job\.yaml"):
         read_source(tmp_path)
 
 

@@ -195,7 +195,7 @@ def test_a_module_that_can_be_found_is_left_to_the_worker(tmp_path: Path, worklo
 
 def test_a_module_that_is_nowhere(tmp_path: Path) -> None:
     assert mistakes(tmp_path, "", "", "trian.deep:build") == (
-        "job.yaml:1:11: there is no module `trian`\n    it must be installed, or lie beside the job file"
+        "job.yaml:1:11: there is no module `trian`\n    install it, or put it next to the job file"
     )
 
 

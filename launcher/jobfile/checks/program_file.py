@@ -33,7 +33,7 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     except OSError:  # a name that is too long
         is_file = is_dir = False
     if is_dir:
-        yield spec.problem(("script",), f"{shorten(script)} is a folder", "name a Python file in it")
+        yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
         yield spec.problem(("script",), f"there is no file {shorten(script)}", _near(path, job_dir))
     else:
@@ -42,10 +42,10 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
 
 def _near(path: Path, job_dir: Path) -> str:
     try:
-        beside = [file.name for file in path.parent.glob("*.py")]
+        near = [file.name for file in path.parent.glob("*.py")]
     except OSError:
-        beside = []
-    return did_you_mean(path.name, beside) or f"it is looked for from {job_dir.resolve()}"
+        near = []
+    return did_you_mean(path.name, near) or f"relative paths start at {job_dir.resolve()}"
 
 
 def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Problem]:
