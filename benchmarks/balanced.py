@@ -122,7 +122,7 @@ def limited_rank() -> str:
         f"{balanced['step_ms']['median']:.1f} ms: {-vs_even['percent']:.0f} % less, verdict "
         f"*{vs_even['verdict']}*."
     )
-    return f"{text} {found['summary']}" if found["disturbed"] else text
+    return f"{text} {found['summary']}" if found["interference"] else text
 
 
 GROUP = "/sys/fs/cgroup/cpu/gpurun-benchmark"

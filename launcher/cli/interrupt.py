@@ -1,7 +1,7 @@
-"""What Ctrl-C does where nothing has to be put in order first.
+"""What Ctrl-C does while there is nothing to clean up.
 
-Python's own answer, KeyboardInterrupt, ends in a traceback while modules are imported or the interpreter
-shuts down, which is most of a short command; where it hits a callback, it is printed and forgotten.
+Python's KeyboardInterrupt ends in a traceback while modules are imported or the interpreter shuts down, which
+is most of the time of a short command; in a callback it is printed and ignored.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` imports enum: milliseconds for Ctrl-C to hit
@@ -16,17 +16,17 @@ EXIT_CODE = 130
 
 
 def quit_on_interrupt() -> None:
-    """From now on Ctrl-C ends the process on the spot, with 130 and without a word."""
+    """From now on Ctrl-C ends the process at once, with exit code 130 and without a message."""
     _answer_by(_quit)
 
 
 def raise_on_interrupt() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, so that `finally` is honoured."""
+    """From now on Ctrl-C raises KeyboardInterrupt, so that `finally` blocks run."""
     _answer_by(_signal.default_int_handler)
 
 
 def _answer_by(handler: "Callable[..., object]") -> None:
-    if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:  # `nohup` and `&` ignore it: it stays so
+    if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:  # under `nohup` and `&` it stays ignored
         _signal.signal(_signal.SIGINT, handler)
 
 

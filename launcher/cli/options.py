@@ -36,7 +36,7 @@ def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None)
     try:
         percent = float(value.strip().removesuffix("%"))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no percentage; write 3%") from None
+        raise click.BadParameter(f"{value!r} is not a percentage; write 3%") from None
     if not 0 <= percent < float("inf"):
         raise click.BadParameter(f"{value!r} must not be negative")
     return percent
@@ -52,7 +52,7 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -
         try:
             ranks += range(int(first), int(last if dash else first) + 1)
         except ValueError:
-            raise click.BadParameter(f"{value!r} is no list of ranks; write 0,2-3") from None
+            raise click.BadParameter(f"{value!r} is not a list of ranks; write 0,2-3") from None
     if not ranks or min(ranks) < 0:
         raise click.BadParameter(f"{value!r} names no rank; write 0,2-3")
     return tuple(dict.fromkeys(ranks))
@@ -66,7 +66,7 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
     try:
         start, stop = (int(text) if text else None for text in (first, end))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no range of steps; write 10:20") from None
+        raise click.BadParameter(f"{value!r} is not a range of steps; write 10:20") from None
     if not colon:
         stop = None if start is None else start + 1
     if start is not None and stop is not None and stop <= start:

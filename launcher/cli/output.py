@@ -47,8 +47,8 @@ def run_and_print(
     """Runs a job and prints the comparison, on node 0.
 
     Args:
-        invocation: what to run; called when nothing may be forked any more.
-        place: what the command line says about this node.
+        invocation: what to run; called after the fork, since it imports much.
+        place: the flags about this node.
 
     Raises:
         GpurunError: what the command ends with.

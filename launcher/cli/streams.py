@@ -1,4 +1,4 @@
-"""The command's three standard streams, which may be closed (daemons, cron) or lead to a full disk."""
+"""The three standard streams, which may be closed (daemons, cron) or on a full disk."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def prepare_streams() -> None:
-    """Makes sure that there are three, and that a loss of one is no traceback. The first thing to do.
+    """Makes sure that all three exist, and that losing one causes no traceback. Call it first.
 
-    Without output a command has failed, and says so; without progress and messages it goes on.
+    Without output a command fails with a message; without progress and messages it continues.
     """
     fill_gaps()
     sys.stdout = Watched(sys.stdout, is_needed=True)
@@ -22,7 +22,7 @@ def prepare_streams() -> None:
 
 
 def fill_gaps() -> None:
-    """/dev/null in place of closed ones: the next file to be opened would get their number, a socket too."""
+    """Opens /dev/null in place of closed streams: else the next file or socket would get their number."""
     for number, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(number)
@@ -33,13 +33,13 @@ def fill_gaps() -> None:
 
 
 class Watched:
-    """A stream that goes to /dev/null once it can't be written, so that not even its last flush fails."""
+    """A stream that switches to /dev/null once it can't be written, so that its last flush does not fail."""
 
     def __init__(self, stream: TextIO, is_needed: bool) -> None:
         self._stream = stream
         self._is_needed = is_needed
         self.is_reader_gone = False
-        """Whether who read it has enough, as in `gpurun report RUN | head -3`."""
+        """Whether the reader has closed it, as in `gpurun report RUN | head -3`."""
 
     def write(self, text: str) -> int:
         if text == "":  # by which click finds out what kind of stream it is, and passes over errors
@@ -57,7 +57,7 @@ class Watched:
 
     @contextlib.contextmanager
     def _losses(self) -> Iterator[None]:
-        """Passes over a full disk, and over a reader that went away: a command finds the same without it.
+        """Ignores a full disk, and a reader that is gone: the command's results don't depend on them.
 
         Raises:
             MachineError: nothing can be written, and it is needed.
@@ -75,5 +75,5 @@ class Watched:
 
 
 def is_reader_gone() -> bool:
-    """Whether nobody reads our output any more: a command that would write for ever asks."""
+    """Whether the reader of the output is gone: commands that write without end check this."""
     return isinstance(sys.stdout, Watched) and sys.stdout.is_reader_gone

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from gpurun.launcher.compare.difference import Differences, planned_looks
-from gpurun.launcher.compare.figures.measured import Measured, read_measured
 from gpurun.launcher.compare.figures.probes import probe_result
+from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.compare.figures.variant import (
@@ -22,7 +22,7 @@ from gpurun.launcher.compare.figures.variant import (
     step_time,
 )
 from gpurun.launcher.compare.headline import conclude, is_one_task
-from gpurun.launcher.compare.interference import disturbances
+from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.notes import findings, notes, restart_notes
 from gpurun.launcher.compare.ranking import standings
@@ -46,13 +46,13 @@ def compare_run(run: RunDir) -> Comparison:
     differences = Differences(measured, plan.baseline, looks)
     host = read_mapping(run.host)
     results = tuple(variant_result(run, one, differences, host, plan.nodes) for one in measured.values())
-    disturbed = disturbances(results)
-    if disturbed:
-        differences = replace(differences, disturbed=True)
+    interference = interference_in(results)
+    if interference:
+        differences = replace(differences, has_interference=True)
         results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
     ranking = standings(results, differences) if is_one_task(plan) else None
     complete = all(is_complete(one, plan) for one in measured.values())
-    conclusion = conclude(plan, results, ranking, disturbed, complete)
+    conclusion = conclude(plan, results, ranking, interference, complete)
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -62,14 +62,14 @@ def compare_run(run: RunDir) -> Comparison:
         ci_level=1 - looks[-1][1] if len(plan.variants) > 1 else None,
         noise=noise(measured[plan.baseline]),
         variants=results,
-        fastest=ranking.leader.id if ranking and not disturbed else None,
+        fastest=ranking.leader.id if ranking and not interference else None,
         headline=conclusion.headline,
         summary=conclusion.summary,
         notes=(*notes(plan, measured), *restart_notes(run)),
         restarts=len(run.read_restarts()),
         complete=complete,
         batch_curves=batch_curves(results),
-        disturbed=disturbed,
+        interference=interference,
     )
 
 

@@ -114,8 +114,8 @@ def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
 def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("a", a), ("b", b)):
-        if run.disturbed:
-            yield f"run {name} ran with other load on the machine: {run.disturbed[0]}"
+        if run.interference:
+            yield f"run {name} ran with other load on the machine: {run.interference[0]}"
 
 
 def gated(diff: Diff, percent: float) -> Diff:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.model import Difference, Verdict
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.stats.launches import launch_pair_interval
@@ -33,7 +33,7 @@ class Differences:
     measured: Mapping[str, Measured]
     baseline: str
     looks: Looks
-    disturbed: bool = False
+    has_interference: bool = False
     """Whether times of this run are not those of its splits: then nothing is decided by them."""
 
     def vs_baseline(self, variant: str) -> Difference | None:
@@ -58,7 +58,7 @@ class Differences:
 
     def sound(self, difference: Difference) -> Difference:
         """The difference, without a verdict where other load affected the run."""
-        return replace(difference, verdict="inconclusive") if self.disturbed else difference
+        return replace(difference, verdict="inconclusive") if self.has_interference else difference
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""

@@ -6,7 +6,7 @@ Every report shows the same: the terminal, Markdown, HParams, the tab, the HTML 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpurun.launcher.compare.explain import remaining_loss, why_slower
+from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
 from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_NAMED
 from gpurun.launcher.compare.label import variant_label, varied_texts
@@ -173,13 +173,13 @@ def _too_few(rival: Rival) -> str:
 
 
 def _close_race(leader: VariantResult, undecided: Sequence[Rival]) -> str:
-    """The best of them and the closest rival that an interval can't tell from it."""
+    """The best of them and the closest rival that no interval separates from it."""
     closest = next(rival for rival in undecided if rival.behind.ci is not None)
     what = leader.kind.choice
     names = f"{variant_label(leader)} and {variant_label(closest.result)}"
     others = len(undecided) - 1
     more = f", nor can {plural(others, 'other')} from {variant_label(leader)}" if others else ""
-    return f"No {what} is clearly fastest: {names} can't be told apart ({_signed(closest.behind)}){more}."
+    return f"No {what} is clearly fastest: {names} can't be distinguished ({_signed(closest.behind)}){more}."
 
 
 def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:

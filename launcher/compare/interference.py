@@ -1,8 +1,8 @@
 """When splits can't be ranked: ranks that queue for a core, or GPUs whose clocks were throttled.
 
-Then a step's time tells of the machine's other business, or of ranks that take cores from each other, and
-not of the split; and as rounds take turns, what disturbs one split of a run is there for all of them. Threads
-of one rank that wait for each other are part of its step: the replicas of `dp` do.
+Then a step's time depends on other load, or on ranks that take cores from each other, and not on the split
+alone. As rounds take turns, load that affects one split of a run affects all of them. Threads of one rank
+that wait for each other, like the replicas of `dp`, are part of its step.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it aga
 def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     """Time in which a rank waited for other processes to leave a core, in percent of its step.
 
-    The median over its blocks, which neither the others' coarse clock moves nor what runs for a moment only;
-    `None` if nobody counted.
+    The median over its blocks: neither the coarse clock of the other processes nor a short burst moves it.
+    `None` where it was not counted.
     """
     blocks: dict[tuple[str, int], list[StepRecord]] = {}
     for step in timed:
@@ -43,18 +43,18 @@ def throttled(timed: Sequence[StepRecord]) -> str | None:
     return reasons.most_common(1)[0][0] if reasons else None
 
 
-def disturbances(results: Sequence[VariantResult]) -> tuple[str, ...]:
-    """What disturbed each variant, told of its worst rank; nothing where there is only one to be ranked."""
+def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
+    """What else ran during each variant, of its worst rank; empty with fewer than two to be ranked."""
     ranked = [result for result in results if is_ranked(result)]
     if len(ranked) < 2:
         return ()
     return tuple(
-        reasons[0] for result in ranked if (reasons := disturbances_of(result, variant_label(result)))
+        reasons[0] for result in ranked if (reasons := interference_of(result, variant_label(result)))
     )
 
 
-def disturbances_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
-    """What disturbed one variant, the worst first; with its label where the reader can't know which it is."""
+def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
+    """What else ran during one variant, the worst first; with its label if one is given."""
     of, where = (f" of {label}", f" in {label}") if label else ("", "")
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))

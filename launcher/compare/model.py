@@ -277,8 +277,8 @@ class Comparison:
     """Whether all that was planned has been run."""
     batch_curves: tuple[BatchCurve, ...] = ()
     """Where at least three global batches were compared."""
-    disturbed: tuple[str, ...] = ()
-    """Why splits can't be ranked, although they were measured: what disturbed them, by variant and rank."""
+    interference: tuple[str, ...] = ()
+    """Why splits can't be ranked, although they were measured: what else ran, by variant and rank."""
     restarts: int = 0
     """How often launches were started again after a failure."""
     headline: str = ""

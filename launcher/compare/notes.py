@@ -1,8 +1,8 @@
-"""What a reader of the figures has to know, as whole sentences: of the run, and of single variants."""
+"""What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
 
 from collections.abc import Mapping
 
-from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
@@ -75,7 +75,7 @@ APART_OF_STEP = 0.02
 
 
 def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
-    """What is worth telling about a variant, beside what its launches and traces warn of."""
+    """Findings about a variant, in addition to the warnings of its launches and traces."""
     slowest = slowest_rank(ranks)
     if slowest is None or step_ms is None:
         return ()

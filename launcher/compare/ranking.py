@@ -1,4 +1,4 @@
-"""Who leads, and who may not be called slower."""
+"""Which variant leads, and by how much the others are behind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Standings:
 
 
 def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings | None:
-    """The leader, and where the others stand against it; `None` if nothing was measured.
+    """The leader, and how the others compare with it; `None` if nothing was measured.
 
     The leader is the first in order that no other is established to be faster than.
     """
@@ -60,7 +60,7 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
 def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
     """Variants with figures that count, by their difference from the baseline, else by time per sample.
 
-    Not by the medians that stand in the table: those of variants that stopped early are of other rounds, and
+    Not by the medians in the table: those of variants that stopped early are of other rounds, and
     those of several launches scatter as launches do, while the difference is taken between neighbours.
     """
     ranked = [result for result in results if is_ranked(result)]
@@ -99,7 +99,7 @@ def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantRe
 
     Where splits can't be ranked, they keep the job's order, which claims nothing.
     """
-    if comparison.disturbed:
+    if comparison.interference:
         ranked = [one for one in comparison.variants if is_ranked(one)]
     else:
         ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.fastest)

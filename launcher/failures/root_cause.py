@@ -275,16 +275,19 @@ def _silent_failure(
     )
 
 
+_STATUS = {
+    "exception": "raised {type}",
+    "exit": "ended by itself",
+    "oom": "ran out of memory",
+    "user": "found a mistake in the workload",
+}
+"""By the kind of a failure record."""
+
+
 def _record_status(record: FailureRecord) -> str:
-    if record.kind == "oom":
-        return "ran out of memory"
-    if record.kind == "exit":
-        return "ended by itself"
-    if record.type == ParamsError.__name__:
+    if record.kind == "user" and record.type == ParamsError.__name__:
         return "found a mistake in the job"
-    if record.kind == "user":
-        return "found a mistake in the workload"
-    return f"raised {record.type}"
+    return _STATUS[record.kind].format(type=record.type)
 
 
 def _what_happened(failure: Failure, host: str) -> str:

@@ -31,7 +31,7 @@ class Hang:
     """What the stacks and collectives of all ranks show."""
 
     rank: int | None
-    """The rank to look at: one that does not wait; `None` if no rank stands out."""
+    """The rank to look at: one that does not wait; `None` if there is no such rank."""
     headline: str
     """One line; empty if nothing was found."""
     details: tuple[str, ...]

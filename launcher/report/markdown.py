@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.report.facts import fact_lines, warning_lines
+from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines

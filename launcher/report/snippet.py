@@ -1,4 +1,4 @@
-"""The lines that bring the fastest uneven split into a training loop of one's own."""
+"""The lines that bring the fastest uneven split into your own training loop."""
 
 from collections.abc import Sequence
 
@@ -50,8 +50,8 @@ _WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "s
 def lines_to_paste(comparison: Comparison) -> str | None:
     """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
 
-    An uneven split that is not ahead is told of too, but as what it is. Where the lines can't be given, that
-    is said instead.
+    An uneven split that is not the fastest gets lines too, and they say so. Where no lines can be given, the
+    text says why.
     """
     uneven = first_uneven(comparison, has_snippet=True)
     if uneven is None:
@@ -115,7 +115,7 @@ def _yours(uneven: VariantResult) -> str:
 
 def _whose(uneven: VariantResult, comparison: Comparison) -> str:
     """What is known of the split."""
-    if comparison.disturbed:
+    if comparison.interference:
         return "No split could be found fastest. To train with"
     if uneven.id == comparison.fastest:
         return "To train with"

@@ -1,4 +1,4 @@
-"""Which launches of a run have been made, and what is still missing: pure questions to the run directory."""
+"""Which launches of a run were made, and what is still missing, read from the run directory."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,12 +14,12 @@ UNRANKED = ("oom", "failed", "timeout", "skipped")
 
 
 def attempt_id(launch: Launch, attempt: int) -> str:
-    """`03-ddp-2`, then `03-ddp-2~2`, …: a launch that ended early starts again under a name of its own."""
+    """`03-ddp-2`, then `03-ddp-2~2`, …: a launch that ended early starts again under a new name."""
     return launch.id if attempt == 1 else f"{launch.id}~{attempt}"
 
 
 def attempts(run: RunDir, launch: Launch) -> list[str]:
-    """Ids of the attempts of a launch that have an order, in their sequence."""
+    """Ids of the attempts of a launch that were started, in order."""
     found: list[str] = []
     while run.launch_config(attempt := attempt_id(launch, len(found) + 1)).exists():
         found.append(attempt)
@@ -32,7 +32,7 @@ def num_restarts(run: RunDir, launch: Launch) -> int:
 
 
 def finished_variants(run: RunDir, launch: Launch) -> set[str]:
-    """Variants that some attempt of this launch measured to its end."""
+    """Variants that an attempt of this launch measured completely."""
     finished: set[str] = set()
     for attempt in attempts(run, launch):
         events = run.read_events(attempt)
@@ -64,7 +64,7 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
 
 
 def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
-    """Variants that nothing is known of yet and that build the same model as one of `variants`."""
+    """Variants that have not been tried and build the same model as one of `variants`."""
     models = [model_of(plan.variant(variant)) for variant in variants]
     return [
         other.id
@@ -74,12 +74,12 @@ def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) ->
 
 
 def model_of(variant: Variant) -> tuple[object, ...]:
-    """All that a workload's `build` may depend on, but for the processes that it is built in."""
+    """Everything that a workload's `build` may depend on, except its processes."""
     return tuple(getattr(variant, name) for name, one in SETTINGS.items() if one.builds_model)
 
 
 def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
-    """What all launches found out about a variant; unsteady if more than half of them say so."""
+    """What all launches found out about a variant; unsteady if it was in more than half of them."""
     found = []
     for launch in plan.launches:
         for attempt in attempts(run, launch):
@@ -106,14 +106,14 @@ def run_variants(run: RunDir, attempt: str) -> set[str]:
 
 
 def status_of(facts: VariantFacts) -> VariantStatus:
-    """How a variant ended that was measured to its end."""
+    """The status of a variant that was measured completely."""
     if facts.unsteady:
         return VariantStatus("unsteady", facts.unsteady)
     return VariantStatus("ok")
 
 
 def lost_status(run: RunDir, attempt: str, ended: Ended) -> VariantStatus:
-    """How a variant ended that a failed or late attempt was busy with."""
+    """The status of a variant that an attempt failed to measure."""
     failure, hang = ended.failure, ended.hang
     rank = failure.rank if failure else hang.rank if hang else None
     log = str(run.log(attempt, rank or 0).relative_to(run.path))

@@ -1,4 +1,4 @@
-"""What a running job shows on stderr: one line that is gone when the job is done."""
+"""The progress line of a running job on stderr; it disappears when the job is done."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from gpurun.launcher.units import format_duration
 
 BAR_CELLS = 20
 REFRESH_S = 0.1
-"""A terminal is written to at most this often, however fast events come."""
+"""The terminal is updated at most this often."""
 STAGES = {
     "start": "starting",
     "build": "building the model",
@@ -29,7 +29,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Status:
-    """What a run does at this moment."""
+    """What a run does now."""
 
     variant: str | None
     """As the table calls it: `ddp 48/16`."""
@@ -46,10 +46,10 @@ class Status:
 
 
 class Progress:
-    """Shows a `Status`; a context manager, so that the cursor is back whatever happens.
+    """Shows a `Status`; a context manager, which restores the cursor in any case.
 
     On a terminal one line is redrawn in place. Elsewhere each launch gets one line, for a log.
-    Without a thread of its own: nothing is drawn but by `update`, so it can't get in the way of a timing.
+    It has no thread: only `update` draws, so it can't affect a timing.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Progress:
             self._live.update(progress_line(status, self._console.width), refresh=True)
 
     def say(self, text: str) -> None:
-        """Prints something that is to stay, above the line."""
+        """Prints a message above the line, which stays."""
         self._console.print(text, soft_wrap=True)
 
     def _log(self, status: Status) -> None:

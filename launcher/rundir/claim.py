@@ -1,4 +1,4 @@
-"""Who works on a run directory: a claim that keeps a second command out, and that other terminals find."""
+"""Which command works on a run directory: a claim that keeps a second command out."""
 
 import contextlib
 import fcntl
@@ -18,16 +18,16 @@ from gpurun.launcher.rundir.files import RunDir, unwritable, write_json
 
 @dataclass(frozen=True)
 class Running:
-    """`running.json`: there while a command works on the run, and stale where it was killed."""
+    """`running.json`: exists while a command works on the run; stale if the command was killed."""
 
     host: str
     boot_id: str
     pid: int
     """Of the command."""
     start_ticks: int
-    """When that process began: its number alone may be another's by now."""
+    """When that process began: its number may have been reused since."""
     launch: str | None = None
-    """The attempt of a launch that runs now; `None` between two."""
+    """The attempt of a launch that runs now; `None` between two attempts."""
 
     @property
     def is_here(self) -> bool:
@@ -35,7 +35,7 @@ class Running:
 
     @property
     def may_live(self) -> bool:
-        """Whether it still runs, as far as can be seen from here: of other hosts nothing can."""
+        """Whether the command may still be running; on another host it can't be checked."""
         if not self.is_here:
             return True
         return self.boot_id == boot_id() and start_ticks(self.pid) == self.start_ticks
@@ -46,7 +46,7 @@ def claimed(run: RunDir) -> Iterator[None]:
     """Keeps other commands away from the run directory until the block is left.
 
     Raises:
-        SpecError: another one works on it.
+        SpecError: another command works on it.
         MachineError: the directory can't be written.
     """
     me = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
@@ -59,7 +59,7 @@ def claimed(run: RunDir) -> Iterator[None]:
 
 
 def create(run: RunDir, claim: Running) -> None:
-    """Writes the claim if there is none that lives: of two commands, one can."""
+    """Writes the claim if there is no live one: of two commands, only one succeeds."""
     with _one_at_a_time(run.path):
         refuse_if_alive(run)
         try:
@@ -73,13 +73,13 @@ def create(run: RunDir, claim: Running) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keeps rivals on this host out: between a look at a stale claim and its removal one may put its own."""
+    """Locks out other commands on this host, which may write a claim while a stale one is being replaced."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise unwritable(folder, error) from error
     try:
-        with contextlib.suppress(OSError):  # network file systems lock no directories
+        with contextlib.suppress(OSError):  # network file systems can't lock directories
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
@@ -87,10 +87,10 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _create_whole(path: Path, content: bytes) -> None:
-    """A file that nobody sees empty: a rival would take it for a stale one.
+    """Creates a file that is never seen empty: another command would consider that stale.
 
     Raises:
-        FileExistsError: there is one.
+        FileExistsError: it exists.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -101,10 +101,10 @@ def _create_whole(path: Path, content: bytes) -> None:
 
 
 def refuse_if_alive(run: RunDir) -> None:
-    """Passes if nobody works on the run.
+    """Returns if no command works on the run.
 
     Raises:
-        SpecError: somebody does.
+        SpecError: one does.
     """
     found = read(run)
     if found is not None and found.may_live:
@@ -112,16 +112,16 @@ def refuse_if_alive(run: RunDir) -> None:
 
 
 def in_use(path: Path, found: Running | None) -> str:
-    """What to say to somebody who wants a run directory that another command has."""
+    """The message for a run directory that another command works on."""
     who = f"process {found.pid} on {found.host}" if found else "another gpurun"
     text = f"{path} is in use by {who}; wait for it, stop it, or name another --out"
     if found is not None and not found.is_here:
-        text += f"\n    if it doesn't run any more, remove {path / 'running.json'}"
+        text += f"\n    if that is no longer running, remove {path / 'running.json'}"
     return text
 
 
 def entered(run: RunDir, launch: str | None) -> None:
-    """Says which launch runs now. A full disk costs nothing but `gpurun stacks`."""
+    """Records which launch runs now. A full disk costs nothing but `gpurun stacks`."""
     found = read(run)
     if found is not None:
         with contextlib.suppress(MachineError):
@@ -129,7 +129,7 @@ def entered(run: RunDir, launch: str | None) -> None:
 
 
 def read(run: RunDir) -> Running | None:
-    """The claim, whether it lives or not; `None`: there is none, or none that can be read."""
+    """The claim, live or stale; `None`: there is none, or it can't be read."""
     try:
         return msgspec.json.decode(run.running.read_bytes(), type=Running)
     except (OSError, msgspec.MsgspecError):
@@ -140,20 +140,20 @@ def running_launch(run: RunDir) -> str:
     """The launch that runs now, on this machine.
 
     Raises:
-        SpecError: nothing runs, or elsewhere.
+        SpecError: nothing runs, or it runs on another host.
     """
     found = read(run)
     if found is None or not found.may_live:
-        raise SpecError(f"{run.path}: this run is not running; what it did say: gpurun logs {run.path}")
+        raise SpecError(f"{run.path}: this run is not in progress; for its output: gpurun logs {run.path}")
     if not found.is_here:
-        raise SpecError(f"{run.path} runs on {found.host}: ask there")
+        raise SpecError(f"{run.path} runs on {found.host}: use the command there")
     if found.launch is None:
-        raise SpecError(f"{run.path}: no rank runs at this moment; try again")
+        raise SpecError(f"{run.path}: no rank is running right now; try again")
     return found.launch
 
 
 def boot_id() -> str:
-    """Changes with every start of the machine, which counts processes anew."""
+    """Changes with every boot of the machine, after which process numbers start again."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

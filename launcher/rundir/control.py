@@ -1,7 +1,8 @@
 """What a rank and the command share while the rank runs: a few numbers in a file that is mapped into memory.
 
-The rank says who it is and counts its steps; the command rings a bell. Neither costs a system call, so that a
-step may look between any two others. The page cache is one: a reader of the file sees what was last written.
+The rank writes its process id and counts its steps; the command rings a bell. Neither needs a system call, so
+a rank can check the bell after every step. Readers of the file see what was last written: both use the same
+page cache.
 """
 
 import contextlib
@@ -17,16 +18,16 @@ _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""
 _LAYOUT = struct.Struct("=5Q")
 _STEPS, _BELL = 3, 4
-"""Positions among magic, process id, start time of the process, steps, bell."""
+"""Positions in: magic, process id, start time of the process, steps, bell."""
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
 FOLDER_MODE = 0o700
-"""Of the directory with all blocks: who may write here can have the ranks write traces."""
+"""Of the directory with all blocks: a user with access could make the ranks write traces."""
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What the block of a rank says."""
+    """The content of a rank's block."""
 
     rank: int
     pid: int
@@ -36,24 +37,24 @@ class RankState:
 
     @property
     def is_running(self) -> bool:
-        """Whether this very process still runs; its number may have been given to another one."""
+        """Whether this process still runs; its number may have been reused."""
         return start_ticks(self.pid) == self.start_ticks
 
 
 class ControlBlock:
-    """A rank's block, open for both sides. The mapping lasts as long as the object."""
+    """A rank's block, mapped for reading and writing."""
 
     def __init__(self, folder: Path, rank: int, create: bool = False) -> None:
-        """Opens the block, or makes it: for a rank at its start.
+        """Opens the block, or creates it, as a rank does at its start.
 
         Raises:
-            OSError: it isn't there, or can't be written.
+            OSError: it does not exist, or can't be written.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         fd = os.open(block_path(folder, rank), flags, 0o600)
         try:
             if create:
-                # Space that is promised only would end the rank with SIGBUS when the disk is full.
+                # A sparse file would end the rank with SIGBUS when the disk is full.
                 os.posix_fallocate(fd, 0, _LAYOUT.size)
             self._map = mmap.mmap(fd, _LAYOUT.size)
         finally:
@@ -63,7 +64,7 @@ class ControlBlock:
             self._map[:] = _LAYOUT.pack(_MAGIC, os.getpid(), start_ticks(os.getpid()) or 0, 0, 0)
 
     def count_step(self) -> None:
-        """A step is done; some tens of nanoseconds."""
+        """Counts a completed step; takes some tens of nanoseconds."""
         self._words[_STEPS] += 1
 
     @property
@@ -88,23 +89,23 @@ def block_path(folder: Path, rank: int) -> Path:
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
-    """Where the rank writes its stacks when it is asked to."""
+    """Where the rank writes its stacks on request."""
     return folder / f"rank{rank}.stacks"
 
 
 def socket_path(folder: Path, rank: int) -> Path:
-    """Where torch answers what the rank's collectives are."""
+    """Where torch answers requests for the rank's collectives."""
     return folder / f"rank{rank}.sock"
 
 
 def make_folder(folder: Path) -> None:
-    """The directory of all blocks, for its owner alone."""
+    """Creates the directory of all blocks, for its owner alone."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(FOLDER_MODE)
 
 
 def read_states(folder: Path) -> Mapping[int, RankState]:
-    """What all blocks in a directory say, by rank; blocks that are not complete yet are left out."""
+    """The contents of all blocks in a directory, by rank, without blocks that are not complete yet."""
     states = {}
     for path in folder.glob("rank*"):
         number = path.name.removeprefix("rank")
@@ -122,7 +123,7 @@ def _read_state(path: Path, rank: int) -> RankState | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine did; `None`: it doesn't run.
+    """When a process began, in clock ticks since boot; `None`: it is not running.
 
     Source: proc(5), /proc/PID/stat, field 22.
     """
@@ -135,7 +136,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def leave(folder: Path) -> None:
-    """Removes what only running ranks need."""
+    """Removes the directory, which only running ranks need."""
     for path in folder.glob("*"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

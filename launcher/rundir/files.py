@@ -1,4 +1,4 @@
-"""The run directory, read and written: every write is atomic or append-only."""
+"""Reads and writes the run directory: every write is atomic or append-only."""
 
 import contextlib
 import errno
@@ -42,13 +42,13 @@ class RunDir(RunPaths):
         return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
 
     def damage(self, variant_id: str) -> tuple[str, ...]:
-        """What can't be read of a variant's step records; a last line that was cut off is no damage."""
+        """What can't be read of a variant's step records; a last line that was cut off does not count."""
         found = []
         for file in sorted(self.variant(variant_id).glob("rank*.jsonl")):
             lines = file.read_bytes().count(b"\n")
             lost = lines - sum(1 for _ in read_lines(file, StepRecord))
             if lost:
-                found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are left out")
+                found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored")
         return tuple(found)
 
     def read_points(self, variant_id: str) -> list[PointRecord]:
@@ -62,7 +62,7 @@ class RunDir(RunPaths):
         return read_json(self.max_batch, MaxBatch) if self.max_batch.exists() else None
 
     def read_balance(self, variant_id: str) -> Balance | None:
-        """`None` where no devices have been measured for it, or not yet."""
+        """`None` if no devices have been measured for it, or not yet."""
         path = self.balance(variant_id)
         return read_json(path, Balance) if path.exists() else None
 
@@ -96,7 +96,7 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """The whole lines of an append-only file; a line that a crash or a full disk cut off is left out."""
+    """The complete lines of an append-only file, without a line that a crash or a full disk cut off."""
     decoder = msgspec.json.Decoder(kind)
     try:
         text = path.read_bytes()
@@ -108,7 +108,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def append_lines(path: Path, values: Sequence[Any]) -> None:
-    """Appends one line of JSON per value, in a single write, so that a crash cuts at most the last of them.
+    """Appends one line of JSON per value, in a single write, so that a crash cuts at most the last one.
 
     Raises:
         MachineError: the disk is full or the directory can't be written; earlier lines are kept.
@@ -125,7 +125,7 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
 
 
 def num_bytes(path: Path) -> int:
-    """How long a file is; 0 where there is none."""
+    """The size of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -136,18 +136,18 @@ _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
     errno.EROFS: "the file system can only be read",
-    errno.EACCES: "you may not write there",
-    errno.EPERM: "you may not write there",
-    errno.ENOTDIR: "a part of that path is a file, no directory",
-    errno.EEXIST: "a part of that path is a file, no directory",
-    errno.EISDIR: "there is a directory of that name",
+    errno.EACCES: "you have no write permission there",
+    errno.EPERM: "you have no write permission there",
+    errno.ENOTDIR: "a part of that path is a file, not a directory",
+    errno.EEXIST: "a part of that path is a file, not a directory",
+    errno.EISDIR: "there is a directory with that name",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""What to do about it, or what the short words of the system mean here."""
+"""What to do about an error, or what the system's short message means here."""
 
 
 def unwritable(path: Path, error: OSError) -> MachineError:
-    """What to tell somebody whose disk is full or whose directory is closed."""
+    """The error for a full disk or a directory that can't be written."""
     remedy = _REMEDIES.get(error.errno or 0)
     return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
 
@@ -156,7 +156,7 @@ def write_json(path: Path, value: Any) -> None:
     """Replaces `path` in one step: a reader sees the old content or the new, never a part.
 
     Raises:
-        MachineError: the directory can't be written, or the disk is full; what stood there before is kept.
+        MachineError: the directory can't be written, or the disk is full; the old content is kept.
     """
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 

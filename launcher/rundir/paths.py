@@ -1,4 +1,4 @@
-"""The names of a run directory's files, all in one place."""
+"""The names of a run directory's files, and whether it can be written."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ class RunPaths:
 
     @property
     def max_batch(self) -> Path:
-        """What `global_batch: max` came to."""
+        """The result of `global_batch: max`."""
         return self.path / "fit.json"
 
     @property
@@ -46,7 +46,7 @@ class RunPaths:
 
     @property
     def running(self) -> Path:
-        """Who works on this run now; gone when nobody does."""
+        """Which command works on this run now; it exists only meanwhile."""
         return self.path / "running.json"
 
     @property
@@ -66,7 +66,7 @@ class RunPaths:
         return self.launch(launch_id) / "facts.json"
 
     def control(self, launch_id: str) -> Path:
-        """Directory of what its ranks and the command share while they run; nobody else may look into it."""
+        """Directory of what the ranks and the command share while they run; only the owner has access."""
         return self.launch(launch_id) / "control"
 
     def capture_request(self, launch_id: str, number: int) -> Path:
@@ -109,7 +109,7 @@ class RunPaths:
         return self.variant(variant_id) / f"rank{rank}.memory.pickle"
 
     def traced(self, variant_id: str) -> Path:
-        """What the traces of all ranks come to."""
+        """The analysis of the traces of all ranks."""
         return self.variant(variant_id) / "trace.json"
 
     def balance(self, variant_id: str) -> Path:
@@ -124,14 +124,16 @@ class RunPaths:
 
 
 def check_writable(folder: Path) -> None:
-    """Returns if `folder`, or the nearest one above it that exists, takes a file; nothing is left there.
+    """Returns if `folder`, or its nearest existing parent, can be written; leaves nothing there.
+
+    Asked before anything is imported or started for a run.
 
     Raises:
-        MachineError: it doesn't.
+        MachineError: it can't be written.
     """
     nearest = next((each for each in (folder, *folder.absolute().parents) if os.path.lexists(each)), folder)
     if nearest == folder and not folder.is_dir():
-        return  # whoever opens the run has more to say about a file in its place
+        return  # opening the run gives a better message about a file in its place
     try:
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

@@ -38,12 +38,12 @@ def slurm_port(job_id: int) -> int:
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The names that `gpu[01-03,7],login` stands for, in its order: gpu01, gpu02, gpu03, gpu7, login.
+    """The host names in `gpu[01-03,7],login`, in order: gpu01, gpu02, gpu03, gpu7, login.
 
     Source: `man scontrol`, "show hostlist".
 
     Raises:
-        SpecError: it isn't such a list, or stands for too many.
+        SpecError: it is not such a list, or has too many names.
     """
     names = list(itertools.islice(_all_names(text), MAX_HOSTS + 1))
     if not names or len(names) > MAX_HOSTS:

@@ -1,1 +1,1 @@
-"""The GPURUN tab of TensorBoard. What server and page agree on is in README.md beside this file."""
+"""The GPURUN tab of TensorBoard. README.md in this directory describes what server and page agree on."""

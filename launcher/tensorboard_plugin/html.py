@@ -19,8 +19,8 @@ import msgspec
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.rundir.files import RunDir, write_bytes
-from gpurun.launcher.tensorboard_plugin.answers.breakdown import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
+from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
@@ -38,7 +38,7 @@ def write_html(comparison: Comparison, run: RunDir) -> Path:
     """Writes `report.html` into the run directory and returns its path.
 
     Raises:
-        MachineError: the folder can't be written.
+        MachineError: the directory can't be written.
     """
     path = run.path / FILE_NAME
     write_bytes(path, render_html(comparison, run).encode())
@@ -67,7 +67,7 @@ def render_html(comparison: Comparison, run: RunDir) -> str:
     )
 
 
-def module_addresses(folder: Path) -> dict[str, str]:
+def module_addresses(directory: Path) -> dict[str, str]:
     """Each module of the page by the name under which the others import it.
 
     A `data:` module has no place that `./x.js` could start from, so such imports become names of the map.
@@ -75,7 +75,7 @@ def module_addresses(folder: Path) -> dict[str, str]:
     """
     sources = {
         path.name: _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*.js"))
+        for path in sorted(directory.glob("*.js"))
     }
     renamed = {name: _OWN_IMPORT.sub(r"\1from 'gpurun/\2';", text) for name, text in sources.items()}
     return {f"gpurun/{name}": _address(text) for name, text in renamed.items() if name != "index.js"}
@@ -86,7 +86,7 @@ def _address(source: str) -> str:
 
 
 def _policy(style: str, scripts: tuple[str, ...]) -> str:
-    """Only what stands in this file runs; nothing is loaded and nothing is sent."""
+    """Only what is in this file runs; nothing is loaded and nothing is sent."""
     allowed = " ".join(_hash(script) for script in scripts)
     return (
         f"default-src 'none'; script-src {allowed} data:; style-src {_hash(style)}; "

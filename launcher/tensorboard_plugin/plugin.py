@@ -39,7 +39,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     plugin_name = "gpurun"
 
     def __init__(self, context: Any) -> None:
-        """`context`: what TensorBoard tells its plugins; only its `logdir` is used."""
+        """`context`: what TensorBoard gives its plugins; only its `logdir` is used."""
         super().__init__(context)
         self._server = Server(Listing(context.logdir))
         self._merges = Merges()
@@ -54,7 +54,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return apps
 
     def is_active(self) -> bool:
-        """Whether the log directory has a run of ours, anybody's traces, or nothing that others could show:
+        """Whether the log directory has a run of gpurun, traces, or nothing that others could show:
         then ours says how a run is started."""
         return self._server.listing.any() or not self._server.listing.has_events()
 

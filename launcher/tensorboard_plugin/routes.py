@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.launcher.tensorboard_plugin.answers.breakdown import breakdown_answer, straggler
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import (
     run_answer,
@@ -15,9 +14,10 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import (
     unopened,
     variant_ids,
 )
+from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer, straggler
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
+from gpurun.launcher.tensorboard_plugin.logdir.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
-from gpurun.launcher.tensorboard_plugin.logdir.progress import progress_answer
 from gpurun.launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
@@ -82,7 +82,7 @@ def progress(server: Server, query: Query) -> Answer:
 
 
 def is_ours(server: Server, query: Query) -> bool:
-    """Whether gpurun itself recorded what is asked for; a folder of traces is anybody's."""
+    """Whether gpurun itself recorded the run; a directory of traces may come from anywhere."""
     return server.run(query).kind == "gpurun"
 
 

@@ -39,7 +39,7 @@ signal.pause()
 """
 """Asks the kernel for SIGTERM when we die (PR_SET_PDEATHSIG), then is TensorBoard.
 
-Not `tensorboard.main`: that leaves a folder for its own bookkeeping behind in the temporary folder. Our own
+Not `tensorboard.main`: that leaves a directory of its own behind in the temporary directory. Our own
 tab is there also where nothing is installed and so no entry point names it.
 """
 
@@ -63,23 +63,23 @@ class Server:
 
 @contextmanager
 def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
-    """A TensorBoard that shows `path`, a run or a folder of runs, until the block is left; also by Ctrl-C.
+    """A TensorBoard that shows `path`, a run or a directory of runs, until the block is left; also by Ctrl-C.
 
     Args:
-        path: a folder with runs, traces or event files below, now or later, or a name that `find_run`
+        path: a directory with runs, traces or event files below, now or later, or a name that `find_run`
             understands.
         host: the address it listens on.
         port: 0 lets the kernel choose a free one.
 
     Raises:
-        SpecError: there is no such folder or run.
+        SpecError: there is no such directory or run.
         MachineError: TensorBoard is missing, or doesn't start.
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise MachineError("TensorBoard is not installed here; install it: pip install tensorboard")
-    folder = path if path.is_dir() else find_run(path).path
+    directory = path if path.is_dir() else find_run(path).path
     with tempfile.TemporaryFile() as log:
-        process = _start(folder, host, port, log)
+        process = _start(directory, host, port, log)
         try:
             server = Server(_wait_for_url(process, log), process)
             with suppress(KeyboardInterrupt):  # the way to close a view
@@ -88,10 +88,10 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
             _stop(process)
 
 
-def _start(folder: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(directory: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C reaches us alone, and we end it in order."""
     parent = str(os.getpid())
-    arguments = [f"--logdir={folder}", f"--host={host}", f"--port={port}", "--reload_interval=5"]
+    arguments = [f"--logdir={directory}", f"--host={host}", f"--port={port}", "--reload_interval=5"]
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, parent, *arguments],
         stdin=subprocess.DEVNULL,

@@ -184,7 +184,7 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = gpurun(tmp_path, "init", "file/job.yaml")
     assert result.code == 3
-    assert "is a file, no folder" in result.err
+    assert "is a file, not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
 
@@ -193,7 +193,7 @@ def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", ".")
     assert result.code == 2
-    assert "is a folder with other files" in result.err
+    assert "is a directory with other files" in result.err
     assert "--resume" not in result.err
 
 
@@ -250,7 +250,7 @@ def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) ->
     first, second = done.stderr.split("gpurun: ")[1:]
     assert "free some space\n    or name another run directory: --out" in first
     assert "ended before its plan was written" in second
-    assert "start anew" in second
+    assert "start a new run" in second
 
 
 def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Path) -> None:

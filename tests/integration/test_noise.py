@@ -76,12 +76,12 @@ JOB = """
 
 
 @needs_counts
-def test_a_program_on_one_core_disturbs_both_strategies_and_the_report_says_so(tmp_path: Path) -> None:
+def test_a_program_on_one_core_affects_both_strategies_and_the_report_says_so(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     with hog():
         result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
-    said = " ".join(result.comparison["disturbed"])
+    said = " ".join(result.comparison["interference"])
     for label in ("ddp 32/32", "dp 32/32"):
         assert f"of {label} waited for a free core" in said
     assert result.comparison["fastest"] is None

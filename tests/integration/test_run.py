@@ -56,7 +56,7 @@ def test_the_figures_are_those_of_the_formula(quiet: Result) -> None:
     even, uneven = comparison["variants"]
     assert comparison["complete"]
     assert even["id"] == "ddp-2-even"
-    assert comparison["disturbed"] == []
+    assert comparison["interference"] == []
     assert comparison["fastest"] == "ddp-2-even"
     assert [rank["local_batch"] for rank in uneven["ranks"]] == [6, 2]
     # A sleep never undershoots; how far it overshoots is the machine's affair, and a benchmark's.

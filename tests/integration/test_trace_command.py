@@ -100,7 +100,7 @@ def test_the_difference_of_two_variants(folder: Path) -> None:
 def test_what_cannot_be_compared(folder: Path) -> None:
     variant = "run/variants/ddp-2-even"
     for args, said in (
-        (("run", variant), "two runs, or two folders of traces"),
+        (("run", variant), "two directories of traces"),
         (("run", "nowhere"), "nowhere: no run here"),
         ((variant, variant, "--fail-slower", "3%"), "--fail-slower compares runs"),
     ):
@@ -116,7 +116,7 @@ def test_what_cannot_be_compared(folder: Path) -> None:
         (("empty",), "no traces here"),
         (("run/variants/ddp-2-even", "--steps", "7:9"), "it has 1 to 2"),
         (("run/variants/ddp-2-even", "--steps", "2:2"), "holds no step"),
-        (("run/variants/ddp-2-even", "--steps", "x"), "no range of steps"),
+        (("run/variants/ddp-2-even", "--steps", "x"), "not a range of steps"),
         (
             ("run/variants/ddp-2-even", "--merge", "run/plan.json/out.json"),
             "there is no directory run/plan.json",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from gpurun.launcher.compare.explain import Loss, main_cause
+from gpurun.launcher.compare.causes import Loss, main_cause
 from gpurun.launcher.compare.figures.traced import Traced, read_traced
 from gpurun.launcher.compare.figures.variant import with_breakdown
 from gpurun.launcher.compare.model import RankFigures, StepTime, VariantResult

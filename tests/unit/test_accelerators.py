@@ -75,7 +75,7 @@ def test_no_code_compares_a_device_type() -> None:
         for text in asked(node)
         if isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES
     ]
-    others = ("launcher/compare/explain.py", "launcher/worker/meters/cpu_time.py")  # a trace; /proc/stat
+    others = ("launcher/compare/causes.py", "launcher/worker/meters/cpu_time.py")  # a trace; /proc/stat
     assert not [place for place in compared if not place.startswith(others)]
 
 

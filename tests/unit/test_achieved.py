@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.throughput import Rates, throughput
 from gpurun.launcher.machine import nvml
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s

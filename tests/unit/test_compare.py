@@ -490,4 +490,4 @@ def test_damaged_step_records_are_told_and_never_called_ok(files: Files) -> None
     assert found[EVEN.id].status == "ok"
     assert any("1 of 113 lines of rank0.jsonl can't be read" in text for text in found[EVEN.id].warnings)
     assert found[UNEVEN.id].status == "failed"
-    assert found[UNEVEN.id].reason == "3 of 3 lines of rank1.jsonl can't be read, and are left out"
+    assert found[UNEVEN.id].reason == "3 of 3 lines of rank1.jsonl can't be read, and are ignored"

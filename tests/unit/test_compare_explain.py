@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpurun.launcher.compare.explain import main_cause, why_slower
+from gpurun.launcher.compare.causes import main_cause, why_slower
 from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
 from gpurun.launcher.compare.notes import disagreement
 from tests.known import known

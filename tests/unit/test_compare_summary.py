@@ -119,7 +119,7 @@ def test_a_close_race_has_no_winner() -> None:
     results = [EVEN, result("ddp-36-28", (36, 28), 42.3, vs=close)]
     known = {("ddp-36-28", "ddp-even"): close}
     assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 and ddp 36/28 can't be told apart (+0.3 %, −0.4 to +0.9)."
+        "No split is clearly fastest: ddp 32/32 and ddp 36/28 can't be distinguished (+0.3 %, −0.4 to +0.9)."
     )
 
 
@@ -128,7 +128,7 @@ def test_one_undecided_rival_is_enough_even_if_it_is_not_the_next() -> None:
     results = [EVEN, result("ddp-36-28", (36, 28), 47.9), result("dp-even", (32, 32), 50.0, "dp", launches=6)]
     known = {("ddp-36-28", "ddp-even"): SLOWER, ("dp-even", "ddp-even"): unclear}
     assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 and dp 32/32 can't be told apart (+20 %, −3 to +48)."
+        "No split is clearly fastest: ddp 32/32 and dp 32/32 can't be distinguished (+20 %, −3 to +48)."
     )
 
 

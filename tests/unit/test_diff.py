@@ -223,6 +223,6 @@ def test_differences_of_host_versions_and_job_are_marked() -> None:
 
 def test_a_run_that_could_not_be_ranked_is_marked() -> None:
     a = run(result("v", A))
-    b = replace(a, disturbed=("rank 0 of ddp 4/4 waited for a free core in 8 % of its step",))
+    b = replace(a, interference=("rank 0 of ddp 4/4 waited for a free core in 8 % of its step",))
     (mark,) = diff_runs(a, b).marks
     assert mark.startswith("run b ran with other load on the machine: rank 0 of ddp 4/4 waited for")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpurun.launcher.compare.diff import Diff, NotComparable, VariantDiff
 from gpurun.launcher.compare.model import Difference
-from gpurun.launcher.report.terminal.diff import render_diff
+from gpurun.launcher.report.terminal.changes import render_diff
 
 SLOWER = VariantDiff("ddp-2-even", "ddp 32/32", 42.1, 47.9, Difference(13.8, (12.9, 14.6), "slower"), None)
 LOST = VariantDiff(

@@ -14,7 +14,7 @@ import pytest
 from gpurun.launcher.machine.gpu import GIB
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from gpurun.launcher.machine.nvml import load_nvml
-from gpurun.launcher.report.terminal.devices import render_devices
+from gpurun.launcher.report.terminal.hardware import render_devices
 
 UUIDS = ("GPU-aaaa-0", "GPU-abbb-1", "GPU-cccc-2")
 

@@ -31,6 +31,7 @@ SAME_NAME = {
 
 # Small modules with one importer that stay alone, each with the reason.
 OWN_MODULE: dict[str, str] = {
+    "gpurun.launcher.report.markdown": "a report of its own, next to the terminal's and TensorBoard's",
     "gpurun.launcher.start": "a floor of its own: above a run on one machine and a run on several nodes",
 }
 
@@ -43,31 +44,17 @@ OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first
 PENDING_FLAT = {
     "workloads",
 }
-PENDING_SMALL = {
-    "gpurun.launcher.report.markdown",
-}
+PENDING_SMALL: set[str] = set()
 PENDING_NAMES = {
-    "breakdown",
-    "devices",
     "diff",
-    "explain",
     "files",
     "job",
     "largest_batch",
-    "measured",
-    "steps",
     "trace",
     "view",
-    "writer",
 }
 PENDING_WORDS = {
     "benchmarks/balanced.py",
-    "launcher/cli/",
-    "launcher/compare/",
-    "launcher/inspect/",
-    "launcher/report/",
-    "launcher/rundir/",
-    "launcher/schedulers/",
     "launcher/tensorboard_plugin/",
     "launcher/tensorboard_plugin/static/",
 }

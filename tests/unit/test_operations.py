@@ -144,12 +144,12 @@ def test_a_run_belongs_to_one_command(tmp_path: Path) -> None:
     with claimed(run):
         with pytest.raises(SpecError, match=f"is in use by process {os.getpid()} on "), claimed(run):
             pass
-        with pytest.raises(SpecError, match="no rank runs at this moment"):
+        with pytest.raises(SpecError, match="no rank is running right now"):
             running_launch(run)
         entered(run, "01-ddp-2")
         assert running_launch(run) == "01-ddp-2"
     assert not run.running.exists()
-    with pytest.raises(SpecError, match="is not running"):
+    with pytest.raises(SpecError, match="is not in progress"):
         running_launch(run)
 
 
@@ -171,7 +171,7 @@ def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
     run.running.write_bytes(msgspec.json.encode(claim(host="elsewhere", launch="01")))
     with pytest.raises(SpecError, match=r"on elsewhere.*\n.*remove .*running.json"), claimed(run):
         pass
-    with pytest.raises(SpecError, match="runs on elsewhere: ask there"):
+    with pytest.raises(SpecError, match="runs on elsewhere: use the command there"):
         running_launch(run)
 
 

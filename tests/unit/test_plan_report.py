@@ -114,7 +114,7 @@ def test_grid_leaves_out_what_is_empty_everywhere() -> None:
 
 def test_check_and_devices_start_without_rich_tensorboard_and_torch() -> None:
     code = (
-        "import sys, gpurun.launcher.report.terminal.plan, gpurun.launcher.report.terminal.devices\n"
+        "import sys, gpurun.launcher.report.terminal.plan, gpurun.launcher.report.terminal.hardware\n"
         "import gpurun.launcher.machine.host\n"
         "gpurun.launcher.machine.host.inspect_machine()\n"
         "heavy = {'rich', 'tensorboard', 'torch', 'numpy', 'psutil', 'msgspec'}\n"

@@ -227,5 +227,5 @@ def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:2\n")
     Output(only_rank=1).check(plan)
     Output().check(plan)
-    with pytest.raises(SpecError, match="--only-rank 2: no variant has such a rank; they are 0 to 1"):
+    with pytest.raises(SpecError, match="--only-rank 2: no variant has this rank; the ranks are 0 to 1"):
         Output(only_rank=2).check(plan)

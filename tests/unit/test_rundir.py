@@ -53,8 +53,8 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
         (errno.ENOSPC, "free some space"),
         (errno.EDQUOT, "quota"),
         (errno.EROFS, "can only be read"),
-        (errno.EACCES, "you may not write there"),
-        (errno.ENOTDIR, "is a file, no folder"),
+        (errno.EACCES, "you have no write permission there"),
+        (errno.ENOTDIR, "is a file, not a directory"),
     ],
 )
 def test_every_reason_has_its_own_remedy(number: int, words: str) -> None:

@@ -136,8 +136,8 @@ def test_a_run_gives_its_classics_and_tells_another_version() -> None:
 
 def test_a_run_gives_its_doubts_with_its_times() -> None:
     queued = SimpleNamespace(rank=1, device="cpu:1", queue_percent=49.75, throttled=None)
-    disturbed = variant(ranks=(queued,), status="unsteady", reason="no steady step")
-    comparison = SimpleNamespace(variants=[disturbed], job={}, host={})
+    affected = variant(ranks=(queued,), status="unsteady", reason="no steady step")
+    comparison = SimpleNamespace(variants=[affected], job={}, host={})
     (ours,) = ours_of(comparison)
     assert ours.caveats == (
         "rank 1 waited for a free core in 49.8 % of its step",

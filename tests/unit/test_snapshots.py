@@ -17,8 +17,8 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.inspect.hang_diagnosis import RankView
 from gpurun.launcher.inspect.stacks import activity, parse_threads
 from gpurun.launcher.report.markdown import summary_markdown
-from gpurun.launcher.report.terminal.devices import render_devices
-from gpurun.launcher.report.terminal.diff import render_diff, render_trace_diff
+from gpurun.launcher.report.terminal.changes import render_diff, render_trace_diff
+from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.report.terminal.plan import render_plan
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.report.terminal.trace import render_trace
@@ -120,14 +120,13 @@ def test_what_the_tab_and_the_html_file_are_drawn_from(run: RunDir, snapshot: Sn
     assert {key: data["run"][key] for key in answer} == {**answer, "status": "done"}
 
 
-def pages(command: click.Command, name: str) -> Iterator[str]:
-    """The help of a command and of all below it, at 80 columns."""
-    words = name.split()[1:]
-    shown = CliRunner().invoke(cli, [*words, "--help"], prog_name="gpurun", terminal_width=80)
-    yield f"$ {name} --help\n{shown.output}"
-    for child, found in sorted(command.commands.items() if isinstance(command, click.Group) else ()):
-        yield from pages(found, f"{name} {child}")
+def pages(group: click.Group) -> Iterator[str]:
+    """The help of all commands, at 80 columns."""
+    context = click.Context(group)
+    for words in ((), *((name,) for name in group.list_commands(context))):
+        shown = CliRunner().invoke(cli, [*words, "--help"], prog_name="gpurun", terminal_width=80)
+        yield f"$ {' '.join(('gpurun', *words))} --help\n{shown.output}"
 
 
 def test_help(snapshot: Snapshot) -> None:
-    snapshot("help.txt", "\n".join(pages(cli, "gpurun")))
+    snapshot("help.txt", "\n".join(pages(cli)))

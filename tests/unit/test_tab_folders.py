@@ -13,10 +13,10 @@ import pytest
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
+from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end, read_inside
 from gpurun.launcher.tensorboard_plugin.logdir.documents import status
-from gpurun.launcher.tensorboard_plugin.logdir.folders import inside, read_end, read_inside
 from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
-from gpurun.launcher.tensorboard_plugin.logdir.steps import choose
+from gpurun.launcher.tensorboard_plugin.logdir.step_times import choose
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 from gpurun.launcher.tensorboard_plugin.query import Query, Refused
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Server
@@ -35,7 +35,7 @@ class Arguments(dict[str, str]):
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """A log directory with one run, beside a folder that nobody may see."""
+    """A log directory with one run, beside a directory that nobody may see."""
     run = tmp_path / "log" / "job" / "2026-11-21_14-02-11"
     (run / "variants" / "ddp-2-even").mkdir(parents=True)
     shutil.copy(COMPARISON, run / "comparison.json")
@@ -54,10 +54,10 @@ def test_a_merged_trace_beside_the_ranks_is_no_rank(logdir: Path) -> None:
     theirs, ours = logdir / "theirs", logdir / "job" / "2026-11-21_14-02-11" / "variants" / "ddp-2-even"
     theirs.mkdir()
     merged = b'{"gpurun":{"merged":true},"traceEvents":[]}'
-    for folder in (theirs, ours):
+    for directory in (theirs, ours):
         for name in ("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"):
-            (folder / name).write_bytes(gzip.compress(b'{"traceEvents":[]}'))
-        (folder / "rank-all.pt.trace.json.gz").write_bytes(gzip.compress(merged))
+            (directory / name).write_bytes(gzip.compress(b'{"traceEvents":[]}'))
+        (directory / "rank-all.pt.trace.json.gz").write_bytes(gzip.compress(merged))
     for listed in Listing(str(logdir)).all().values():
         assert [each.rank for each in listed.traces_of("ddp-2-even")] == [0, 1]
 
@@ -176,8 +176,8 @@ def test_a_trace_that_is_written_again_is_another_version(tmp_path: Path) -> Non
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     root = tmp_path.resolve()
     os.mkfifo(root / "pipe")
-    (root / "folder").mkdir()
-    for name in ("pipe", "folder", "missing", "a\0b", "x" * 5000):
+    (root / "directory").mkdir()
+    for name in ("pipe", "directory", "missing", "a\0b", "x" * 5000):
         assert inside(root, root / name) is None
         assert read_inside(root, root / name, 100) is None
         assert read_end(root, root / name, 100) == b""
@@ -228,15 +228,15 @@ def test_steps_are_thinned_out_but_the_slowest_stay() -> None:
     assert choose(values, 5000) == list(range(5000))
 
 
-def traces_in(folder: Path) -> Traces:
-    file = folder / "rank0.pt.trace.json"
+def traces_in(directory: Path) -> Traces:
+    file = directory / "rank0.pt.trace.json"
     file.write_text("{}")
-    return Traces(folder, (file,))
+    return Traces(directory, (file,))
 
 
 def make(traces: Traces, key: str) -> None:
-    with making(traces, key) as folder:
-        (folder / "index.json").write_text(key)
+    with making(traces, key) as directory:
+        (directory / "index.json").write_text(key)
 
 
 def test_an_index_lies_beside_its_traces_and_goes_when_they_change(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_an_index_lies_beside_its_traces_and_goes_when_they_change(tmp_path: Pat
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     traces = traces_in(tmp_path)
-    with pytest.raises(ZeroDivisionError), making(traces, traces.key()) as folder:
-        assert (folder / "start").write_text("half") / 0
+    with pytest.raises(ZeroDivisionError), making(traces, traces.key()) as directory:
+        assert (directory / "start").write_text("half") / 0
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
@@ -263,11 +263,11 @@ def test_a_log_directory_can_not_choose_where_an_index_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "traces"
-    folder.mkdir()
+    directory = tmp_path / "traces"
+    directory.mkdir()
     (tmp_path / "precious").mkdir()
-    (folder / FOLDER).symlink_to(tmp_path / "precious")
-    traces = traces_in(folder)
+    (directory / FOLDER).symlink_to(tmp_path / "precious")
+    traces = traces_in(directory)
     make(traces, traces.key())
     assert list((tmp_path / "precious").iterdir()) == []
     assert [home.is_relative_to(tmp_path / "cache") for home in homes(traces)] == [True]

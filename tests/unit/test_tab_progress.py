@@ -17,8 +17,8 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.logdir import machine
 from gpurun.launcher.tensorboard_plugin.logdir.documents import status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.logdir.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
-from gpurun.launcher.tensorboard_plugin.logdir.progress import progress_answer
 from tests.known import known
 
 IDS = ("ddp-2-even", "ddp-2-48-16")

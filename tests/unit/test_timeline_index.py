@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpurun.launcher.tensorboard_plugin.answers.breakdown import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answer
+from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.figures.traced import undisturbed_steps
+from gpurun.launcher.compare.figures.traced import quiet_steps
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import losses
@@ -48,7 +48,7 @@ def test_the_tables_and_the_sentence_have_both(replicas: TraceReport) -> None:
 
 
 def test_the_replicas_of_a_run_have_their_own_figures(replicas: TraceReport) -> None:
-    _, ranks = undisturbed_steps(replicas.ranks)
+    _, ranks = quiet_steps(replicas.ranks)
     assert {rank: (each.span_ns, each.compute_ns) for rank, each in ranks.items()} == {
         0: (100_000, 80_000),
         1: (100_000, 30_000),

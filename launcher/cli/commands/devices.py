@@ -19,6 +19,6 @@ def devices(as_json: bool) -> None:
     if as_json:
         show_json(machine)
         return
-    from gpurun.launcher.report.terminal.devices import render_devices
+    from gpurun.launcher.report.terminal.hardware import render_devices
 
     click.echo(render_devices(machine, width()))

@@ -53,7 +53,7 @@ def diff_two_runs(a: Path, b: Path, fail_slower_percent: float | None, as_json: 
     if as_json:
         show_json(difference)
     else:
-        from gpurun.launcher.report.terminal.diff import render_diff
+        from gpurun.launcher.report.terminal.changes import render_diff
 
         click.echo(render_diff(difference, width()))
     check_gate(difference)
@@ -91,6 +91,6 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     if as_json:
         show_json(difference)
         return
-    from gpurun.launcher.report.terminal.diff import render_trace_diff
+    from gpurun.launcher.report.terminal.changes import render_trace_diff
 
     click.echo(render_trace_diff(difference, width()), nl=False)

@@ -26,7 +26,7 @@ def print_json(comparison: Any, run: Any) -> None:
 
 def write_for_tensorboard(comparison: Any, run: Any) -> None:
     """TensorBoard's files in the run directory."""
-    from gpurun.launcher.report.tensorboard.writer import write_tensorboard
+    from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 
     write_tensorboard(comparison, run)
     click.echo(f"TensorBoard files are in {run.path}; to view them: gpurun view {run.path}", err=True)

@@ -12,7 +12,7 @@ from gpurun.launcher.units import format_ms, size_text
 
 MIN_FIT_POINTS = 3
 FITS_WITHIN = 1.25
-"""By what factor a line may miss a point and still stand for all of them: caches and protocols that change
+"""By what factor a line may miss a point and still describe all of them: caches and protocols that change
 with the size bend curves by more."""
 
 
@@ -82,8 +82,8 @@ def with_shares(found: CurvePoint, best: float | None, peak_flop_per_s: float | 
 def fit(points: Sequence[CurvePoint]) -> tuple[float | None, float | None]:
     """Latency in µs and bandwidth in GB/s of t = latency + size / bandwidth.
 
-    By least squares on relative errors (weights 1/t²), so that small messages, which tell the latency, count
-    as much as large ones, which tell the bandwidth. `None` for what the points don't tell.
+    By least squares on relative errors (weights 1/t²), so that small messages, which determine the latency,
+    count as much as large ones, which determine the bandwidth. `None` where the points don't determine it.
     """
     if len(points) < MIN_FIT_POINTS:
         return None, None
@@ -121,14 +121,14 @@ def crossover(first: Curve, second: Curve) -> int | None:
 
 
 def probe_summary(workload: str, results: Mapping[str, ProbeResult | None]) -> str:
-    """The sentence under the curves of a micro-benchmark, by what tells its variants apart."""
-    said = [
+    """The sentence under the curves of a micro-benchmark, by the names of its variants."""
+    sentences = [
         f"{place}, {sentence}" if len(results) > 1 else sentence
         for place, result in results.items()
         if result
         for sentence in _sentences(workload, result)
     ]
-    return "; ".join(said) + "." if said else f"{workload} has measured nothing."
+    return "; ".join(sentences) + "." if sentences else f"{workload} has measured nothing."
 
 
 def _sentences(workload: str, result: ProbeResult) -> list[str]:

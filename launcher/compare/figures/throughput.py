@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.machine.accelerators import recorded_names, total_peak_flop_per_s
 from gpurun.launcher.rundir.records import StepRecord
 
@@ -29,7 +29,7 @@ class Rates:
 
 
 def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Rates:
-    """The rates of a variant whose median step takes `step_ms`; `host` tells the names of the GPUs."""
+    """The rates of a variant whose median step takes `step_ms`; `host` has the names of the GPUs."""
     variant, facts = measured.variant, measured.facts
     if not step_ms or variant.global_batch is None:
         return Rates()  # the samples of a step aren't known of most programs
@@ -50,7 +50,7 @@ def times(per_sample: float | None, samples_per_s: float) -> float | None:
 
 
 def gpu_names(devices: Sequence[str], host: Mapping[str, Any]) -> list[str | None]:
-    """What the driver calls each device; `None` for CPUs, and where `host` doesn't tell."""
+    """What the driver calls each device; `None` for CPUs, and where `host` has none."""
     names = recorded_names(host)
     return [names.get(device) for device in devices]
 

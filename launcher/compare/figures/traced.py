@@ -1,4 +1,4 @@
-"""What the traces of a variant say about its ranks, kept beside them so that no report reads them again.
+"""What the traces of a variant say about its ranks, kept next to them so that no report reads them again.
 
 Traces grow to hundreds of megabytes, a report is asked for many times: `variants/ID/trace.json` holds the
 outcome, and is made anew when a trace is another file than the one that it was made from.
@@ -111,7 +111,7 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
         for text in analysis.report.warnings
         if text not in named and SEVERAL not in text  # each replica has its own figures
     )
-    steps, ranks = undisturbed_steps(analysis.report.ranks)
+    steps, ranks = quiet_steps(analysis.report.ranks)
     return Traced(SCHEMA, stamps, steps, ranks, warnings)
 
 
@@ -120,7 +120,7 @@ def _relative(text: str, root: Path) -> str:
     return text.replace(f"{root}/", "")
 
 
-def undisturbed_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
+def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
     """Steps that all ranks have, and their mean: the half in which all ranks together were busy least.
 
     What else runs on a machine only ever adds to a step; waiting doesn't count here, for it is what the other

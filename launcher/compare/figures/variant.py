@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, stdev
 
-from gpurun.launcher.compare.figures.measured import Measured
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.rounds import round_blocks_ns
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
@@ -34,7 +34,7 @@ from gpurun.launcher.stats.paired import round_differences
 from gpurun.launcher.strategies import STRATEGIES, Reach
 
 CI_ALPHA = 0.05
-"""Level of the figures that stand for themselves; verdicts have the level of the comparison."""
+"""Level of figures by themselves; verdicts have the level of the comparison."""
 
 
 def step_time(measured: Measured) -> StepTime | None:
@@ -86,7 +86,7 @@ def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
 def rank_figures(
     run: RunDir, measured: Measured, traced: Traced | None, nodes: Sequence[Node] = ()
 ) -> tuple[RankFigures, ...]:
-    """One entry per device; the replicas of `dp` share a process, whose figures stand at the first."""
+    """One entry per device; the replicas of `dp` share a process, whose figures the first has."""
     breakdowns = traced.ranks if traced else {}
     alone = len(measured.variant.devices) == 1
     devices = measured.variant.devices
@@ -264,7 +264,7 @@ def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:
 
 
 def _is_same(one: Measured, measured: Measured) -> bool:
-    """Whether it is another variant of the same work, split alike."""
+    """Whether it is another variant of the same work with the same split."""
     a, b = one.variant, measured.variant
     return a.id != b.id and (a.split, a.strategy, a.devices, a.varied) == (
         (b.split, b.strategy, b.devices, b.varied)

@@ -1,4 +1,4 @@
-"""Variants as sessions of TensorBoard's HPARAMS tab: what was varied beside what it cost.
+"""Variants as sessions of TensorBoard's HPARAMS tab: what was varied, and its figures.
 
 The protocol buffers are made by hand: TensorBoard's own helpers for them import TensorFlow.
 """
@@ -19,7 +19,7 @@ from gpurun.launcher.report.metrics import METRICS, values_of
 
 
 def experiment_value(comparison: Comparison) -> Summary.Value:
-    """The columns of the table; stands in the run at the root."""
+    """The columns of the table; belongs to the root run."""
     rows = [hyperparameters(variant) for variant in comparison.variants]
     names = dict.fromkeys(name for row in rows for name in row)
     known = {key for variant in comparison.variants for key in values_of(variant)}
@@ -36,11 +36,11 @@ def experiment_value(comparison: Comparison) -> Summary.Value:
 
 
 def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary.Value:
-    """The variant's row; stands in the variant's own run, so that its metrics are found there.
+    """The variant's row; belongs to the variant's own run, where its metrics are.
 
     Args:
         variant: of the row.
-        run_name: tells the run from others in the table, which shows the mean of what has one group's name.
+        run_name: keeps rows of different runs apart: the table shows the mean of rows with one group name.
         time_s: when the variant began, in unix time.
     """
     info = SessionStartInfo(group_name=f"{run_name}/{variant.id}", start_time_secs=time_s)

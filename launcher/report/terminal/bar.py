@@ -1,4 +1,4 @@
-"""The stacked bar beside a variant: what its slowest rank does, each part with its glyph and colour.
+"""The stacked bar of a variant: what its slowest rank does, each part with its glyph and colour.
 
 Only `parts_of` knows where the figures come from; drawing and legend take any parts.
 """
@@ -14,7 +14,7 @@ from gpurun.launcher.compare.model import VariantResult
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar. The glyph tells parts apart where there is no colour."""
+    """A piece of a bar. Glyphs separate the parts where there is no colour."""
 
     label: str
     ms: float

@@ -30,7 +30,7 @@ def verdict_text(difference: Difference | None) -> Text:
 
 
 def uncertainty_text(difference: Difference | None) -> Text:
-    """`0.8`, in percentage points, or `+29.1 to +181.6`; nothing beside the baseline itself."""
+    """`0.8`, in percentage points, or `+29.1 to +181.6`; nothing for the baseline itself."""
     if difference is None or difference.verdict == "baseline":
         return Text("")
     if difference.ci is None or difference.percent is None:

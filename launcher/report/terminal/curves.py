@@ -105,10 +105,10 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     lines += [f"  {_prediction(found, bool(faster))}"]
     lines += [f"  {line}" for line in _others(found, sum(variant.split))]
     if faster:
-        told = ", ".join(
+        quicker = ", ".join(
             f"{variant_label(one)} {format_ms(one.step_ms.median)} ms" for one in faster if one.step_ms
         )
-        lines.append(f"  Measured faster than that: {told}.")
+        lines.append(f"  Measured faster than that: {quicker}.")
     if found.same_as:
         names = {one.id: variant_label(one) for one in variants}
         same = ", ".join(names.get(one, one) for one in found.same_as)
@@ -147,7 +147,7 @@ def _prediction(found: Balanced, was_beaten: bool) -> str:
 
 
 def _claim(found: Balanced, was_beaten: bool) -> str:
-    """What T* is, of which no more is said than the curves can tell."""
+    """What T* is, as far as the curves show it."""
     if was_beaten:
         return ""
     if all(device.straight for device in found.devices):

@@ -88,7 +88,7 @@ def _program_limits(spec: JobSpec) -> str:
 
 
 def _left_out_lines(plan: Plan, width: int) -> list[str]:
-    """What can't be, each with its reason beside it, or beneath it where the reason would be torn apart."""
+    """Skipped combinations, each with its reason next to it, or below it where the line would be too long."""
     names = [" ".join(varied_texts(left.combination)) for left in plan.left_out]
     column = max(map(len, names)) + len(GAP)
     if len(GAP) + column + max(len(left.reason) for left in plan.left_out) <= width:

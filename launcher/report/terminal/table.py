@@ -12,7 +12,7 @@ from rich.text import Text
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.report.facts import fact_lines, warning_lines
+from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import Figure, figures_of
 from gpurun.launcher.report.terminal import bar
 from gpurun.launcher.report.terminal.cells import (
@@ -186,7 +186,7 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
 def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:
     """The commands that show more of the same run; below each other where one line is too short.
 
-    Without figures there is nothing to view: then it is the logs that tell more.
+    Without figures there is nothing to view; then the logs are the place to look.
     """
     first = f"gpurun view {run}" if has_figures else f"gpurun logs {run}"
     label, *commands = "More:  ", first, f"gpurun report {run} --format json"

@@ -1,4 +1,4 @@
-"""The files through which workers and the command speak, one dataclass each.
+"""The files through which workers and the command communicate, one dataclass each.
 
 The run directory is the only channel back from a worker. `LaunchConfig` goes in, the rest comes out. All are
 JSON, encoded and checked by msgspec.

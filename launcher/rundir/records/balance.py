@@ -1,34 +1,33 @@
-"""What was found out about devices: their cost for `split: balanced`, their room for `global_batch: max`."""
+"""What was measured of devices: cost curves for `split: balanced`, capacity for `global_batch: max`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What samples cost on one device: its own work in a step, without communication. In milliseconds."""
+    """The time of a step on one device over its samples, without communication, in milliseconds."""
 
     alpha_ms: float
-    """Of a step, whatever its samples."""
+    """The constant part of a step."""
     alpha_ci: tuple[float, float] | None
     beta_ms: float
-    """Of each sample."""
+    """The time of each sample."""
     beta_ci: tuple[float, float] | None
     straight: bool
-    """Whether α + β·b meets the measured points; else the curve goes through them."""
+    """Whether the line α + β·b fits the measured points; else the curve goes through them."""
     points: tuple[tuple[int, float], ...]
-    """Samples and their measured time, both rising."""
+    """Samples and their measured time, both increasing."""
     cap: int | None
-    """The most samples that its memory holds, where the batch has more: found here, or for
-    `global_batch: max`."""
+    """The most samples that its memory holds, if the batch has more."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the curves say of a split."""
+    """What the curves predict for a split."""
 
     split: tuple[int, ...]
     compute_ms: float
-    """Of its slowest device."""
+    """The time of its slowest device."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,14 @@ class Balance:
 
     curves: tuple[Curve, ...]
     best: Prediction
-    """Its time is T*: by straight curves no split of whole samples is faster; where one isn't straight, none
-    of those whose sizes were measured."""
+    """Its time is T*: no split is predicted to be faster; if a curve is not straight, no split of measured
+    sizes."""
     even: Prediction | None
-    """`None` where it doesn't fit."""
+    """`None` if it does not fit."""
     proportional: Prediction | None
-    """In proportion to speed, 1/β: best only where all α are alike. `None` where a curve isn't straight."""
+    """In proportion to speed, 1/β: best only if all α are equal. `None` if a curve is not straight."""
     overhead_ms: float
-    """What a step of the best split takes beyond its slowest device: communication, measured."""
+    """What a step of the best split takes in addition to its slowest device: communication, measured."""
 
     @property
     def predicted_ms(self) -> float:
@@ -54,7 +53,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A line of a search: a batch begins, fits or fails; the search is done, or it failed."""
+    """A line of a search: a batch begins, fits or fails; or the search is done, or has failed."""
 
     outcome: str
     batch: int
@@ -63,7 +62,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """What `global_batch: max` came to; `fit.json`."""
+    """The result of `global_batch: max`; `fit.json`."""
 
     global_batch: int
     caps: tuple[int, ...]

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.launcher.machine.network import LOOPBACK
+from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.rundir.records.measured import RoundTime
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
 
 
 @dataclass(frozen=True)
 class BalanceConfig:
-    """Between what bounds `split: balanced` is to be found."""
+    """The bounds of the search for `split: balanced`."""
 
     minimum: int
-    """The fewest samples of a device; 0 lets it do without one."""
+    """The fewest samples of a device; with 0, a device may be unused."""
     caps: tuple[int, ...]
     """The most samples of each device."""
 
@@ -27,7 +27,7 @@ class VariantConfig:
     split: tuple[int, ...]
     accumulate: int
     balance: BalanceConfig | None = None
-    """`split` is only where to begin: the launch measures the devices, and finds the one that is best."""
+    """If set, `split` is only the start: the launch measures the devices, and finds the best split."""
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,31 @@ class LaunchConfig:
     """The baseline's id if it is measured in this launch; it is then measured twice (A/A)."""
     warmup: int
     rounds: int
-    """Rounds of this launch at the most."""
+    """The most rounds of this launch."""
     looks: tuple[tuple[int, float], ...]
-    """(rounds so far, α of one comparison): when to look, at which level. One entry: no early stop."""
+    """(rounds so far, α of one comparison): when, and at which level, to check for an early stop. One entry:
+    no early stop."""
     prior: Mapping[str, tuple[RoundTime, ...]] = field(default_factory=dict)
-    """Rounds of earlier launches, by variant, that the looks count as well."""
+    """Rounds of earlier launches, by variant, which those checks count as well."""
     gradient_check: bool = True
     profile: ProfileConfig | None = None
     block_ms: float = 200.0
     """A round runs a block of steps of one variant that lasts at least this long."""
     compile: bool = False
-    """Whether the model is compiled, for each shape of its inputs anew."""
+    """Whether the model is compiled, separately for each shape of its inputs."""
     channels_last: bool = False
-    """Whether images lie in memory pixel by pixel."""
+    """Whether images have the channels-last memory format."""
     ablation_rounds: int = 0
-    """In how many rounds, the first ones, every variant also runs a block without communication (`ddp`)."""
+    """In how many of the first rounds every variant also runs a block without communication (`ddp`)."""
     draw: str = ""
-    """What the order of blocks is drawn from: differs from run to run, and is the same on all nodes."""
+    """The seed of the order of blocks: differs between runs, and is the same on all nodes."""
     address: str = LOOPBACK
     """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the strategy's class takes as keyword arguments."""
 
     def __post_init__(self) -> None:
-        """Refuses a strategy that there is not, in a file that is read back too."""
+        """Rejects an unknown strategy, also in a file that is read back."""
         strategy_named(self.strategy)
 
     @property
@@ -101,7 +102,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class VariantRef:
-    """What both kinds of orders say of a variant."""
+    """A variant, in both kinds of configurations."""
 
     id: str
 
@@ -120,11 +121,11 @@ class ProgramConfig:
     """Name of a module, if there is no script."""
     args: tuple[str, ...]
     seed: int | None
-    """What Python's, numpy's and torch's random numbers begin with; `None` leaves them alone."""
+    """Seeds the random numbers of Python, numpy and torch; `None`: they are not seeded."""
     world_size: int
     warmup: int
     variants: tuple[VariantRef, ...]
-    """The one that is run."""
+    """The one variant that runs."""
     profile: ProfileConfig | None = None
 
     @property
@@ -134,7 +135,7 @@ class ProgramConfig:
 
 @dataclass(frozen=True)
 class LaunchHead:
-    """What both kinds of orders have in common."""
+    """What both kinds of configurations have in common."""
 
     variants: tuple[VariantRef, ...]
 
@@ -153,28 +154,28 @@ class MaxBatchConfig:
     num_devices: int
     precision: str
     accumulate: int
-    """Micro-batches into which a batch is cut."""
+    """Micro-batches of a batch."""
     keeps_gradients: bool
-    """Whether gradients have memory of their own all the time, as in DDP's buckets."""
+    """Whether gradients occupy memory all the time, as in DDP's buckets."""
     seed: int
     threads: int
     limit_bytes: int | None
-    """Host memory that it may use beyond what it begins with; `None` on a GPU, which has its own limit."""
+    """Host memory that it may use in addition to its start; `None` on a GPU, which has its own limit."""
     attempts: str
-    """Path of the file that takes its attempts, a line each."""
+    """Path of the file for its attempts, one line each."""
     fits: int
-    """Found by processes before it: the largest batch that fitted, 0 for none,"""
+    """The largest batch that fit in earlier processes; 0 for none."""
     fails: int | None
-    """and the smallest that did not."""
+    """The smallest batch that did not fit."""
 
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """What `gpurun capture` asks of the ranks that run; `launches/ID/control/captureN.json`."""
+    """A request of `gpurun capture` to the running ranks; `launches/ID/control/captureN.json`."""
 
     number: int
     steps: int
     ranks: tuple[int, ...] | None
     """Ranks to record; `None`: all."""
     first_step: int
-    """By the count of the control block: the trace begins there, where ranks don't agree on it themselves."""
+    """By the step counter of the control block: the trace begins there, unless the ranks agree on a step."""

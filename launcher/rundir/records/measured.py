@@ -7,7 +7,7 @@ from typing import Literal
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
 LossOver = Literal["mean", "sum", "counted"]
-"""What a workload's loss is over its samples; `counted`: the mean over as many as its `count` says."""
+"""How a workload's loss is reduced over its samples; `counted`: the mean over what `count` returns."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class StepRecord:
     kind: Kind
     step_ns: int
     phases_ns: Mapping[str, int]
-    """data, h2d, forward, backward, optimizer; adds up to `step_ns` less what lies between them."""
+    """data, h2d, forward, backward, optimizer; adds up to `step_ns` without the gaps between them."""
     peak_bytes: int | None
     """Peak of allocated device memory (CUDA) or of the process's resident set (CPU) since the block began."""
     queue_ns: int | None = None
-    """How long a thread of this rank was ready to run, but had no core, in the mean step of the block: of the
-    computing thread that waited longest."""
+    """How long the computing thread of this rank that waited longest was ready to run but had no core, in the
+    mean step of the block."""
     throttled: str | None = None
     """Why the GPU ran below its clock when the block ended: `hot`, `power brake`; `None`: it did not."""
     energy_mj: float | None = None
     """Millijoules that the rank's GPUs took for the block, shared among its steps."""
     others_ns: int | None = None
     """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
-    that only a mean over blocks counts; `None` where nobody counts."""
+    that only a mean over blocks is meaningful; `None` if it is not measured."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PointRecord:
     size: int
     """In `unit`."""
     time_ns: float
-    """Of one repetition: the block's mean on the rank where it was longest."""
+    """The time of one repetition: the block's mean on the slowest rank."""
     repetitions: int
     nbytes: int | None = None
     flops: int | None = None
@@ -74,11 +74,11 @@ class VariantFacts:
     gradient_reference: str | None = None
     """`one device`, or the id of the variant that it was compared with."""
     warnings: tuple[str, ...] = ()
-    """Findings that belong beside the figures: BatchNorm, a large gradient error, dropout."""
+    """Findings to show next to the figures: BatchNorm, a large gradient error, dropout."""
     unsteady: str | None = None
-    """Why the warm-up never became steady."""
+    """Why the warm-up did not become steady."""
     flops_per_sample: float | None = None
-    """Floating-point operations of forward and backward; `None` where an operator can't be counted."""
+    """Floating-point operations of forward and backward; `None` if an operator can't be counted."""
     bytes_per_sample: float | None = None
     """Memory of a sample's inputs and targets."""
     loss: LossOver | None = None

@@ -1,4 +1,4 @@
-"""How things went: what happens now, and how ranks, launches and variants ended."""
+"""What happens during a run, and how ranks, launches and variants ended."""
 
 import time
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profil
 
 @dataclass(frozen=True)
 class Event:
-    """What rank 0 is doing now, or the command with it; a line of `launches/ID/events.jsonl`."""
+    """What rank 0 does now, or the command; a line of `launches/ID/events.jsonl`."""
 
     time_ns: int
     stage: Stage
     variant: str | None = None
     round: int = 0
-    """Of a program: its steps so far."""
+    """For a program: its steps so far."""
     rounds: int = 0
     monotonic_ns: int = 0
     """The same moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences
@@ -30,20 +30,20 @@ class Event:
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """A rank's own account of its end; `launches/ID/failures/rankN.json`."""
+    """A rank's own record of its failure; `launches/ID/failures/rankN.json`."""
 
     time_ns: int
     rank: int
     variant: str | None
     stage: str
     kind: Literal["exception", "oom", "exit", "user"]
-    """`user`: a mistake in the user's workload that we explain (file, line, expected, got)."""
+    """`user`: a mistake in the user's workload that gpurun explains (file, line, expected, got)."""
     type: str
-    """Of the exception; of a mistake in the workload, of what the user's code raised, if it did."""
+    """The exception's type; for a mistake in the workload, that of the user's exception, if any."""
     message: str
     traceback: str
     secondary: bool
-    """The message of a rank that lost its peer ("connection closed by peer"), not a cause."""
+    """Whether the rank only lost its peer ("connection closed by peer")."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class VariantStatus:
     launch: str | None = None
     rank: int | None = None
     log: str | None = None
-    """Path of the log that tells more, relative to the run directory."""
+    """Path of the log with more, relative to the run directory."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RootCause:
     """`was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
     kind: str
     code: int | None
-    """Exit code, or minus the signal's number; `None`: the command had to stop it."""
+    """Exit code, or minus the signal's number; `None`: the command stopped it."""
     message: str
     traceback: str
     variant: str | None
@@ -77,15 +77,15 @@ class RootCause:
     log: str
     """Relative to the run directory."""
     last_lines: tuple[str, ...]
-    """Of the log, as far as they say more than the traceback."""
+    """Of the log, if they add to the traceback."""
     victims: tuple[int, ...]
     """Ranks that ended only because of it."""
     also: tuple[int, ...]
-    """Ranks that failed by themselves a little later."""
+    """Ranks that failed on their own a little later."""
     secondary: bool
-    """No cause was found: even this rank only lost its peers."""
+    """No root cause was found: this rank, too, only lost its peers."""
     hint: str | None
-    """What to do about it, where an exhausted limit is known to be behind it."""
+    """What to do about it, if an exhausted limit is the known reason."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class NameTime:
     kind: str
     """As in `timeline.blocks.KIND_NAMES`; what has most of the time, where there are several."""
     calls: float
-    """0 where nothing tells."""
+    """0 where it isn't known."""
     self_ms: float
     host_ms: float
     comm_ms: float = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.report.facts import fact_lines
+from gpurun.launcher.report.footnotes import fact_lines
 from gpurun.launcher.report.metrics import answer_figures, described
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
@@ -27,13 +27,13 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     version,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
-from gpurun.launcher.tensorboard_plugin.logdir.steps import variant_steps
+from gpurun.launcher.tensorboard_plugin.logdir.step_times import variant_steps
 from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
 
 RELOAD_S = 5
 OUTSIDE = (
     "is a link that leads out of the log directory or to nothing, so it isn't opened; "
-    "copy the trace into it, or start TensorBoard on a folder that holds both"
+    "copy the trace into it, or start TensorBoard on a directory that holds both"
 )
 MAX_RUNS = 500
 """Of a longer list the newest are named."""
@@ -68,8 +68,8 @@ def run_version(listed: Listed) -> str:
     run = listed.run
     if listed.kind == "traces":
         return version(listed.trace_names, files=[each.path for each in listed.traces_of(TRACES)])
-    folders = sorted((run.path / "variants").glob("*"))
-    return version(status(listed), files=(run.comparison, run.plan, run.host, *folders))
+    directories = sorted((run.path / "variants").glob("*"))
+    return version(status(listed), files=(run.comparison, run.plan, run.host, *directories))
 
 
 def run_answer(run: RunDir | Listed) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def steps_answer(run: RunDir | Listed, chosen: Sequence[str]) -> dict[str, Any]:
 
 
 def own(run: RunDir) -> Listed:
-    """A run that somebody has named on the command line: it is its own log directory."""
+    """A run named on the command line: it is its own log directory."""
     path = run.path.resolve()
     return Listed(path, path, "gpurun")
 
@@ -136,11 +136,11 @@ def variant_ids(listed: Listed) -> list[str]:
 
 
 def is_name(variant: str) -> bool:
-    """Whether an id is that of a folder in `variants/`; a stranger's run may have others."""
+    """Whether an id names a directory in `variants/`; a run from elsewhere may have other ids."""
     return Path(variant).name == variant and variant not in ("", ".", "..") and "\0" not in variant
 
 
-def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -> dict[str, Any]:
+def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | None) -> dict[str, Any]:
     ended = (variant.status, variant.reason) if isinstance(variant, VariantResult) else ("planned", None)
     return {
         "id": variant.id,
@@ -151,7 +151,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -
         "precision": variant.precision,
         "status": ended[0],
         "reason": ended[1],
-        "explanation": told,
+        "explanation": explained,
         "figures": {},
         "cost_sentences": [],
         "traces": _traces(listed, variant.id),
@@ -159,7 +159,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, told: str | None) -
 
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
-    """The one variant of a folder with anybody's traces."""
+    """The one variant of a directory of traces."""
     unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "precision", "reason", "explanation"))
     return {
         "id": TRACES,

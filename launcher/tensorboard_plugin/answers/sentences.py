@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpurun.launcher.compare.explain import (
+from gpurun.launcher.compare.causes import (
     MENTION_FROM,
     largest_loss,
-    told,
+    loss_text,
     traced_and_timed,
     why_slower,
 )
@@ -20,7 +20,7 @@ from gpurun.launcher.units import format_ms
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
-    """The sentence beside a variant's bars, in ms of its traced steps; `None` where no trace tells."""
+    """The sentence next to a variant's bars, in ms of its traced steps; `None` without traces."""
     best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
     text = why_slower(variant, best) if best is not None and best.id != variant.id else None
     return _sentence(text or _largest_loss(variant) or _all_compute(variant))
@@ -29,7 +29,7 @@ def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
 def _largest_loss(variant: VariantResult) -> str | None:
     found = largest_loss(variant.ranks)
     worth_it = found is not None and found.ms >= MENTION_FROM * found.span_ms > 0
-    return told(found, variant) if found is not None and worth_it else None
+    return loss_text(found, variant) if found is not None and worth_it else None
 
 
 def _all_compute(variant: VariantResult) -> str | None:

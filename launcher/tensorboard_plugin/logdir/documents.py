@@ -14,7 +14,7 @@ import msgspec
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
-from gpurun.launcher.tensorboard_plugin.logdir.folders import inside, read_inside
+from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_inside
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def outline(listed: Listed) -> Outline:
 
 
 def status(listed: Listed) -> Status:
-    """Whether somebody is at it: here its process lives; elsewhere something was written a moment ago."""
+    """Whether it is being written: here its process lives; elsewhere something was written a moment ago."""
     if listed.kind == "traces" or outline(listed).complete:
         return "done"
     claim = _read(listed, listed.run.running, Running)

@@ -1,4 +1,4 @@
-"""What a log directory holds: runs of ours, and folders with anybody's traces."""
+"""What a log directory holds: runs of ours, and directories of traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.tensorboard_plugin.logdir.folders import Folder, inside, walk
+from gpurun.launcher.tensorboard_plugin.logdir.directories import Directory, inside, walk
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.trace.kineto.discover import rank_in_name
 from gpurun.launcher.trace.merged_file import is_merged
@@ -24,7 +24,7 @@ FRESH_S = 2.0
 EVENTS = "tfevents"
 """In the name of every event file."""
 TRACES = "traces"
-"""Id of the one variant of a folder of traces."""
+"""Id of the one variant of a directory of traces."""
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)_(\d\d)-(\d\d)-\d\d")
 
 
@@ -34,7 +34,7 @@ class TraceFile:
 
     path: Path
     rank: int | None
-    """As the name says; `None` where only the content tells."""
+    """As the name says; `None` where only the content shows it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Listed:
     path: Path
     kind: Literal["gpurun", "traces"]
     trace_names: tuple[str, ...] = field(default=(), repr=False)
-    """Of a folder of traces."""
+    """Of a directory of traces."""
 
     @cached_property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class Listed:
 
 
 def _is_merged(path: Path) -> bool:
-    """Whether it holds all ranks: beside them it would be one rank more."""
+    """Whether it holds all ranks: next to them it would count as one more rank."""
     try:
         status = path.stat()
     except OSError:
@@ -101,20 +101,20 @@ def _head_says_merged(path: Path, num_bytes: int, mtime_ns: int) -> bool:
 
 
 def find_all(root: Path) -> Iterator[Listed]:
-    """Runs and folders of traces in `root`, at most `MAX_RUNS`; inside a run nothing is looked for."""
-    found = (_listed(root, folder) for folder in walk(root, lambda folder: _is_run(root, folder)))
+    """Runs and directories of traces in `root`, at most `MAX_RUNS`; inside a run nothing is looked for."""
+    found = (_listed(root, directory) for directory in walk(root, lambda directory: _is_run(root, directory)))
     return islice((listed for listed in found if listed is not None), MAX_RUNS)
 
 
-def _is_run(root: Path, folder: Folder) -> bool:
-    marks = [name for name in ("plan.json", "comparison.json") if name in folder.files]
-    return any(inside(root, folder.path / name) for name in marks)
+def _is_run(root: Path, directory: Directory) -> bool:
+    marks = [name for name in ("plan.json", "comparison.json") if name in directory.files]
+    return any(inside(root, directory.path / name) for name in marks)
 
 
-def _listed(root: Path, folder: Folder) -> Listed | None:
-    if _is_run(root, folder):
-        return Listed(root, folder.path, "gpurun")
-    return Listed(root, folder.path, "traces", folder.traces) if folder.traces else None
+def _listed(root: Path, directory: Directory) -> Listed | None:
+    if _is_run(root, directory):
+        return Listed(root, directory.path, "gpurun")
+    return Listed(root, directory.path, "traces", directory.traces) if directory.traces else None
 
 
 class Listing:
@@ -139,7 +139,7 @@ class Listing:
             return self._found
 
     def get(self, name: str) -> Listed | None:
-        """The run of that name, if the listing has it: no other way leads from a request to a folder."""
+        """The run of that name, if the listing has it: no other way leads from a request to a directory."""
         return self.all().get(name)
 
     def any(self) -> bool:
@@ -149,11 +149,11 @@ class Listing:
         return next(self._look(), None) is not None
 
     def has_events(self) -> bool:
-        """Whether there may be event files, which TensorBoard's own tabs show; elsewhere nobody looks."""
+        """Whether there may be event files, which TensorBoard's own tabs show; elsewhere there is none."""
         if self._root is None:
             return True
-        folders = walk(self._root.resolve(), lambda _: False) if self._root.is_dir() else ()
-        return any(EVENTS in name for folder in folders for name in folder.files)
+        directories = walk(self._root.resolve(), lambda _: False) if self._root.is_dir() else ()
+        return any(EVENTS in name for directory in directories for name in directory.files)
 
     def _look(self) -> Iterator[Listed]:
         if self._root is None or not self._root.is_dir():

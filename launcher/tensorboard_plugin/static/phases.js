@@ -51,7 +51,7 @@ export function scaledParts(rank, stepMs) {
   return parts.map((part) => ({ ...part, ms: part.ms * scale }));
 }
 
-/** From this share of the timed step on, traced steps are called different (launcher/compare/explain.py). */
+/** From this share of the timed step on, traced steps are called different (launcher/compare/causes.py). */
 const TRACED_AS_TIMED = 0.15;
 
 /**

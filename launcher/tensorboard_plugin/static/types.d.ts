@@ -111,7 +111,7 @@ interface Comparison {
   fastest: string | null;
   summary: string;
   batch_curves: BatchCurve[];
-  disturbed: string[];
+  interference: string[];
 }
 
 interface Noise {

@@ -1,7 +1,7 @@
 """Why a variant is slower than another, and what even the fastest loses, as the traces show it.
 
-Nothing is said that the figures don't show: a loss must be a part of the step worth mentioning, and have
-grown by most of what the slower variant takes longer, and by more than single steps scatter.
+Only what the figures show: a loss must be a relevant part of the step, and have grown by most of what the
+slower variant takes longer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,16 +14,16 @@ from gpurun.launcher.compare.model import RankFigures, VariantResult
 from gpurun.launcher.units import format_ms
 
 MENTION_FROM = 0.05
-"""A loss that grew by a smaller share of the step isn't worth a person's time, and may be chance."""
+"""A loss that grew by a smaller share of the step is not mentioned: it may be chance."""
 SHOW_GROWTH_BELOW = 0.95
-"""Up to which share of a loss its growth is told beside it; above, they are the same to a reader."""
+"""Up to this share of a loss its growth is shown too; above, the two are about the same."""
 TRACED_AS_TIMED = 0.15
-"""Recording makes short steps longer, and other steps are never quite alike; from here on it is said."""
+"""From this difference on, it is mentioned: recording makes short steps longer."""
 MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
 EVERY = 0.9
-"""Share of the loss told that a rank must lose at least for it to be told of every rank."""
+"""Share of the loss that each rank must have for the sentence to say "every rank"."""
 ALL_HOST = 0.9
 """Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
 
@@ -58,20 +58,20 @@ class Loss:
         return self.kind in ("split", "straggler")
 
     def __str__(self) -> str:
-        told = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
+        text = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
         if self.more_ms is not None and self.more_ms < SHOW_GROWTH_BELOW * self.ms:
-            told += f" ({format_ms(self.more_ms)} more)"
-        return self.text.format(ms=told)
+            text += f" ({format_ms(self.more_ms)} more)"
+        return self.text.format(ms=text)
 
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
     loss = main_cause(slower, faster)
-    return None if loss is None else told(loss, slower)
+    return None if loss is None else loss_text(loss, slower)
 
 
-def told(loss: Loss, variant: VariantResult) -> str:
-    """The loss, and that the traced steps are longer than the timed ones where they are."""
+def loss_text(loss: Loss, variant: VariantResult) -> str:
+    """The loss; where traced steps are longer than timed ones, this is added."""
     return f"{loss}{traced_and_timed(loss.span_ms, variant)}"
 
 
@@ -81,7 +81,7 @@ def on_cpu(ranks: Sequence[RankFigures]) -> bool:
 
 
 def traced_and_timed(span_ms: float, variant: VariantResult) -> str:
-    """That the steps of the trace aren't as long as the timed ones, where a reader would stumble over it."""
+    """That the steps of the trace aren't as long as the timed ones, where they differ much."""
     if variant.step_ms is None or abs(span_ms / variant.step_ms.median - 1) <= TRACED_AS_TIMED:
         return ""
     return f" (in traced steps; timed ones take {format_ms(variant.step_ms.median)} ms)"
@@ -188,7 +188,7 @@ def _work_ms(rank: RankFigures) -> float:
 
 
 LARGE_FROM = 0.20
-"""Share of the step from which on it is told without anybody having asked."""
+"""From this share of the step on, it is part of the summary."""
 
 _ADVICE: dict[Kind, str] = {
     "input": "raise num_workers, or do less work per sample",
@@ -216,16 +216,16 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
     if found is None or found.ms < LARGE_FROM * found.span_ms:
         return None
     where = "In" if alone else "Even in"
-    return f"{where} {variant_label(fastest)} {told(found, fastest)}: {advice(found.kind, fastest)}."
+    return f"{where} {variant_label(fastest)} {loss_text(found, fastest)}: {advice(found.kind, fastest)}."
 
 
 def advice(kind: Kind, variant: VariantResult) -> str:
-    """What to do about a loss; nobody is told to try what the variant does already."""
+    """What to do about a loss, other than what the variant does already."""
     if kind in ("split", "straggler") and variant.split_name == "balanced":
         return _ADVICE_IF_BALANCED[kind]
     return (_ADVICE_ON_CPU if on_cpu(variant.ranks) else _ADVICE)[kind]
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:
-    """What takes most of the step that isn't compute; `None` where no trace tells."""
+    """What takes most of the step that isn't compute; `None` without traces."""
     return max(losses(ranks), key=lambda loss: loss.ms, default=None)

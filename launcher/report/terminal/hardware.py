@@ -81,7 +81,7 @@ def _processes_lines(machine: Machine) -> list[str]:
 
 
 def _links_lines(machine: Machine) -> list[str]:
-    """One line if all pairs are linked alike, else one per pair."""
+    """One line if all pairs have the same link, else one per pair."""
     pairs = {
         (gpu_device(gpu), gpu_device(replace(gpu, index=other))): link
         for gpu in machine.gpus

@@ -1,4 +1,4 @@
-"""Files of a log directory, opened only where they lie inside it: what is in it may come from anybody."""
+"""Files of a log directory, opened only where they lie inside it: its content may come from anywhere."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_ENTRIES = 50_000
-"""Files and folders that are looked at for one listing."""
+"""Files and directories that are looked at for one listing."""
 MAX_DEPTH = 8
 MAX_TRACES = 1024
-"""Of one folder: ranks of one capture."""
+"""Of one directory: ranks of one capture."""
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A folder below the log directory, with what lies in it. Links that lead out aren't listed."""
+class Directory:
+    """A directory below the log directory, with what lies in it. Links that lead out aren't listed."""
 
     path: Path
     files: tuple[str, ...]
@@ -69,10 +69,10 @@ def read_end(root: Path, path: Path, max_bytes: int) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def walk(root: Path, is_leaf: Callable[[Folder], bool]) -> Iterator[Folder]:
-    """The folders in `root`, itself first, by name; hidden ones and what lies inside a leaf are left out.
+def walk(root: Path, is_leaf: Callable[[Directory], bool]) -> Iterator[Directory]:
+    """The directories in `root`, itself first, by name; hidden ones and what lies inside a leaf are left out.
 
-    Every folder is visited once, however many links lead to it; at most `MAX_ENTRIES` entries are looked at.
+    Every directory is visited once, however many links lead to it; at most `MAX_ENTRIES` entries are read.
     """
     seen: set[tuple[int, int]] = set()
     todo = [(root, 0)]
@@ -82,18 +82,18 @@ def walk(root: Path, is_leaf: Callable[[Folder], bool]) -> Iterator[Folder]:
         found = _list(root, path, seen)
         if found is None:
             continue
-        files, folders = found
-        entries += len(files) + len(folders)
-        folder = Folder(path, files)
-        yield folder
-        if depth < MAX_DEPTH and not is_leaf(folder):
-            todo += [(path / name, depth + 1) for name in reversed(folders)]
+        files, directories = found
+        entries += len(files) + len(directories)
+        directory = Directory(path, files)
+        yield directory
+        if depth < MAX_DEPTH and not is_leaf(directory):
+            todo += [(path / name, depth + 1) for name in reversed(directories)]
 
 
 def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str, ...], list[str]] | None:
-    """Names of the files and of the folders; `None` for a folder that is no business of ours, or known."""
+    """Names of the files and of the directories; `None` for one that isn't readable, or known."""
     files: list[str] = []
-    folders: list[str] = []
+    directories: list[str] = []
     with suppress(OSError, RuntimeError, ValueError):
         status = path.stat()
         if (status.st_dev, status.st_ino) in seen or not path.resolve().is_relative_to(root):
@@ -103,6 +103,6 @@ def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str
             for number, entry in enumerate(listing):
                 if number >= MAX_ENTRIES or entry.name.startswith("."):
                     continue
-                (folders if entry.is_dir() else files).append(entry.name)
-        return tuple(sorted(files)), sorted(folders)
+                (directories if entry.is_dir() else files).append(entry.name)
+        return tuple(sorted(files)), sorted(directories)
     return None

@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.headline import conclude
-from gpurun.launcher.compare.interference import disturbances, queue_percent, throttled
+from gpurun.launcher.compare.interference import interference_in, queue_percent, throttled
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.nvml import throttling
 from gpurun.launcher.report.snippet import lines_to_paste
@@ -129,7 +129,7 @@ def test_heat_throttles_and_the_power_cap_is_normal() -> None:
 files = hand_made.files
 
 
-def disturb(files: Any, variant: Any, queue_ms: float = 30.0, reason: str | None = None) -> None:
+def add_load(files: Any, variant: Any, queue_ms: float = 30.0, reason: str | None = None) -> None:
     """Has rank 1 of the variant wait so long in each step."""
     for path in files.run.variant(variant.id).glob("rank1.jsonl"):
         text = path.read_text()
@@ -144,13 +144,13 @@ def headline_of(results: Any, reasons: list[str]) -> str:
 def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
     """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
     hand_made.write_splits(files, rounds=8)
-    disturb(files, hand_made.EVEN, queue_ms, reason)
+    add_load(files, hand_made.EVEN, queue_ms, reason)
     return compare_run(files.run)
 
 
 def test_quiet_splits_are_ranked(files: Any) -> None:
     comparison = noisy(files, 2.0)
-    assert comparison.disturbed == ()
+    assert comparison.interference == ()
     assert comparison.fastest == "ddp-2-even"
     assert comparison.variants[0].ranks[1].queue_percent < 5
 
@@ -166,7 +166,7 @@ def test_ranks_that_wait_for_cores_are_not_ranked_and_the_report_says_why(files:
     assert comparison.variants[1].vs_baseline.percent is not None  # what was measured is kept
 
 
-def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
+def test_one_affected_split_leaves_none_ranked_anywhere(files: Any) -> None:
     """Neither by verdicts of the others, nor by an order, nor by what is offered to train with."""
     third = hand_made.variant("ddp-2-40-24", (40, 24))
     variants = (hand_made.EVEN, hand_made.UNEVEN, third)
@@ -176,7 +176,7 @@ def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
     write_json(files.run.plan, hand_made.plan(variants, [launch]))
     assert compare_run(files.run).fastest == "ddp-2-48-16"
-    disturb(files, third)
+    add_load(files, third)
     comparison = compare_run(files.run)
     assert [known(one.vs_baseline).verdict for one in comparison.variants] == [
         "baseline",
@@ -193,7 +193,7 @@ def test_one_disturbed_split_leaves_none_ranked_anywhere(files: Any) -> None:
 def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> None:
     result = noisy(files, 30.0).variants[0]
     ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
-    (told, _) = disturbances([replace(result, ranks=ranks)] * 2)
+    (told, _) = interference_in([replace(result, ranks=ranks)] * 2)
     assert "in 5.1 % of its step" in told
     assert "(at most 5 % is accepted)." in headline_of((result,), [told])
 
@@ -206,5 +206,5 @@ def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
 
 def test_a_variant_alone_is_ranked_with_nobody(files: Any) -> None:
     comparison = noisy(files, 30.0)
-    assert disturbances(comparison.variants[:1]) == ()
+    assert interference_in(comparison.variants[:1]) == ()
     assert "3 more like those" in headline_of((), ["a"] * 5)

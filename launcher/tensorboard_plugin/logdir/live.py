@@ -15,6 +15,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
 from gpurun.launcher.rundir.records import Event
 from gpurun.launcher.tensorboard_plugin.answers.runs import is_name
+from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     read_comparison,
     read_host,
@@ -23,10 +24,9 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     status,
     version,
 )
-from gpurun.launcher.tensorboard_plugin.logdir.folders import inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
-from gpurun.launcher.tensorboard_plugin.logdir.steps import MAX_BYTES, MAX_RANKS, decode
+from gpurun.launcher.tensorboard_plugin.logdir.step_times import MAX_BYTES, MAX_RANKS, decode
 
 MAX_STEPS = 240
 MAX_VARIANTS = 200

@@ -8,8 +8,8 @@ from typing import Any
 from gpurun.launcher.compare.figures.traced import (
     RankBreakdown,
     mean_breakdown,
+    quiet_steps,
     rank_breakdown,
-    undisturbed_steps,
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.model import StragglerReport
@@ -25,14 +25,14 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
     Args:
         header: of the index.
         ours: whether the traces are of a run of ours, whose comparison takes the half of its steps in which
-            least else ran. Of anybody else's traces all steps count, as for `gpurun trace`.
+            least else ran. Of other traces all steps count, as for `gpurun trace`.
     """
-    typical = undisturbed_steps(header.ranks)[1] if ours else mean_steps(header)
+    typical = quiet_steps(header.ranks)[1] if ours else mean_steps(header)
     every = [rank_breakdown(step) for rank in header.ranks for step in rank.steps]
     return {
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
-        "straggler": _told(header),
+        "straggler": _straggler(header),
         "ranks": [
             {
                 "rank": rank.rank,
@@ -57,12 +57,12 @@ def mean_steps(header: Header) -> dict[int, RankBreakdown]:
 
 
 def straggler(header: Header) -> StragglerReport | None:
-    """The rank that cost the others most; `None` where nobody is known to have waited."""
+    """The rank that cost the others most; `None` where no rank is known to have waited."""
     first = header.stragglers[0] if header.stragglers else None
     return first if first is not None and first.wait_caused_us > 0 else None
 
 
-def _told(header: Header) -> dict[str, Any] | None:
+def _straggler(header: Header) -> dict[str, Any] | None:
     found = straggler(header)
     if found is None:
         return None

@@ -39,7 +39,7 @@ def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
     """Writes the event files of all variants and of the root, and removes those of earlier renderings.
 
     Raises:
-        MachineError: a folder can't be written; the files that stood there are kept.
+        MachineError: a directory can't be written; the old files are kept.
     """
     for variant in comparison.variants:
         _replace(run.variant(variant.id), _variant_events(variant, run))
@@ -84,7 +84,7 @@ def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
 
 
 def _run_name(run: RunDir) -> str:
-    """`NAME/TIMESTAMP`, as the folders are called."""
+    """`NAME/TIMESTAMP`, as the directories are called."""
     return "/".join(run.path.resolve().parts[-2:])
 
 
@@ -109,14 +109,14 @@ def _event(step: int, wall_time_s: float, values: Sequence[Summary.Value]) -> Ev
     return EventProto(wall_time=wall_time_s, step=step, summary=Summary(value=values))
 
 
-def _replace(folder: Path, events: Sequence[EventProto]) -> None:
+def _replace(directory: Path, events: Sequence[EventProto]) -> None:
     """A new file under a new name, then the old ones go.
 
     A TensorBoard that is watching reads on in the next file of a run, but never reads one again from its
     start, so the same name would hide the new figures.
     """
-    old = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
-    write_bytes(folder / f"events.out.tfevents.{time.time_ns()}{SUFFIX}", _encode(events))
+    old = list(directory.glob(f"events.out.tfevents.*{SUFFIX}"))
+    write_bytes(directory / f"events.out.tfevents.{time.time_ns()}{SUFFIX}", _encode(events))
     for file in old:
         file.unlink(missing_ok=True)
 

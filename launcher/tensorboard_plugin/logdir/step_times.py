@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.tensorboard_plugin.logdir.folders import read_end
+from gpurun.launcher.tensorboard_plugin.logdir.directories import read_end
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 
 MAX_BYTES = 64 << 20
