@@ -239,3 +239,24 @@ def test_a_strategy_without_buckets_is_measured_once_and_named_without_them(tmp_
 def test_a_bucket_size_that_no_strategy_has_is_noted(tmp_path: Path) -> None:
     spec = job_of(tmp_path, "bucket_mb", {"strategy": "dp", "bucket_mb": 10})
     assert build_plan(spec, MACHINE).notes == ("dp has no `bucket_mb`: 10 is not used",)
+
+
+def test_a_plan_of_an_older_run_still_loads() -> None:
+    old = {
+        "id": "ddp-2-even",
+        "strategy": "ddp",
+        "devices": ["cpu:0", "cpu:1"],
+        "split": [4, 4],
+        "split_name": "even",
+        "global_batch": 8,
+        "precision": "fp32",
+        "accumulate": 1,
+        "params": {},
+        "seed": 0,
+        "varied": {},
+    }
+    variant = msgspec.json.decode(json.dumps(old), type=Variant)
+    assert (variant.workload, variant.threads, variant.kind, variant.world_size) == ("", 0, TRAINING, 2)
+    program = {**old, "strategy": "script", "split": [], "split_name": "-"}
+    program |= {"global_batch": None, "precision": None, "accumulate": None, "seed": None}
+    assert msgspec.json.decode(json.dumps(program), type=Variant).kind is PROGRAM
