@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from gpurun.launcher.inspect.frames import is_users, is_workload
+from gpurun.launcher.machine.accelerators import gpu_kinds
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.+)$')
@@ -21,6 +22,7 @@ _EXCHANGES = (
     "/launcher/worker/base/process_group.py",
 )
 """Files whose functions wait for other ranks, and do nothing else that takes long."""
+_GPU_MODULES = tuple(f"/torch/{kind.name}/" for kind in gpu_kinds())
 _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
 """What `DistributedDataParallel` does besides calling the model, by function."""
@@ -163,7 +165,7 @@ def waiting_for(frames: Stack) -> str | None:
             return COLLECTIVE
         if frame.function == "_engine_run_backward":
             return BACKWARD
-        if frame.function == "synchronize" and "/torch/cuda/" in frame.file:
+        if frame.function == "synchronize" and any(module in frame.file for module in _GPU_MODULES):
             return GPU
     return None
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import CPU
 
-LOOPBACK = "127.0.0.1"
-"""Where processes of one machine listen: no other machine can connect unless a job spans several nodes."""
-
 
 @dataclass(frozen=True)
 class Place:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings
-from gpurun.launcher.machine.network import LOOPBACK
+from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.network import LOOPBACK
+from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.plan.devices import MachineLike, visible_gpus
 from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.launcher.machine.network import LOOPBACK
+from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.rundir.records.measured import RoundTime
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
 

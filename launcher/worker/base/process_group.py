@@ -12,8 +12,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of
-from gpurun.launcher.machine.network import LOOPBACK, family_of
+from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.rundir.records import LaunchConfig
 
