@@ -62,7 +62,7 @@ def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_no_job_file(tmp_path: Path) -> None:
-    assert "folder" in gpurun(tmp_path, "check", ".").err
+    assert "this is a directory" in gpurun(tmp_path, "check", ".").err
     missing = gpurun(tmp_path, "nothing.yaml")
     assert missing.code == 2
     assert "nothing.yaml" in missing.err
