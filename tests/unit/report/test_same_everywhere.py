@@ -18,13 +18,14 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.report import metrics
 from gpurun.launcher.report.markdown import summary_markdown
-from gpurun.launcher.report.metrics import METRICS, Metric, figures_of, values_of
+from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
 from gpurun.launcher.report.tensorboard import hparams as hparams_module
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.terminal.bar import TRACED
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
-from gpurun.launcher.tensorboard_plugin.html import report_data
+from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
 
 RECORDED = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -177,3 +178,13 @@ def test_a_new_figure_is_one_row(report: Report, run: RunDir, monkeypatch: pytes
     comparison = replace(COMPARISON, variants=variants)
     write_json(run.comparison, comparison)
     assert_same(report, comparison, run)
+
+
+def test_the_page_has_the_parts_of_a_step_that_the_terminal_has() -> None:
+    source = (STATIC / "phases.js").read_text(encoding="utf-8")
+    listed = re.search(r"PHASES = \[(.*?)\]", source)
+    meanings = re.search(r"MEANING = \{(.*?)\}", source, re.DOTALL)
+    assert listed
+    assert meanings
+    assert re.findall(r"'(\w+)'", listed[1]) == [part.key for part in PARTS] == list(TRACED)
+    assert dict(re.findall(r"(\w+): '(.*)'", meanings[1])) == {part.key: part.meaning for part in PARTS}

@@ -218,7 +218,7 @@ def test_bars_show_the_trace_where_every_variant_has_one() -> None:
     bar = lines[2].split()[-1]  # the longest step has the whole width
     assert bar == "▇" * 20 + "▒" * 8 + "░" * 4 + "·" * 8
     assert lines[1].split()[-1].count("▇") == round(20 * 42.1 / 47.9)
-    assert "Bars: compute ▇  comm ▒  wait ░  idle ·" in lines
+    assert "Bars: compute ▇  transfer ▒  wait ░  idle ·" in lines
     mixed = shown(with_variants(traced(even), uneven), 200)
     assert "Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪" in mixed
 
