@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.timing import record, table
 
-SIMULATE = Path(__file__).resolve().parents[1] / "tests" / "unit" / "simulate.py"
+SIMULATE = Path(__file__).resolve().parents[1] / "tests" / "unit" / "stats" / "simulate.py"
 
 
 def main(families: int = 2000) -> None:

@@ -313,7 +313,5 @@ PARTS: tuple[Part, ...] = (
 
 
 def parts_ms(rank: RankFigures) -> Mapping[str, float]:
-    """The parts of a rank's traced step in ms; empty without a trace."""
-    if not rank.span_ms:
-        return {}
+    """The parts of a rank's traced step in ms, the same in terminal and tab."""
     return {part.key: part.value(rank) or 0.0 for part in PARTS}

@@ -27,6 +27,13 @@ class Result:
         return json.loads(self.out)
 
     @property
+    def measured(self) -> Any:
+        """The JSON of a comparison, without what is derived from it for readers: figures and metrics."""
+        data = {key: value for key, value in self.json.items() if key != "metrics"}
+        variants = [{k: v for k, v in one.items() if k != "figures"} for one in data["variants"]]
+        return data | {"variants": variants}
+
+    @property
     def comparison(self) -> Any:
         return json.loads((self.folder / "run" / "comparison.json").read_text())
 

@@ -26,7 +26,7 @@ from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import BODY
 from gpurun.launcher.tensorboard_plugin.view import open_view
-from tests.unit.trace_files import kernel, launch, rank_info, step, write
+from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "job/2026-11-21_14-02-11"

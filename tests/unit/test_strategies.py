@@ -18,7 +18,7 @@ from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.launcher.worker.strategies.base import strategy_of
 from gpurun.workloads.registry import BUILTINS
-from tests.unit.machines import FakeMachine
+from tests.unit.plan.machines import FakeMachine
 
 ROOT = Path(__file__).parents[2]
 JOB = "workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n"

@@ -1,9 +1,11 @@
 """What `gpurun init` writes: a job that runs anywhere, with the other keys as comments."""
 
+from gpurun.launcher.strategies import IN_JOBS
+
 
 def job_template() -> str:
     """Text of a commented job file."""
-    return _TEMPLATE
+    return _TEMPLATE.replace("STRATEGIES", " | ".join(IN_JOBS))
 
 
 _TEMPLATE = """\
@@ -17,14 +19,14 @@ global_batch: 64           # samples per optimizer step, over all devices
 precision: fp32            # fp64 | fp32 | tf32 | bf16 | fp16
 
 compare:                   # every combination of these is measured
-  strategy: [ddp]          # single | dp | ddp
+  strategy: [ddp]          # STRATEGIES
   split:                   # samples per device
     - even                 # as torch.chunk cuts the batch
     # - [48, 16]           # these; for two devices, must add up to global_batch
     # - "3:1"              # in this ratio
     # - balanced           # measured: what is best for these devices
   # device_count: [1, 2]   # the first ones of `devices`
-  # params: [{}, {}]       # laid over the params above
+  # params: [{}, {}]       # merged into the params above
 
 # baseline: {split: even}  # what the others are compared with; by default the first variant
 
@@ -35,5 +37,5 @@ steps:
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
 # hang_timeout: 2m         # no step for that long: say which rank the others wait for, then stop
-# restarts: 2              # after failures that can pass: signals, lost connections, hangs
+# restarts: 2              # after transient failures: signals, lost connections, hangs
 """

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.report.metrics import parts_ms
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,15 @@ PHASES = (
 )
 """In the order in which they happen: name, glyph, glyph without box drawing, colour."""
 
-TRACED = (
-    ("compute", "▇", "=", "blue"),
-    ("comm", "▒", "#", "yellow"),
-    ("wait", "░", "-", "red"),
-    ("copies", "▪", "+", "cyan"),
-    ("idle", "·", ".", "bright_black"),
-)
-"""What the trace divides a step into; communication, wait and copies as far as nothing overlaps them."""
+TRACED = {
+    "compute": ("▇", "=", "blue"),
+    "transfer": ("▒", "#", "yellow"),
+    "wait": ("░", "-", "red"),
+    "copy": ("▪", "+", "cyan"),
+    "input": ("◦", "o", "magenta"),
+    "idle": ("·", ".", "bright_black"),
+}
+"""Glyph, glyph without box drawing, and colour of the parts of a traced step (`PARTS`)."""
 
 
 def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
@@ -71,14 +73,7 @@ def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
     if rank is None or not rank.span_ms or variant.step_ms is None:
         return ()
     scale = variant.step_ms.median / rank.span_ms
-    ms = (
-        rank.compute_ms,
-        rank.exposed_transfer_ms,
-        rank.exposed_wait_ms,
-        rank.exposed_memcpy_ms,
-        rank.idle_ms,
-    )
-    parts = (Part(name, scale * (part or 0.0), *look) for (name, *look), part in zip(TRACED, ms, strict=True))
+    parts = (Part(name, scale * ms, *TRACED[name]) for name, ms in parts_ms(rank).items())
     return tuple(part for part in parts if part.ms > 0)
 
 
@@ -96,7 +91,7 @@ def draw(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> Text
 def legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
     """Every label that occurs in the bars, once, with its glyph in its colour."""
     first = {part.label: part for parts in bars for part in parts}
-    order = [name for name, *_ in (*PHASES, *TRACED)]
+    order = [name for name, *_ in PHASES] + list(TRACED)
     parts = sorted(first.values(), key=lambda part: order.index(part.label) if part.label in order else 0)
     items = (
         Text.assemble(f"{part.label} ", (part.ascii_glyph if plain else part.glyph, part.style))

@@ -1,0 +1,263 @@
+"""Why a variant is slower: only what the figures of its ranks show."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpurun.launcher.compare.causes import main_cause, why_slower
+from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.notes import disagreement
+from tests.known import known
+from tests.unit.compare.test_compare_summary import result, sentence
+
+
+def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts: float) -> RankFigures:
+    """A rank that computes for `work_ms`, less what `parts` take of it, and waits for `wait_ms`."""
+    transfer_ms = parts.get("transfer", 0.0)
+    own = {name: parts.get(name, 0.0) for name in ("memcpy", "input", "host")}
+    return RankFigures(
+        rank=number,
+        device=f"cpu:{number}",
+        local_batch=batch,
+        step_ms=None,
+        phases_ms={},
+        peak_gib=None,
+        trace=None,
+        span_ms=work_ms + wait_ms + transfer_ms,
+        compute_ms=work_ms - sum(own.values()),
+        exposed_transfer_ms=transfer_ms,
+        exposed_wait_ms=wait_ms,
+        exposed_memcpy_ms=own["memcpy"],
+        idle_ms=own["input"] + own["host"],
+        input_ms=own["input"],
+        host_ms=own["host"],
+        wait_ms=wait_ms,
+        transfer_ms=transfer_ms,
+        exposed_comm_ms=ExposedComm(trace=wait_ms + transfer_ms),
+    )
+
+
+def variant(name: str, split: tuple[int, ...], step_ms: float, *ranks: RankFigures) -> VariantResult:
+    return replace(result(name, split, step_ms), ranks=ranks, step_ms=StepTime(step_ms, None))
+
+
+EVEN = variant("ddp-even", (32, 32), 50.9, rank(0, 32, 50.0, 0.5), rank(1, 32, 50.5))
+UNEVEN = variant("ddp-48-16", (48, 16), 60.2, rank(0, 48, 60.0), rank(1, 16, 48.8, 11.2))
+
+
+def test_the_rank_with_less_to_do_waits() -> None:
+    assert why_slower(UNEVEN, EVEN) == "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch"
+
+
+def test_traced_steps_that_took_longer_than_timed_ones_are_told_from_them() -> None:
+    assert UNEVEN.step_ms is not None
+    timed = replace(UNEVEN, step_ms=replace(UNEVEN.step_ms, median=50.0))
+    quick = replace(EVEN, step_ms=replace(UNEVEN.step_ms, median=41.0))
+    assert why_slower(timed, quick) == (
+        "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch (in traced steps; timed ones take 50.0 ms)"
+    )
+
+
+def test_the_sentence_says_why() -> None:
+    slower = Difference(18.3, (17.2, 19.4), "slower")
+    base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))
+    said = sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower})
+    assert said == (
+        "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19)."
+        " In ddp 48/16 rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
+    )
+
+
+def test_a_baseline_that_loses_says_why_too() -> None:
+    """Device 1 is slower: with an even split rank 0 waits for it."""
+    slow = variant("ddp-even", (32, 32), 60.0, rank(0, 32, 40.0, 20.0), rank(1, 32, 60.0))
+    fit = variant("ddp-40-24", (40, 24), 50.0, rank(0, 40, 50.0), rank(1, 24, 49.0, 1.0))
+    faster = Difference(-16.7, (-17.0, -16.0), "faster")
+    results = [
+        replace(slow, vs_baseline=Difference(None, None, "baseline")),
+        replace(fit, vs_baseline=faster),
+    ]
+    assert sentence(results, {("ddp-40-24", "ddp-even"): faster}).endswith(
+        ". In ddp 32/32 rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("input", "every rank waits 30.0 of 65.0 ms for its data: raise num_workers,"),
+        ("host", "every rank spends 30.0 of 65.0 ms between operators, in Python: try larger batches,"),
+    ],
+)
+def test_what_all_splits_lose_is_told_of_the_fastest(part: str, said: str) -> None:
+    """No split is slower for it, so no difference shows it."""
+    alike = [rank(i, 32, 65.0, **{part: 30.0}) for i in (0, 1)]
+    fast = replace(variant("ddp-even", (32, 32), 65.0, *alike), vs_baseline=EVEN.vs_baseline)
+    slow = replace(
+        variant("ddp-40-24", (40, 24), 66.0, *alike), vs_baseline=Difference(1.5, (1.1, 1.9), "slower")
+    )
+    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): known(slow.vs_baseline)})
+    assert told.startswith(
+        "Fastest: ddp 32/32; ddp 40/24 is 1.5 % slower (1.1 to 1.9). Even in ddp 32/32 " + said
+    )
+    assert f"; no other variant was measured. In ddp 32/32 {said}" in sentence([fast], {})
+
+
+def test_what_is_small_is_not_told_of_the_fastest() -> None:
+    alike = [rank(i, 32, 65.0, input=12.0) for i in (0, 1)]
+    assert sentence([variant("ddp-even", (32, 32), 65.0, *alike)], {}).endswith(
+        "no other variant was measured."
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("transfer", "every rank spends 15.0 of 65.0 ms on communication that nothing overlaps"),
+        ("memcpy", "every rank spends 15.0 of 65.0 ms on copies that nothing overlaps"),
+        ("input", "every rank waits 15.0 of 65.0 ms for its data"),
+        ("host", "every rank spends 15.0 of 65.0 ms between operators, in Python"),
+    ],
+)
+def test_other_causes(part: str, said: str) -> None:
+    work_ms = 50.0 if part == "transfer" else 65.0
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
+    assert why_slower(slow, EVEN) == said
+
+
+@pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
+def test_what_a_healthy_step_loses_too_is_told_apart(part: str) -> None:
+    work_ms = 50.0 if part == "transfer" else 65.0
+    fast = variant("fast", (32, 32), 54.0, *(rank(i, 32, work_ms - 11.0, **{part: 4.0}) for i in (0, 1)))
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
+    cause = main_cause(slow, fast)
+    assert cause is not None
+    assert (cause.ms, cause.more_ms) == (15.0, 11.0)
+    assert " 15.0 of 65.0 ms (11.0 more) " in str(cause)
+
+
+@pytest.mark.parametrize("part", ["memcpy", "input", "host"])
+def test_a_rank_that_is_late_for_a_reason_of_its_own_is_no_slower_device(part: str) -> None:
+    late = variant("late", (32, 32), 65.0, rank(0, 32, 50.0, 15.0), rank(1, 32, 65.0, **{part: 15.0}))
+    cause = main_cause(late, EVEN)
+    assert cause is not None
+    kind = "copies" if part == "memcpy" else part
+    assert (cause.kind, cause.ranks, cause.ms) == (kind, (1,), 15.0)
+    assert str(cause).startswith("rank 1 ")
+
+
+def test_data_that_takes_longer_for_more_samples_is_the_split() -> None:
+    more = rank(0, 48, 75.0, input=30.0)
+    slow = variant("slow", (48, 16), 75.0, more, rank(1, 16, 25.0, 50.0, input=10.0))
+    cause = main_cause(slow, EVEN)
+    assert cause is not None
+    assert (cause.kind, cause.ranks, cause.ms) == ("split", (0,), 50.0)
+
+
+def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
+    slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, 50.0, transfer=15.0) for i in (0, 1)))
+    alone = replace(slow.ranks[0], wait_ms=None, transfer_ms=None)
+    untraced = replace(slow.ranks[1], span_ms=None, exposed_comm_ms=ExposedComm())
+    said = why_slower(replace(slow, ranks=(alone, untraced)), EVEN)
+    assert said == "rank 0 spends 15.0 of 65.0 ms on communication, or waiting for it, that nothing overlaps"
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [
+        pytest.param(replace(UNEVEN, ranks=()), id="no trace"),
+        pytest.param(replace(UNEVEN, step_ms=None), id="no times"),
+        pytest.param(replace(UNEVEN, global_batch=128), id="other work"),
+        pytest.param(replace(UNEVEN, step_ms=StepTime(50.0, None)), id="not slower by its median"),
+        pytest.param(replace(UNEVEN, step_ms=StepTime(90.0, None)), id="the wait is a small part of it"),
+        pytest.param(
+            variant("x", (48, 16), 52.0, rank(0, 48, 52.0), rank(1, 16, 50.0, 2.0)),
+            id="a small part of the step",
+        ),
+        pytest.param(
+            variant("x", (48, 16), 60.0, rank(0, 48, 50.0), rank(1, 16, 49.0, 11.0)),
+            id="nobody has more to do",
+        ),
+        pytest.param(
+            replace(UNEVEN, ranks=(UNEVEN.ranks[0], replace(UNEVEN.ranks[1], span_ms=None))), id="part"
+        ),
+    ],
+)
+def test_nothing_is_said_that_the_figures_do_not_show(slower: VariantResult) -> None:
+    assert why_slower(slower, EVEN) is None
+    assert why_slower(EVEN, slower) is None
+
+
+def test_what_both_lose_is_no_reason() -> None:
+    fast, slow = (
+        variant(
+            name, (32, 32), ms, rank(0, 32, ms - 15.0, transfer=15.0), rank(1, 32, ms - 15.0, transfer=15.0)
+        )
+        for name, ms in (("fast", 50.0), ("slow", 60.0))
+    )
+    assert why_slower(slow, fast) is None
+
+
+@pytest.mark.parametrize(
+    ("trace", "ablation", "interval", "said"),
+    [
+        (10.0, 12.0, None, None),  # 17 % of the ablation
+        (0.5, 1.5, None, None),  # 1.7 % of the step
+        (5.0, 9.0, None, "5.00 ms in the trace, 9.00 by leaving it out; it may slow compute down"),
+        (9.0, 5.0, (4.0, 6.0), "5.00 by leaving it out; ranks that don't communicate may compete"),
+        (9.0, 5.0, (1.0, 9.5), None),  # chance
+        (2.0, -1.0, None, "−1.0 by leaving it out"),
+        (None, 5.0, None, None),
+        (5.0, None, None, None),
+    ],
+)
+def test_trace_against_ablation(
+    trace: float | None, ablation: float | None, interval: tuple[float, float] | None, said: str | None
+) -> None:
+    found = disagreement(ExposedComm(trace, ablation), interval, step_ms=60.0)
+    assert found is None if said is None else found is not None and said in found
+
+
+def asleep(number: int, batch: int, work_ms: float, wait_ms: float = 0.0) -> RankFigures:
+    """A rank that runs hardly any operator."""
+    return rank(number, batch, work_ms, wait_ms, host=work_ms - 0.8)
+
+
+FIT = variant("ddp-52-12", (52, 12), 58.6, asleep(0, 52, 57.5), asleep(1, 12, 57.4, 1.1))
+RATIO = variant("ddp-46-18", (46, 18), 73.2, asleep(0, 46, 52.0, 21.2), asleep(1, 18, 73.2))
+
+
+def test_a_rank_that_waits_for_the_slowest_is_told_where_the_cpu_is_the_work() -> None:
+    assert why_slower(RATIO, FIT) == (
+        "rank 0 waits 21.2 of 73.2 ms for rank 1, which takes longer for fewer samples"
+    )
+
+
+def test_what_is_said_of_every_rank_holds_of_every_rank() -> None:
+    """A figure that only one of them has is told of that one."""
+    uneven = rank(0, 46, 65.0, 8.0, host=16.0), rank(1, 18, 73.0, host=24.0)
+    said = sentence([variant("ddp-46-18", (46, 18), 73.0, *uneven)], {})
+    assert "rank 1 spends 24.0 of 73.0 ms between operators" in said
+    assert "every rank" not in said
+
+
+def test_a_rank_without_samples_waits_for_nobodys_larger_batch() -> None:
+    idle = rank(1, 0, 0.7, 24.1)
+    alone = variant("ddp-13-0-8", (13, 0, 8), 25.0, rank(0, 13, 24.8), idle, rank(2, 8, 24.7))
+    assert sentence([alone], {}).endswith("; no other variant was measured.")
+
+
+@pytest.mark.parametrize(
+    ("slow", "advice"),
+    [
+        (rank(0, 40, 60.0), "find out why the ranks take other times than when this split was found."),
+        (rank(0, 24, 60.0), "find out what slows that rank."),
+    ],
+)
+def test_nobody_is_told_to_balance_a_balanced_split(slow: RankFigures, advice: str) -> None:
+    quick = rank(1, 64 - (slow.local_batch or 0), 30.0, 30.0)
+    uneven = variant("ddp-a", (slow.local_batch or 0, quick.local_batch or 0), 60.0, slow, quick)
+    assert "try split: balanced" in sentence([uneven], {})
+    said = sentence([replace(uneven, split_name="balanced")], {})
+    assert said.endswith(f": {advice}")
+    assert "split: balanced" not in said

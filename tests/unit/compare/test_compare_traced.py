@@ -1,0 +1,133 @@
+"""What a comparison takes from traces: one step that adds up, kept until a trace changes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.compare.figures.traced import RankBreakdown, read_traced
+from gpurun.launcher.compare.figures.variant import with_breakdown
+from gpurun.launcher.compare.model import RankFigures
+from gpurun.launcher.rundir.files import RunDir
+from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+
+RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+FIELDS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memcpy_ns", "idle_ns")
+
+
+def record(run: RunDir, rank: int, compute_us: dict[int, float], world_size: int = 2) -> Path:
+    """A trace with a step per entry: compute for so long, then a collective until 80 µs after its begin."""
+    events = []
+    for number, busy_us in compute_us.items():
+        begin = 1000 * number
+        events += [
+            step(number, begin, 100),
+            span("cpu_op", "aten::mm", begin, 5),
+            launch(begin, 1, 2 * number),
+            launch(begin + 2, 1, 2 * number + 1),
+            kernel("gemm", begin + 10, busy_us, 2 * number),
+            kernel(RING, begin + 10 + busy_us, 70 - busy_us, 2 * number + 1),
+        ]
+    path = run.trace("v", rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write(path, events, **rank_info(rank, world_size))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Rank 0 computes 60.25 µs in step 2, rank 1 40; steps 1 and 3 are shorter and longer."""
+    run = RunDir(tmp_path)
+    record(run, 0, {1: 50, 2: 60.25, 3: 65})
+    record(run, 1, {1: 50, 2: 40, 3: 30})
+    return run
+
+
+def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert traced.warnings == ()
+    busy, waiting = traced.ranks[0], traced.ranks[1]
+    assert traced.steps == (2, 3)  # in step 1 nobody waits: both are busy all the time
+    assert (busy.compute_ns, busy.exposed_transfer_ns, busy.exposed_wait_ns) == (62_625, 7_375, 0)
+    assert (waiting.compute_ns, waiting.exposed_transfer_ns, waiting.exposed_wait_ns) == (
+        35_000,
+        7_375,
+        27_625,
+    )
+    for rank in (busy, waiting):
+        assert sum(getattr(rank, name) for name in FIELDS) == rank.span_ns == 100_000
+    assert (waiting.wait_ns, waiting.transfer_ns, waiting.exposed_comm_ns) == (27_625, 7_375, 35_000)
+
+
+def test_what_was_found_out_is_kept_until_a_trace_changes(run: RunDir) -> None:
+    first = read_traced(run, "v")
+    kept = run.traced("v").read_bytes()
+    os.utime(run.traced("v"), ns=(0, 0))
+    assert read_traced(run, "v") == first
+    assert run.traced("v").stat().st_mtime_ns == 0  # not written again
+    record(run, 1, {1: 50, 2: 45, 3: 30})
+    again = read_traced(run, "v")
+    assert again is not None
+    assert again.ranks[1].compute_ns == 37_500
+    assert run.traced("v").read_bytes() != kept
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 0}'])
+def test_a_kept_file_that_cannot_be_read_is_made_again(run: RunDir, content: bytes) -> None:
+    first = read_traced(run, "v")
+    run.traced("v").write_bytes(content)
+    assert read_traced(run, "v") == first
+
+
+def test_a_broken_trace_is_a_warning_and_costs_only_itself(run: RunDir) -> None:
+    path = run.trace("v", 1)
+    path.write_bytes(path.read_bytes()[:60])
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert set(traced.ranks) == {0}
+    assert traced.ranks[0].wait_ns is None
+    assert any(warning.startswith("variants/v/rank1.pt.trace.json.gz") for warning in traced.warnings)
+    run.trace("v", 0).write_bytes(b"no trace")
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert (traced.steps, traced.ranks) == ((), {})
+    assert "rank0.pt.trace.json.gz" in traced.warnings[0]
+
+
+def test_no_trace_no_figures(tmp_path: Path) -> None:
+    assert read_traced(RunDir(tmp_path), "v") is None
+
+
+def test_the_mean_is_of_the_half_in_which_all_ranks_were_busy_least(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    lengths_us = {1: (300, 90), 2: (100, 100), 3: (100, 110), 4: (90, 90), 5: (100, 99)}
+    for rank in (0, 1):
+        events = [step(number, 1000 * number, both[rank]) for number, both in lengths_us.items()]
+        path = run.trace("v", rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(rank, 2))
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert traced.steps == (2, 4, 5)
+    assert [rank.span_ns for rank in traced.ranks.values()] == [96_667, 96_333]
+
+
+def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:
+    """The sum of all ranks' lengths is the same in all steps; what counts is what they do in them."""
+    run = RunDir(tmp_path)
+    record(run, 0, {1: 60, 2: 62, 3: 60})
+    record(run, 1, {1: 30, 2: 20, 3: 50})
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert traced.steps == (1, 2)
+    assert traced.ranks[1].exposed_wait_ns == (30_000 + 42_000) // 2
+
+
+def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
+    figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
+    assert with_breakdown(figures, None) == figures
+    breakdown = RankBreakdown(10, 4, 3, 1, 0, 3, 1, 1, 1, None, None)
+    found = with_breakdown(figures, breakdown)
+    assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
+    assert found.exposed_comm_ms.trace == pytest.approx(5e-6)  # with the idle time of a collective on the CPU
+    assert with_breakdown(figures, breakdown, alone=True).exposed_comm_ms.trace is None

@@ -1,0 +1,210 @@
+"""Ranks that queue for a core, or throttled clocks: then there is no ranking, and the reason is told."""
+
+import json
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.headline import conclude
+from gpurun.launcher.compare.interference import interference_in, queue_percent, throttled
+from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.machine.nvml import throttling
+from gpurun.launcher.report.snippet import lines_to_paste
+from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.worker.meters.cpu_time import TICK_NS, cores_ns, note_end, waited_ns
+from gpurun.launcher.worker.meters.noise import NoiseMeter
+from tests.known import known
+from tests.unit.compare import test_compare as hand_made
+
+MS = 1_000_000
+
+
+def step(
+    round_: int, queue_ms: float | None, reason: str | None = None, others_ms: float | None = None
+) -> StepRecord:
+    """One of 100 ms."""
+    queue, others = (None if ms is None else round(ms * MS) for ms in (queue_ms, others_ms))
+    return StepRecord("01", round_, 0, 0, "timed", 100 * MS, {}, None, queue, reason, others_ns=others)
+
+
+def test_the_share_is_the_median_of_blocks() -> None:
+    assert queue_percent([step(1, 2.0), step(1, 2.0), step(2, 4.0), step(3, 90.0)]) == 4
+    assert queue_percent([step(1, None)]) is None
+    assert queue_percent([]) is None
+
+
+def test_only_what_others_ran_can_have_been_waited_for() -> None:
+    own = [step(i, 6.0, others_ms=others) for i, others in enumerate((-7.0, 1.0, 9.0))]
+    assert queue_percent(own) == 1
+    assert queue_percent([*own, step(4, 9.0, others_ms=90.0), step(5, 6.0, others_ms=-7.0)]) == 1  # a burst
+    assert queue_percent([step(1, 6.0, others_ms=-7.0)]) == 0
+    assert queue_percent([step(1, 30.0, others_ms=70.0)]) == 30
+    assert queue_percent([step(1, 6.0)]) == 6  # where nobody counts what others ran, the wait stands
+
+
+STAT = """cpu  100 20 3 900 5 6 7 8 0 0
+cpu0 60 20 0 400 5 6 7 8 0 0
+cpu1 40 0 3 500 0 0 0 0 0 0
+intr 5
+"""
+
+
+def test_programs_time_on_the_cores_that_may_be_used() -> None:
+    assert cores_ns(STAT, {0, 1}) == 123 * TICK_NS
+    assert cores_ns(STAT, {0}) == 80 * TICK_NS
+    assert cores_ns(STAT, {1, 7}) == 43 * TICK_NS
+    with pytest.raises(ValueError, match="none of the cores"):
+        cores_ns(STAT, {7})
+
+
+def test_the_meter_adds_up_what_others_ran() -> None:
+    counts = iter([100, 150, 200, 190])
+    meter = NoiseMeter(lambda: None, dict, lambda: next(counts))
+    meter.clear()
+    for _ in range(2):
+        with meter.counting():
+            pass
+    assert meter.per_step(4).others_ns == 10
+    meter.clear()
+    assert meter.per_step(4).others_ns == 0
+
+
+def test_a_reason_counts_if_most_blocks_end_with_it() -> None:
+    assert throttled([step(1, 0, "hot"), step(2, 0, "hot"), step(3, 0)]) == "hot"
+    assert throttled([step(1, 0, "hot"), step(2, 0), step(3, 0)]) is None
+
+
+def test_the_meter_takes_the_thread_that_waited_longest() -> None:
+    counts = iter(
+        [{"main": 5, "other": 0}, {"main": 25, "other": 8}, {"main": 25, "new": 3}, {"main": 45, "new": 4}]
+    )
+    meter = NoiseMeter(lambda: "hot", lambda: next(counts), lambda: 0)
+    meter.clear()
+    for _ in range(2):
+        with meter.counting():
+            pass
+    assert (meter.per_step(4).queue_ns, meter.per_step(4).throttled) == (10, "hot")
+    meter.clear()
+    assert meter.per_step(1).queue_ns == 0
+
+
+def test_where_nobody_counts_nothing_is_known() -> None:
+    meter = NoiseMeter(lambda: None, lambda: None, lambda: None)
+    with meter.counting():
+        pass
+    assert meter.per_step(1).queue_ns is None
+    assert meter.per_step(1).others_ns is None
+
+
+def test_a_thread_that_ended_still_counts() -> None:
+    thread = threading.Thread(target=note_end, name="gone-by-now")
+    thread.start()
+    thread.join()
+    found = waited_ns()
+    assert found is not None
+    assert "gone-by-now" in found
+    assert Counter(found)["gone-by-now"] >= 0
+
+
+class FakeNvml:
+    NVMLError = RuntimeError
+
+    def __init__(self, reasons: int) -> None:
+        self.reasons = reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int:  # noqa: N802
+        return self.reasons
+
+
+def test_heat_throttles_and_the_power_cap_is_normal() -> None:
+    assert throttling(FakeNvml(0x40 | 0x4), None) == "too hot (slowed down by its hardware)"
+    assert throttling(FakeNvml(0x4), None) is None
+
+
+files = hand_made.files
+
+
+def add_load(files: Any, variant: Any, queue_ms: float = 30.0, reason: str | None = None) -> None:
+    """Has rank 1 of the variant wait so long in each step."""
+    for path in files.run.variant(variant.id).glob("rank1.jsonl"):
+        text = path.read_text()
+        found = json.dumps({"queue_ns": round(queue_ms * MS), "throttled": reason}, separators=(",", ":"))
+        path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
+
+
+def headline_of(results: Any, reasons: list[str]) -> str:
+    return conclude(hand_made.plan([hand_made.EVEN], []), results, None, reasons).headline
+
+
+def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
+    """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
+    hand_made.write_splits(files, rounds=8)
+    add_load(files, hand_made.EVEN, queue_ms, reason)
+    return compare_run(files.run)
+
+
+def test_quiet_splits_are_ranked(files: Any) -> None:
+    comparison = noisy(files, 2.0)
+    assert comparison.interference == ()
+    assert comparison.fastest == "ddp-2-even"
+    assert comparison.variants[0].ranks[1].queue_percent < 5
+
+
+def test_ranks_that_wait_for_cores_are_not_ranked_and_the_report_says_why(files: Any) -> None:
+    comparison = noisy(files, 30.0)
+    assert comparison.fastest is None
+    assert (
+        "can't be ranked: rank 1 of ddp 32/32 waited for a free core in 28.1 % of its step"
+        in comparison.summary
+    )
+    assert [one.vs_baseline.verdict for one in comparison.variants] == ["baseline", "inconclusive"]
+    assert comparison.variants[1].vs_baseline.percent is not None  # what was measured is kept
+
+
+def test_one_affected_split_leaves_none_ranked_anywhere(files: Any) -> None:
+    """Neither by verdicts of the others, nor by an order, nor by what is offered to train with."""
+    third = hand_made.variant("ddp-2-40-24", (40, 24))
+    variants = (hand_made.EVEN, hand_made.UNEVEN, third)
+    hand_made.write_splits(files, rounds=28, ratio=0.7)
+    files.rounds(third, "01-ddp-2", [90.0] * 28)
+    files.close(third)
+    launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
+    write_json(files.run.plan, hand_made.plan(variants, [launch]))
+    assert compare_run(files.run).fastest == "ddp-2-48-16"
+    add_load(files, third)
+    comparison = compare_run(files.run)
+    assert [known(one.vs_baseline).verdict for one in comparison.variants] == [
+        "baseline",
+        "inconclusive",
+        "inconclusive",
+    ]
+    assert [one.id for one in by_rank(comparison)[0]] == [one.id for one in variants]
+    pasted = lines_to_paste(comparison)
+    assert pasted is not None
+    assert pasted.startswith("No split could be found fastest. To train with ddp 48/16,")
+    assert comparison.headline.startswith("These splits can't be ranked")
+
+
+def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> None:
+    result = noisy(files, 30.0).variants[0]
+    ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
+    (told, _) = interference_in([replace(result, ranks=ranks)] * 2)
+    assert "in 5.1 % of its step" in told
+    assert "(at most 5 % is accepted)." in headline_of((result,), [told])
+
+
+def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
+    comparison = noisy(files, 0.0, "power brake")
+    assert "the clock of cpu:1 was throttled in ddp 32/32: power brake" in comparison.summary
+    assert "cool down" in comparison.summary
+
+
+def test_a_variant_alone_is_ranked_with_nobody(files: Any) -> None:
+    comparison = noisy(files, 30.0)
+    assert interference_in(comparison.variants[:1]) == ()
+    assert "3 more like those" in headline_of((), ["a"] * 5)

@@ -1,0 +1,265 @@
+"""Who is to blame: by made-up exits and records."""
+
+import signal
+import sysconfig
+import textwrap
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.failures.restart import fails_everywhere, is_transient
+from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
+from gpurun.launcher.inspect.frames import OURS
+from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.job import outcome_error
+from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.worker.training.load_workload import load_workload
+from tests.unit.compare import test_compare as hand_made
+
+files = hand_made.files
+
+S = 1_000_000_000
+
+
+def ended(rank: int, returncode: int, time_s: float, *sent: int, oom: bool = False) -> Exit:
+    return Exit(rank, 1000 + rank, returncode, int(time_s * S), sent, oom)
+
+
+def record(rank: int, time_s: float, *, secondary: bool = False, kind: str = "exception") -> FailureRecord:
+    text = "Connection closed by peer" if secondary else "boom"
+    return FailureRecord(
+        time_ns=int(time_s * S),
+        rank=rank,
+        variant="ddp-2-even",
+        stage="round",
+        kind=kind,  # type: ignore[arg-type]
+        type="RuntimeError" if secondary else "ValueError",
+        message=text,
+        traceback=f"Traceback (most recent call last):\n{text}\n",
+        secondary=secondary,
+    )
+
+
+def test_the_earliest_exception_is_the_cause() -> None:
+    failure = root_cause([ended(0, 1, 11.0), ended(1, 1, 10.9)], [record(0, 10.0), record(1, 10.5)], None)
+    assert (failure.rank, failure.kind, failure.also, failure.victims) == (0, "exception", (1,), ())
+    assert failure.headline == "rank 0 raised ValueError: boom"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
+def test_a_killed_rank_is_reaped_after_its_peers_complained(number: int) -> None:
+    """The peer's words are not among those that we know; still the dead rank began."""
+    failure = root_cause([ended(0, 1, 10.1), ended(1, -number, 10.2)], [record(0, 10.0)], None)
+    assert (failure.rank, failure.kind) == (1, "signal")
+    assert signal.Signals(number).name in failure.headline
+
+
+def test_an_abort_by_a_watchdog_is_no_cause_when_a_peer_was_earlier() -> None:
+    failure = root_cause([ended(0, -signal.SIGABRT, 10.2), ended(1, 1, 10.3)], [record(1, 10.0)], None)
+    assert failure.rank == 1
+
+
+def test_a_lost_peer_never_beats_a_cause_however_early() -> None:
+    exits = [ended(0, 1, 9.0), ended(1, 1, 20.0)]
+    failure = root_cause(exits, [record(0, 8.0, secondary=True), record(1, 19.0)], None)
+    assert failure.rank == 1
+
+
+def test_ranks_that_we_stopped_are_victims() -> None:
+    stopped = ended(0, -signal.SIGKILL, 5.1, signal.SIGTERM, signal.SIGKILL)
+    failure = root_cause([stopped, ended(1, 3, 5.0)], [], 5 * S + S // 20)
+    assert (failure.rank, failure.kind, failure.victims) == (1, "exit", (0,))
+    assert "exit code 3" in failure.headline
+
+
+def test_a_kill_that_was_not_ours_is_a_cause_even_after_we_began_to_stop() -> None:
+    """Its memory took a second to be freed; meanwhile a peer's failure had started the stop."""
+    exits = [ended(0, 1, 5.0), ended(1, -signal.SIGKILL, 6.0, signal.SIGTERM)]
+    failure = root_cause(exits, [record(0, 5.0, secondary=True)], int(5.5 * S))
+    assert (failure.rank, failure.kind) == (1, "signal")
+
+
+def test_the_oom_killer_is_named() -> None:
+    failure = root_cause([ended(0, -9, 5.0, oom=True)], [], None)
+    assert failure.kind == "oom"
+    assert "OOM killer" in explain(failure, "", "x.log")
+
+
+def test_a_rank_that_left_early_is_named() -> None:
+    exits = [ended(0, 1, 5.2), ended(1, 0, 5.0), ended(2, -15, 6.0, 15)]
+    failure = root_cause(exits, [record(0, 5.1, secondary=True)], 6 * S)
+    assert (failure.rank, failure.kind, failure.victims) == (1, "early_exit", (0, 2))
+    assert failure.headline == "rank 1 ended with exit code 0: ranks 0, 2 still waited for it"
+
+
+def test_a_rank_that_left_in_order_is_not_to_blame_for_an_exception() -> None:
+    failure = root_cause([ended(0, 0, 5.0), ended(1, 1, 6.0)], [record(1, 5.9)], None)
+    assert failure.rank == 1
+
+
+def test_without_a_cause_the_report_says_so() -> None:
+    records = [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)]
+    failure = root_cause([ended(0, 1, 5.1), ended(1, 1, 5.2)], records, None)
+    assert (failure.rank, failure.secondary) == (1, True)
+    assert "no rank recorded the cause" in explain(failure, "", "x.log")
+
+
+def test_what_a_stop_provoked_is_no_cause() -> None:
+    exits = [ended(0, 1, 7.0, signal.SIGTERM), ended(1, 3, 5.0)]
+    assert root_cause(exits, [record(0, 6.0)], int(5.5 * S)).rank == 1
+
+
+def test_nothing_to_explain() -> None:
+    with pytest.raises(ValueError, match="no rank"):
+        root_cause([], [], None)
+
+
+def test_the_explanation_shows_everything_once() -> None:
+    failure = root_cause([ended(2, 1, 5.0)], [record(2, 4.9)], None)
+    text = explain(failure, f"step 1\nstep 2\n{failure.traceback}", "runs/x/rank2.log")
+    assert text.count("Traceback") == 1
+    assert "step 2" in text
+    assert text.endswith("log: runs/x/rank2.log")
+    assert "during round of ddp-2-even" in text
+
+
+def test_a_users_mistake_is_shown_whole_and_once() -> None:
+    words = "train.py:3: the loss is no scalar\n    expected: one number\n    got:      shape (4,)"
+    mistake = replace(record(0, 4.9, kind="user"), message=words, traceback="")
+    failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
+    text = explain(failure, f"step 1\n{words}\n", "x.log")
+    assert failure.headline == "rank 0 found a mistake in the workload: train.py:3: the loss is no scalar"
+    assert text.count("expected: one number") == 1
+    assert "step 1" in text
+    assert failure.reason == f"{failure.headline}; expected one number, got shape (4,)"
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        ("RuntimeError: bad record 7\nand more", "bad record 7"),
+        ("requests.HTTPError: 404", "requests.HTTPError: 404"),
+        (
+            "KeyError: 'x'\n\nDuring that:\n\nTraceback (most recent call last):\n  File\nOSError: y",
+            "OSError: y",
+        ),
+    ],
+)
+def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str) -> None:
+    caught = f"Caught {raised.partition(':')[0].rpartition('.')[2]} in DataLoader worker process 0."
+    trace = 'Original Traceback (most recent call last):\n  File "train.py", line 3, in item\n    fail()\n'
+    passed_on = replace(record(1, 4.9), message=f"{caught}\n{trace}{raised}\n")
+    failure = root_cause([ended(1, 1, 5.0)], [passed_on], None)
+    assert failure.headline == f"rank 1 raised ValueError: {caught.removesuffix('.')}: {words}"
+
+
+def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files: Any) -> None:
+    with pytest.raises(ParamsError, match=r"^params of gpt: width must be a multiple of heads") as refused:
+        load_workload("gpt", {"width": 65}, ".")
+    mistake = replace(
+        record(0, 4.9, kind="user"),
+        type="ParamsError",
+        message=str(refused.value),
+        stage="build",
+        traceback="",
+    )
+    failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
+    assert failure.headline.startswith("rank 0 found a mistake in the job: params of gpt: width must")
+    assert fails_everywhere(failure)
+    assert not is_transient(failure)
+    hinted = replace(mistake, message="train.py:1: build has no parameter `widht`\n    did you mean `width`?")
+    assert root_cause([ended(0, 1, 5.0)], [hinted], None).reason == (
+        "rank 0 found a mistake in the job: train.py:1: build has no parameter `widht`; did you mean `width`?"
+    )
+    write_json(files.run.plan, hand_made.splits_plan())
+    files.close(hand_made.EVEN, hand_made.UNEVEN, status="failed", reason=failure.reason)
+    lost = compare_run(files.run)
+    outcome = outcome_error(lost, refused.value)
+    assert outcome is refused.value
+    assert outcome.exit_code == 2
+    hand_made.write_splits(files)
+    measured = outcome_error(compare_run(files.run), refused.value)
+    assert measured is None  # others had params of their own
+
+
+LIBRARY = sysconfig.get_path("purelib")
+TRACEBACK = f"""\
+Traceback (most recent call last):
+  File "{OURS}launcher/worker/entry/workload_rank.py", line 35, in main
+    run_launch(journal)
+  File "{LIBRARY}/torch/nn/modules/module.py", line 1778, in _call_impl
+    return forward_call(*args)
+           ^^^^^^^^^^^^^^^^^^^
+  File "/home/ada/train.py", line 14, in forward
+    return lookup(x)
+           ^^^^^^^^^
+  File "{LIBRARY}/torch/nn/functional.py", line 9, in embedding
+    raise ValueError(text)
+ValueError: boom
+    and a second line
+"""
+
+
+def test_the_traceback_shows_the_users_frames_and_the_log_the_whole() -> None:
+    failure = root_cause([ended(1, 1, 5.0)], [replace(record(1, 4.9), traceback=TRACEBACK)], None)
+    text = explain(failure, f"step 1\n{TRACEBACK}", "x.log")
+    shown = "".join(TRACEBACK.splitlines(keepends=True)[i] for i in (0, 6, 7, 8, 11, 12))
+    assert users_traceback(TRACEBACK) == shown
+    assert textwrap.indent(shown, "    ") in text
+    assert "main.py" not in text
+    assert "functional.py" not in text
+    assert text.count("ValueError: boom\n") == 2  # the headline, and the end of the traceback
+    assert "step 1" in text
+    assert text.endswith("log (with the whole traceback): x.log")
+
+
+def test_a_traceback_without_a_line_of_the_users_is_shown_whole() -> None:
+    ours = TRACEBACK.replace("/home/ada/", f"{LIBRARY}/")
+    assert users_traceback(ours) == ours
+
+
+def test_a_crash_shows_where_and_not_the_end_of_the_stack() -> None:
+    log = (
+        "step 1\nUSDT:profiler_start\nFatal Python error: Aborted\n\n"
+        "Current thread 0x7f (most recent call first):\n"
+        f'  File "{LIBRARY}/torch/x.py", line 3 in check\n'
+        '  File "/home/ada/train.py", line 14 in forward\n'
+        '  File "<frozen runpy>", line 88 in _run_code\n\nExtension modules: a, b (total: 2)\n'
+    )
+    failure = with_crash(root_cause([ended(1, -signal.SIGABRT, 5.0)], [], None), log)
+    assert failure.headline == "rank 1 was killed by SIGABRT: Aborted at /home/ada/train.py:14 in forward"
+    text = explain(failure, log, "x.log")
+    assert 'Fatal Python error: Aborted (most recent call first)\n      File "' in text
+    assert 'File "/home/ada/train.py", line 14 in forward' in text
+    assert "step 1" in text
+    assert not any(word in text for word in ("runpy", "Extension", "USDT"))
+
+
+RECORD = st.builds(
+    record,
+    st.integers(0, 3),
+    st.floats(1, 9),
+    secondary=st.booleans(),
+    kind=st.sampled_from(["exception", "oom"]),
+)
+EXIT = st.builds(ended, st.integers(0, 3), st.sampled_from([0, 1, 3, -6, -9, -11, -15]), st.floats(1, 9))
+
+
+@given(st.lists(EXIT, min_size=1, max_size=4, unique_by=lambda e: e.rank), st.lists(RECORD, max_size=4))
+def test_the_order_of_the_evidence_does_not_matter(exits: list[Exit], records: list[FailureRecord]) -> None:
+    unique = list({r.rank: r for r in records}.values())
+    failures = {root_cause(order, unique[::-1], None) for order in permutations(exits)}
+    assert len(failures) == 1
+    (failure,) = failures
+    assert failure.rank not in failure.victims
+    primary = [r for r in unique if not r.secondary]
+    if primary:
+        assert not failure.secondary
+    assert explain(failure, "log", "path")

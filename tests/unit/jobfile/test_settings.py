@@ -1,0 +1,262 @@
+"""What makes a variant is said once: whatever derives from `Settings` forgets none of its fields."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpurun.launcher.compare.diff import diff_runs
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison, ExposedComm, Noise, VariantResult
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.docs.reference import job_reference
+from gpurun.launcher.jobfile.docs.schema import job_schema
+from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, TRAINING, JobKind
+from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.report.tensorboard.hparams import hyperparameters
+from gpurun.launcher.run.attempts import model_of
+from tests.unit.plan.machines import FakeMachine
+
+JOBS: dict[JobKind, dict[str, Any]] = {
+    TRAINING: {"workload": "gpt", "global_batch": 8, "devices": "cpu:2"},
+    PROGRAM: {"script": "one.py", "devices": "cpu:2"},
+}
+VALUES: dict[str, tuple[Any, Any]] = {
+    "workload": ("gpt", "mlp"),
+    "script": ("one.py", "two.py"),
+    "module": ("one", "two"),
+    "strategy": ("ddp", "dp"),
+    "device_count": (1, 2),
+    "split": ("even", [6, 2]),
+    "global_batch": (8, 4),
+    "precision": ("fp32", "bf16"),
+    "compile": (False, True),
+    "channels_last": (False, True),
+    "threads": (1, 2),
+    "accumulate": (1, 2),
+    "bucket_mb": (10, 50),
+    "params": ({"layers": 1}, {"layers": 2}),
+    "args": (["--one"], ["--two"]),
+    "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
+    "seed": (1, 2),
+}
+"""Two values of every setting; a new field needs a line here."""
+
+OTHER_WORK = ("script", "args", "compile", "channels_last", "seed", "threads", "precision")
+VARYING = [name for name, setting in SETTINGS.items() if setting.compare]
+MACHINE = FakeMachine()
+
+
+def job_of(tmp_path: Path, name: str, changes: dict[str, Any]) -> JobSpec:
+    """A job of the kind that has the setting, with these keys besides or instead."""
+    for program in ("one.py", "two.py"):
+        (tmp_path / program).touch()
+    kind = TRAINING if TRAINING in SETTINGS[name].kinds else PROGRAM
+    job = {**JOBS[kind], **changes}
+    if "module" in changes:
+        del job["script"]
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job))
+    return load_job(path)
+
+
+def varying(tmp_path: Path, name: str, **changes: Any) -> JobSpec:
+    return job_of(tmp_path, name, {"compare": {name: list(VALUES[name])}, **changes})
+
+
+def result_of(variant: Variant) -> VariantResult:
+    return VariantResult(
+        id=variant.id,
+        strategy=variant.strategy,
+        devices=variant.devices,
+        split=variant.split,
+        split_name=variant.split_name,
+        global_batch=variant.global_batch,
+        precision=variant.precision,
+        accumulate=variant.accumulate,
+        varied=variant.varied,
+        status="ok",
+        reason=None,
+        log=None,
+        rounds=1,
+        launches=1,
+        step_ms=None,
+        samples_per_s=None,
+        vs_baseline=None,
+        scaling_efficiency=None,
+        gradient_error=None,
+        gradient_reference=None,
+        exposed_comm_ms=ExposedComm(),
+        warnings=(),
+        ranks=(),
+        launch_medians_ms=(1.0, 1.0),
+        workload=variant.workload,
+        threads=variant.threads,
+    )
+
+
+def comparison_of(spec: JobSpec) -> Comparison:
+    """A run's comparison, as it is after it was written and read back; its variant is called `v`."""
+    (variant,) = build_plan(spec, MACHINE).variants
+    results = (replace(result_of(variant), id="v"),)
+    found = Comparison(
+        1, "job", spec.resolved(), {}, "v", None, Noise(None, None, None), results, None, "", (), True
+    )
+    read: Comparison = msgspec.json.decode(msgspec.json.encode(found), type=Comparison)
+    return read
+
+
+def test_every_setting_has_values_to_test_it_with() -> None:
+    assert VALUES.keys() == SETTINGS.keys() == {one.name for one in fields(Settings)}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_what_varies_makes_variants_of_names_of_their_own(tmp_path: Path, name: str) -> None:
+    plan = build_plan(varying(tmp_path, name), MACHINE)
+    first, second = plan.variants
+    assert first.id != second.id
+    assert variant_label(first) != variant_label(second)
+    values = {json.dumps(getattr(variant, name)) for variant in plan.variants}
+    assert len(values) == 2
+    read = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+    assert msgspec.json.encode(read) == msgspec.json.encode(plan)
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_what_varies_is_in_hyperparameters_and_json(tmp_path: Path, name: str) -> None:
+    results = [result_of(variant) for variant in build_plan(varying(tmp_path, name), MACHINE).variants]
+    columns = [hyperparameters(result) for result in results]
+    shown = [{key: row[key] for key in row if key.partition(".")[0] == name} for row in columns]
+    assert shown[0]
+    assert shown[0] != shown[1]
+    first, second = (msgspec.to_builtins(result) for result in results)
+    kept = [(one["varied"].get(name), one.get(name), len(one["devices"])) for one in (first, second)]
+    assert kept[0] != kept[1]
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_the_schema_and_the_reference_say_what_varies(name: str) -> None:
+    schema = job_schema()
+    assert len(schema["$defs"]["Compare"]["properties"][name]["description"]) > 10
+    assert f"| {SETTINGS[name].compare} |" in job_reference()
+    if SETTINGS[name].baseline:
+        assert len(schema["$defs"]["Baseline"]["properties"][name]["description"]) > 10
+        assert f"| {SETTINGS[name].baseline} |" in job_reference()
+
+
+@pytest.mark.parametrize("name", [name for name in VARYING if SETTINGS[name].baseline])
+def test_a_baseline_is_found_by_every_setting(tmp_path: Path, name: str) -> None:
+    plan = build_plan(varying(tmp_path, name, baseline={name: VALUES[name][1]}), MACHINE)
+    assert plan.baseline == plan.variants[1].id
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_only_batches_share_processes(tmp_path: Path, name: str) -> None:
+    plan = build_plan(varying(tmp_path, name), MACHINE)
+    assert (len({launch.group for launch in plan.launches}) == 1) is SETTINGS[name].shares_processes
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_a_failure_while_building_is_shared_by_variants_that_build_the_same(
+    tmp_path: Path, name: str
+) -> None:
+    models = [model_of(variant) for variant in build_plan(varying(tmp_path, name), MACHINE).variants]
+    assert (models[0] != models[1]) is SETTINGS[name].builds_model
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_diff_compares_the_same_work_only(tmp_path: Path, name: str) -> None:
+    a, b = (comparison_of(job_of(tmp_path, name, {name: value})) for value in VALUES[name])
+    diff = diff_runs(a, b)
+    if SETTINGS[name].same_work:
+        assert not any(f"{name}: " in one.reason for one in diff.not_comparable)
+    else:
+        (found,) = diff.not_comparable
+        assert f"{name}: " in found.reason
+    assert not diff_runs(a, a).not_comparable
+
+
+@pytest.mark.parametrize(
+    "name", ["script", "args", "compile", "channels_last", "seed", "threads", "precision"]
+)
+def test_these_are_other_work(name: str) -> None:
+    assert not SETTINGS[name].same_work
+
+
+def test_variants_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
+    for name in VARYING:
+        first, second = build_plan(varying(tmp_path, name), MACHINE).variants
+        assert first.same_task(second) is not SETTINGS[name].is_task
+
+
+FOREIGN = [
+    (name, kind)
+    for name, setting in SETTINGS.items()
+    for kind in (TRAINING, PROGRAM)
+    if kind not in setting.kinds and name not in KIND_KEYS
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), FOREIGN)
+def test_a_setting_of_another_kind_of_job_is_refused(tmp_path: Path, name: str, kind: JobKind) -> None:
+    (tmp_path / "one.py").touch()
+    path = tmp_path / "job.yaml"
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+        (name, {name: VALUES[name][0]}),
+        (f"compare.{name}", {"compare": {name: list(VALUES[name])}}),
+        (f"baseline.{name}", {"baseline": {name: VALUES[name][0]}}),
+    )
+    for place, changes in cases:
+        path.write_text(json.dumps(JOBS[kind] | changes))
+        with pytest.raises(SpecError, match=f"`{place}` is for"):
+            load_job(path)
+
+
+def test_a_program_and_its_module_do_not_vary(tmp_path: Path) -> None:
+    for name in ("script", "module"):
+        with pytest.raises(SpecError, match=f"unknown key `{name}` under `compare`"):
+            varying(tmp_path, name)
+
+
+def test_a_strategy_without_buckets_is_measured_once_and_named_without_them(tmp_path: Path) -> None:
+    spec = job_of(tmp_path, "bucket_mb", {"compare": {"strategy": ["dp", "ddp"], "bucket_mb": [10, 50]}})
+    plan = build_plan(spec, MACHINE)
+    assert [variant.id for variant in plan.variants] == [
+        "dp-2-even",
+        "ddp-2-even-bucket_mb-10",
+        "ddp-2-even-bucket_mb-50",
+    ]
+    assert [variant.bucket_mb for variant in plan.variants] == [0, 10, 50]
+
+
+def test_a_bucket_size_that_no_strategy_has_is_noted(tmp_path: Path) -> None:
+    spec = job_of(tmp_path, "bucket_mb", {"strategy": "dp", "bucket_mb": 10})
+    assert build_plan(spec, MACHINE).notes == ("dp has no `bucket_mb`: 10 is not used",)
+
+
+def test_a_plan_of_an_older_run_still_loads() -> None:
+    old = {
+        "id": "ddp-2-even",
+        "strategy": "ddp",
+        "devices": ["cpu:0", "cpu:1"],
+        "split": [4, 4],
+        "split_name": "even",
+        "global_batch": 8,
+        "precision": "fp32",
+        "accumulate": 1,
+        "params": {},
+        "seed": 0,
+        "varied": {},
+    }
+    variant = msgspec.json.decode(json.dumps(old), type=Variant)
+    assert (variant.workload, variant.threads, variant.kind, variant.world_size) == ("", 0, TRAINING, 2)
+    program = {**old, "strategy": "script", "split": [], "split_name": "-"}
+    program |= {"global_batch": None, "precision": None, "accumulate": None, "seed": None}
+    assert msgspec.json.decode(json.dumps(program), type=Variant).kind is PROGRAM

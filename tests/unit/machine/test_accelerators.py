@@ -1,0 +1,211 @@
+"""Kinds of device are looked up in one table: another kind is a row and a runtime, and nothing else."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, CUDA, accelerator_of, precision_problem
+from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.worker import ORDER
+from gpurun.launcher.worker.accelerators import runtime
+from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
+from gpurun.launcher.worker.base.failure import is_out_of_memory
+from tests.unit.test_house import everything_imported, modules
+
+ROOT = Path(__file__).parents[3]
+
+DEVICE_WORD = re.compile(r"(?<![\w/])cuda(?!\w)")
+MAY_NAME_CUDA = (
+    "launcher/machine/accelerators.py",  # the table
+    "launcher/worker/accelerators/",  # the runtimes
+    "launcher/jobfile/",  # its help and its messages show devices
+    "launcher/cli/commands/run.py",  # so does the help of --devices
+    "launcher/trace/",  # Kineto's names
+    "launcher/tensorboard_plugin/timeline/index/sources.py",  # Kineto's names
+)
+DEVICE_TYPES = ("cpu", "cuda")
+
+
+def texts(tree: ast.Module) -> Iterator[ast.Constant]:
+    """All text in the code that isn't a docstring or the description of a field."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node
+
+
+def test_only_the_table_and_the_runtimes_name_a_kind_of_gpu() -> None:
+    named = [
+        f"{module.path}:{text.lineno}: {text.value!r}"
+        for module in modules().values()
+        if not module.path.as_posix().startswith(MAY_NAME_CUDA)
+        for text in texts(module.tree)
+        if DEVICE_WORD.search(str(text.value))
+    ]
+    assert not named, "\n".join(named)
+
+
+def test_only_its_runtime_uses_torch_cuda() -> None:
+    used = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if module.path.as_posix() != "launcher/worker/accelerators/cuda.py"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "cudnn")
+    ]
+    assert not used, "\n".join(used)
+
+
+def test_no_code_compares_a_device_type() -> None:
+    """Workloads may ask for the CPU: they are below the table."""
+    compared = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if module.package != "workloads"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Compare | ast.Call)
+        for text in asked(node)
+        if isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES
+    ]
+    others = ("launcher/compare/causes.py", "launcher/worker/meters/cpu_time.py")  # a trace; /proc/stat
+    assert not [place for place in compared if not place.startswith(others)]
+
+
+def asked(node: ast.Compare | ast.Call) -> list[ast.expr]:
+    """What something is compared with, or must start with."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    is_prefix = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "removeprefix")
+    return list(node.args) if is_prefix else []
+
+
+def test_directories_of_the_worker_import_in_one_order() -> None:
+    room = "gpurun.launcher.worker."
+    above = [
+        f"{module.path}:{imported.line}: imports {imported.module}"
+        for module, imported in everything_imported()
+        if module.name.startswith(room) and imported.module.startswith(room)
+        if "." in module.name.removeprefix(room)
+        if ORDER.index(directory(module.name)) < ORDER.index(directory(imported.module))
+    ]
+    assert not above, "\n".join(above)
+
+
+def directory(module: str) -> str:
+    return module.split(".")[3]
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "cuda:1@0", "GPU-1b2c", "MIG-5c/1/0"])
+def test_a_gpu_has_many_names(name: str) -> None:
+    assert accelerator_of(name) is CUDA
+
+
+@pytest.mark.parametrize("name", ["xpu", "cudas:0", "", "gpu-1", "cpu2"])
+def test_an_unknown_kind_is_a_mistake(name: str) -> None:
+    with pytest.raises(SpecError, match=r"unknown kind of device .*; known kinds: cpu, cuda"):
+        accelerator_of(name)
+    with pytest.raises(SpecError):
+        runtime.runtime_of_kind(name)
+
+
+def test_a_precision_that_only_one_kind_has() -> None:
+    assert precision_problem("tf32", CPU) == "tf32 needs an NVIDIA GPU"
+    assert precision_problem("tf32", CUDA) is precision_problem("bf16", CPU) is None
+
+
+def test_every_row_has_a_runtime() -> None:
+    for kind in ACCELERATORS.values():
+        assert isinstance(runtime.load(kind), runtime.Runtime)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+def test_without_a_gpu_the_cpu_is_what_is_used() -> None:
+    assert isinstance(runtime.available_runtime(), CpuRuntime)
+    assert isinstance(runtime.used_runtime(), CpuRuntime)
+
+
+class XpuRuntime(CpuRuntime):
+    """Another kind's runtime."""
+
+
+XPU = replace(
+    CUDA,
+    name="xpu",
+    title="XPU",
+    noun="Intel GPU",
+    backend="xccl",
+    runtime=f"{__name__}:XpuRuntime",
+    visible_variable="ZE_AFFINITY_MASK",
+    uuid_prefixes=("XPU-",),
+    memory_errors=("UR_RESULT_ERROR_OUT_OF_RESOURCES",),
+)
+
+
+def test_another_kind_is_used_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ACCELERATORS, "xpu", XPU)
+    sys.modules.setdefault(__name__, sys.modules[XpuRuntime.__module__])
+    assert isinstance(runtime.load(XPU), XpuRuntime)
+    assert accelerator_of("xpu:3") is accelerator_of("XPU-77") is XPU
+
+
+FROM_JOB_TO_LAUNCH = """
+from dataclasses import replace
+from pathlib import Path
+from gpurun.launcher.machine import accelerators
+from gpurun.launcher.machine.accelerators import CUDA
+xpu = replace(CUDA, name="xpu", title="XPU", noun="Intel GPU", backend="xccl", only_here={},
+    visible_variable="ZE_AFFINITY_MASK", uuid_prefixes=("XPU-",), interface_variable="CCL_SOCKET_IFNAME")
+accelerators.ACCELERATORS["xpu"] = xpu
+from gpurun.launcher.jobfile.load import read_spec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.launch_config import order_for
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+machine = FakeMachine(8, (FakeGpu("GPU-a"), FakeGpu("XPU-a", kind="xpu"), FakeGpu("XPU-b", kind="xpu")))
+for devices in ("xpu", "[xpu:0, xpu:1]", "[XPU-a, xpu:1]"):
+    text = f"name: t\\nworkload: gpt\\nglobal_batch: 8\\ndevices: {devices}\\n"
+    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
+    assert not mistakes, mistakes
+    plan = build_plan(spec, machine)
+    (launch, *_) = plan.launches
+    assert [process.devices for process in launch.processes] == [("xpu:0",), ("xpu:1",)]
+    assert [process.env["ZE_AFFINITY_MASK"] for process in launch.processes] == ["XPU-a", "XPU-b"]
+    assert {process.env["CUDA_VISIBLE_DEVICES"] for process in launch.processes} == {""}
+    order = order_for(plan, spec, launch, run_dir=Path("/r"), job_dir=Path("/j"), machine=machine,
+        looks=((8, 0.05),), prior={})
+    assert (order.devices, order.backend) == (("xpu:0", "xpu:0"), "xccl")
+for wrong, words in (("[xpu:0, cuda:0]", "CUDA and XPU devices"), ("npu", "expected devices")):
+    text = f"name: t\\nworkload: gpt\\nglobal_batch: 8\\ndevices: {wrong}\\n"
+    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
+    assert words in str(mistakes), mistakes
+"""
+
+
+def test_another_kind_goes_from_the_job_file_to_the_launch() -> None:
+    """With a row alone: no other module of the command changes."""
+    environment = child_environment()
+    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-c", FROM_JOB_TO_LAUNCH],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA_ERROR_OUT_OF_MEMORY: x", "CUBLAS_STATUS_ALLOC_FAILED", "Cannot allocate memory"]
+)
+def test_each_kinds_words_mean_out_of_memory(words: str) -> None:
+    assert is_out_of_memory(RuntimeError(words))
+    assert not is_out_of_memory(RuntimeError("out of luck"))

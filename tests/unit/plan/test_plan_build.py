@@ -1,0 +1,246 @@
+"""The plan: groups, ABBA launches, processes, and what workers are told."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import read_spec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan, estimate_s
+from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+
+CPU = FakeMachine(8)
+GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
+
+
+def spec_of(**job: Any) -> JobSpec:
+    text = json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job})
+    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
+    assert not mistakes
+    return spec
+
+
+def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
+    plan = build_plan(spec, machine)
+    return [
+        order_for(
+            plan,
+            spec,
+            launch,
+            run_dir=Path("/run"),
+            job_dir=Path("/job"),
+            machine=machine,
+            looks=((8, 0.05),),
+            prior={},
+        )
+        for launch in plan.launches
+    ]
+
+
+def test_splits_share_one_launch() -> None:
+    plan = build_plan(spec_of(compare={"split": ["even", [48, 16], "7:1"]}), CPU)
+    (launch,) = plan.launches
+    assert (launch.id, launch.group, launch.repetition, launch.rounds) == ("01-ddp-2", "ddp-2", 0, 28)
+    assert launch.variants == ("ddp-2-even", "ddp-2-48-16", "ddp-2-7-1")
+
+
+def test_batches_and_micro_batches_share_one_launch() -> None:
+    plan = build_plan(spec_of(compare={"global_batch": [64, 32], "accumulate": [1, 2]}), CPU)
+    assert len(plan.launches) == 1
+
+
+def test_strategies_take_turns_in_abba_order() -> None:
+    plan = build_plan(spec_of(compare={"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}), CPU)
+    assert [launch.id for launch in plan.launches] == [
+        "01-ddp-2", "02-dp-2", "03-dp-2", "04-ddp-2", "05-ddp-2", "06-dp-2",
+        "07-dp-2", "08-ddp-2", "09-ddp-2", "10-dp-2", "11-dp-2", "12-ddp-2",
+    ]  # fmt: skip
+    assert [launch.repetition for launch in plan.launches] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert {launch.rounds for launch in plan.launches} == {math.ceil(28 / 6)}
+
+
+@pytest.mark.parametrize(("launches", "rounds", "each"), [(1, 28, 28), (4, 28, 7), (5, 28, 6), (28, 1, 1)])
+def test_rounds_are_spread_over_launches(launches: int, rounds: int, each: int) -> None:
+    plan = build_plan(spec_of(steps={"launches": launches, "rounds": rounds}), CPU)
+    assert [launch.rounds for launch in plan.launches] == [each] * launches
+
+
+def test_what_needs_processes_of_its_own_is_a_group() -> None:
+    compare = {
+        "precision": ["fp32", "bf16"],
+        "params": [{"a": 1}, {"a": 2}],
+        "seed": [1, 2],
+        "device_count": [1, 2],
+    }
+    plan = build_plan(spec_of(compare=compare, steps={"launches": 1}), CPU)
+    groups = [launch.group for launch in plan.launches]
+    assert len(set(groups)) == len(groups) == 16
+    assert "ddp-2-precision-bf16-a-1-seed-2" in groups
+
+
+def test_a_process_per_ddp_rank() -> None:
+    (launch,) = build_plan(spec_of(), CPU).launches
+    first, second = launch.processes
+    assert second.argv == ("python", "-m", "gpurun.launcher.worker", "launches/01-ddp-2/launch.json", "1")
+    assert second.env == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    assert (first.devices, second.devices) == (("cpu:0",), ("cpu:1",))
+    assert second.log == "launches/01-ddp-2/log/rank1.log"
+
+
+def test_one_process_for_dp_and_single() -> None:
+    plan = build_plan(spec_of(compare={"strategy": ["dp", "single"]}, steps={"launches": 1}), GPUS)
+    dp, single = (launch.processes for launch in plan.launches)
+    assert [process.devices for process in (*dp, *single)] == [("cuda:0", "cuda:1"), ("cuda:0",)]
+    assert dp[0].env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert single[0].env["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+    assert dp[0].env["WORLD_SIZE"] == "1"
+    assert "GLOO_SOCKET_IFNAME" not in dp[0].env
+
+
+def test_ddp_ranks_see_their_own_gpu_only() -> None:
+    (launch,) = build_plan(spec_of(devices=["cuda:1", "cuda:0"]), GPUS).launches
+    assert [process.env["CUDA_VISIBLE_DEVICES"] for process in launch.processes] == ["GPU-b", "GPU-a"]
+
+
+def test_an_order_holds_all_that_workers_need() -> None:
+    spec = spec_of(compare={"split": ["even", [48, 16]]}, accumulate=2, params={"width": 8}, seed=3)
+    (order,) = orders(spec, CPU)
+    assert order == LaunchConfig(
+        launch="01-ddp-2",
+        run_dir="/run",
+        workload="gpt",
+        job_dir="/job",
+        params={"width": 8},
+        strategy="ddp",
+        devices=("cpu", "cpu"),
+        backend="gloo",
+        precision="fp32",
+        seed=3,
+        threads=4,
+        variants=(VariantConfig("ddp-2-even", (32, 32), 2), VariantConfig("ddp-2-48-16", (48, 16), 2)),
+        baseline="ddp-2-even",
+        warmup=10,
+        rounds=28,
+        looks=((8, 0.05),),
+        prior={},
+        gradient_check=True,
+        profile=ProfileConfig(3),
+        ablation_rounds=6,
+        draw="/run",
+        options={"bucket_mb": 25},
+    )
+    assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchConfig) == order
+
+
+def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
+    found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}), CPU)
+    assert [order.gradient_check for order in found] == [True, True] + [False] * 10
+    assert [order.profile is not None for order in found] == [True, True] + [False] * 10
+    assert [order.ablation_rounds for order in found] == [5] + [0] * 11  # of `ddp` alone
+
+
+def test_the_baseline_is_named_only_where_it_runs() -> None:
+    found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}, steps={"launches": 1}), CPU)
+    assert [order.baseline for order in found] == ["ddp-2-even", None]
+
+
+def test_what_a_trace_holds_and_of_which_ranks() -> None:
+    profile = {"steps": 2, "modules": True, "ranks": [1]}
+    (order,) = orders(spec_of(profile=profile), CPU)
+    assert order.profile == ProfileConfig(2, modules=True, ranks=(1,))
+    with pytest.raises(SpecError, match="no variant has a rank 2: the ranks are 0 to 1"):
+        build_plan(spec_of(profile={"ranks": [0, 2]}), CPU)
+
+
+def test_what_is_turned_off_is_not_ordered() -> None:
+    (order,) = orders(spec_of(profile={"steps": 0}, gradient_check=False), CPU)
+    assert (order.profile, order.gradient_check, order.ablation_rounds) == (None, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "seen", "backend"),
+    [
+        (["cuda:0", "cuda:1"], "ddp", ("cuda:0", "cuda:0"), "nccl"),
+        (["cuda:0", "cuda:0"], "ddp", ("cuda:0", "cuda:0"), "gloo"),
+        (["cuda:1", "cuda:0"], "dp", ("cuda:0", "cuda:1"), None),
+        (["cuda:1", "cuda:1"], "dp", ("cuda:0", "cuda:0"), None),
+        (["cuda:1"], "single", ("cuda:0",), None),
+        ("cpu:2", "dp", ("cpu", "cpu"), None),
+        ("cpu:2", "ddp", ("cpu", "cpu"), "gloo"),
+    ],
+)
+def test_devices_as_the_worker_sees_them(
+    devices: Any, strategy: str, seen: tuple[str, ...], backend: str | None
+) -> None:
+    (order,) = orders(spec_of(devices=devices, strategy=strategy), GPUS)
+    assert (order.devices, order.backend) == (seen, backend)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 4), (9, 4)])
+def test_a_cpu_device_is_a_share_of_the_cores_also_alone(cores: int, threads: int) -> None:
+    found = orders(spec_of(devices="cpu:2", compare={"strategy": ["single", "ddp"]}), FakeMachine(cores))
+    assert {order.threads for order in found} == {threads}
+
+
+def test_a_plan_that_is_far_too_large() -> None:
+    job = spec_of(
+        global_batch=10_000, devices="cpu:256", compare={"seed": list(range(50))}, steps={"launches": 100}
+    )
+    with pytest.raises(SpecError, match="1,250,000 processes"):
+        build_plan(job, CPU)
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = build_plan(spec_of(compare={"strategy": ["single", "ddp"], "split": ["even", [48, 16]]}), CPU)
+    again = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+    assert again == plan
+
+
+@given(
+    st.lists(st.sampled_from(["single", "dp", "ddp"]), min_size=1, max_size=3, unique=True),
+    st.integers(1, 9),
+    st.integers(1, 40),
+)
+def test_every_variant_gets_its_rounds_and_neighbours_pair(
+    strategies: list[str], launches: int, rounds: int
+) -> None:
+    plan = build_plan(
+        spec_of(compare={"strategy": strategies}, steps={"launches": launches, "rounds": rounds}), CPU
+    )
+    for variant in plan.variants:
+        mine = [launch for launch in plan.launches if variant.id in launch.variants]
+        assert rounds <= sum(launch.rounds for launch in mine) < rounds + launches
+        assert [launch.repetition for launch in mine] == list(range(launches))
+    size = len(strategies)
+    blocks = [plan.launches[start : start + size] for start in range(0, len(plan.launches), size)]
+    for block, following in pairwise(blocks):
+        assert [launch.group for launch in block] == [launch.group for launch in reversed(following)]
+
+
+def test_longer_runs_are_estimated_longer() -> None:
+    spec = spec_of(compare={"split": ["even", [48, 16]]})
+    plan = build_plan(spec, CPU)
+    assert 10 < estimate_s(plan, spec) < 120
+    longer = replace(plan, launches=plan.launches * 2)
+    assert estimate_s(longer, spec) == 2 * estimate_s(plan, spec)

@@ -1,0 +1,92 @@
+"""Which devices a job means on machines with and without GPUs."""
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.devices import busy_notes, device_notes, job_devices, resolve_devices
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+
+TWO_GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
+
+
+@pytest.mark.parametrize(
+    ("devices", "machine", "names"),
+    [
+        ("auto", FakeMachine(8), ("cpu:0", "cpu:1")),
+        ("auto", FakeMachine(1), ("cpu:0",)),
+        ("auto", FakeMachine(0), ("cpu:0",)),
+        ("auto", TWO_GPUS, ("cuda:0", "cuda:1")),
+        ("cuda", TWO_GPUS, ("cuda:0", "cuda:1")),
+        ("cpu:3", TWO_GPUS, ("cpu:0", "cpu:1", "cpu:2")),
+        (("cpu", "cpu:7"), FakeMachine(), ("cpu:0", "cpu:1")),
+        (("cuda:1",), TWO_GPUS, ("cuda:1",)),
+        (("cuda:0", "cuda:0"), TWO_GPUS, ("cuda:0", "cuda:0")),
+    ],
+)
+def test_names(devices: str | tuple[str, ...], machine: FakeMachine, names: tuple[str, ...]) -> None:
+    assert resolve_devices(devices, machine) == names
+
+
+def test_more_gpus_than_there_are() -> None:
+    with pytest.raises(MachineError, match=r"cuda:2, but this machine has cuda:0 \(H200\), cuda:1 \(H200\)"):
+        resolve_devices(("cuda:0", "cuda:2"), TWO_GPUS)
+
+
+@pytest.mark.parametrize("devices", ["cuda", ("cuda:0",)])
+def test_no_gpu_at_all(devices: str | tuple[str, ...]) -> None:
+    with pytest.raises(MachineError, match="no NVIDIA GPU"):
+        resolve_devices(devices, FakeMachine())
+
+
+def test_a_job_is_told_where_it_asks_for_them() -> None:
+    job = "workload: mlp\nglobal_batch: 8\ndevices: [cuda:0, cuda:1]\n"
+    spec = check_source(parse_source(job.encode(), "job.yaml"), Path())
+    with pytest.raises(MachineError, match=r"^job.yaml:3:10: the job asks for cuda:0, cuda:1, but this"):
+        job_devices(spec, FakeMachine())
+
+
+def test_kinds_do_not_mix() -> None:
+    with pytest.raises(SpecError, match="can't share a batch"):
+        resolve_devices(("cuda:0", "cpu:0"), TWO_GPUS)
+
+
+def test_notes() -> None:
+    assert device_notes(("cpu:0", "cpu:1"), FakeMachine(2)) == ()
+    assert "share 2 cores" in device_notes(("cpu:0", "cpu:1", "cpu:2"), FakeMachine(2))[0]
+    assert "gloo" in device_notes(("cuda:0", "cuda:0"), TWO_GPUS)[0]
+    assert device_notes(("cuda:0", "cuda:1"), TWO_GPUS) == ()
+
+
+BUSY = FakeMachine(
+    16, (FakeGpu("GPU-a"), FakeGpu("GPU-b", busy_with="python (7) uses 9.0 GiB"), FakeGpu("GPU-c"))
+)
+ALL_BUSY = FakeMachine(16, (FakeGpu("GPU-a", busy_with="it is 90 % utilised"),))
+
+
+def test_auto_leaves_busy_gpus_out_and_says_so() -> None:
+    found = resolve_devices("auto", BUSY)
+    assert found == ("cuda:0", "cuda:2")
+    notes = busy_notes("auto", found, BUSY)
+    assert notes == ("cuda:1 is left out, since others use it: python (7) uses 9.0 GiB",)
+    named = resolve_devices("cuda", BUSY)
+    assert named == ("cuda:0", "cuda:1", "cuda:2")
+    assert "cuda:1 is in use by others" in busy_notes("cuda", named, BUSY)[0]
+    assert busy_notes(("cuda:0",), ("cuda:0",), BUSY) == ()
+
+
+def test_where_all_are_busy_all_are_used() -> None:
+    assert resolve_devices("auto", ALL_BUSY) == ("cuda:0",)
+    assert "affects the times" in busy_notes("auto", ("cuda:0",), ALL_BUSY)[0]
+
+
+def test_gpus_may_be_named_by_uuid() -> None:
+    mig = FakeMachine(16, (FakeGpu("GPU-aa11"), FakeGpu("MIG-5c/1/0"), FakeGpu("GPU-aa22")))
+    assert resolve_devices(("MIG-5c", "GPU-aa2"), mig) == ("cuda:1", "cuda:2")
+    with pytest.raises(MachineError, match="several GPUs have a UUID that begins with GPU-aa"):
+        resolve_devices(("GPU-aa",), mig)
+    with pytest.raises(MachineError, match=r"no available GPU has the UUID GPU-b\n    cuda:0 is GPU-aa11"):
+        resolve_devices(("GPU-b",), mig)

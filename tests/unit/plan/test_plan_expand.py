@@ -1,0 +1,287 @@
+"""`compare` as variants: merging, leaving out, names, baseline."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import Compare, JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.expand import Expansion, expand
+from gpurun.launcher.plan.ids import make_unique
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+
+
+def spec_of(text: str) -> JobSpec:
+    return check_source(parse_source(f"workload: gpt\n{text}".encode(), "job.yaml"), Path())
+
+
+TWO_CORES = FakeMachine()
+
+
+def expanded(text: str, machine: FakeMachine = TWO_CORES) -> Expansion:
+    return expand(spec_of(text), machine)
+
+
+def ids(expansion: Expansion) -> list[str]:
+    return [variant.id for variant in expansion.variants]
+
+
+def test_a_job_without_compare_is_one_variant() -> None:
+    found = expanded("global_batch: 64\n")
+    (variant,) = found.variants
+    assert (variant.id, variant.split, variant.devices) == ("ddp-2-even", (32, 32), ("cpu:0", "cpu:1"))
+    assert (found.baseline, found.left_out, found.notes) == ("ddp-2-even", (), ())
+
+
+def test_the_product_is_named_by_what_varies() -> None:
+    found = expanded(
+        "global_batch: 64\n"
+        'compare: {strategy: [ddp, dp], split: [even, [48, 16], "15:1"], precision: [fp32, bf16]}\n'
+    )
+    assert ids(found)[:4] == [
+        "ddp-2-even-precision-fp32",
+        "ddp-2-even-precision-bf16",
+        "ddp-2-48-16-precision-fp32",
+        "ddp-2-48-16-precision-bf16",
+    ]
+    assert ids(found)[-1] == "dp-2-15-1-precision-bf16"
+    assert found.variants[-1].split == (60, 4)
+    assert found.variants[-1].split_name == "15:1"
+    assert found.variants[-1].varied == {"precision": "bf16"}
+
+
+def test_splits_that_come_to_the_same_samples_merge() -> None:
+    found = expanded('global_batch: 64\ncompare: {split: [[48, 16], "3:1", even, [32, 32]]}\n')
+    assert ids(found) == ["ddp-2-48-16", "ddp-2-even"]
+    assert found.notes == (
+        "48/16 and 3:1 are both 48/16: measured once",
+        "even and 32/32 are both 32/32: measured once",
+    )
+
+
+def test_a_merged_split_can_be_the_baseline_by_either_name() -> None:
+    text = 'global_batch: 64\ncompare: {split: [even, [48, 16], "3:1"]}\nbaseline: {split: "3:1"}\n'
+    assert expanded(text).baseline == "ddp-2-48-16"
+
+
+@pytest.mark.parametrize(
+    ("split", "baseline", "chosen"),
+    [
+        ("even", "[32, 32]", "ddp-2-even"),
+        ("even", '"5:5"', "ddp-2-even"),
+        ("[32, 32]", "even", "ddp-2-32-32"),
+        ('"3:1"', "[48, 16]", "ddp-2-3-1"),
+        ("[48, 16]", '"6:2"', "ddp-2-48-16"),
+    ],
+)
+def test_the_baseline_is_found_by_its_samples(split: str, baseline: str, chosen: str) -> None:
+    text = f'global_batch: 64\ncompare: {{split: ["1:7", {split}]}}\nbaseline: {{split: {baseline}}}\n'
+    assert expanded(text).baseline == chosen
+
+
+def test_chunks_on_fewer_devices_are_found_by_their_samples() -> None:
+    text = 'global_batch: 9\ndevices: cpu:4\ncompare: {split: ["4:3:1:1", even]}\n'
+    found = expanded(text + "baseline: {split: [3, 3, 3]}\n", FakeMachine(4))
+    assert found.baseline == "ddp-3-even"
+
+
+def test_a_split_that_single_has_no_use_for_is_noted() -> None:
+    assert expanded("global_batch: 64\nstrategy: single\nsplit: [32, 32]\n").notes == (
+        "single has no `split`: 32/32 is not used",
+    )
+    both = expanded("global_batch: 64\ncompare: {strategy: [single, dp], split: [[32, 32]]}\n")
+    assert both.notes == expanded("global_batch: 64\nstrategy: single\n").notes == ()
+
+
+def test_a_split_for_more_devices_than_are_here_is_no_mistake_of_the_job() -> None:
+    found = expanded("global_batch: 64\ncompare: {device_count: [2, 3], split: [even, [10, 20, 34]]}\n")
+    assert ids(found) == ["ddp-2-even"]
+
+
+def test_fewer_chunks_than_devices_run_on_fewer() -> None:
+    found = expanded("global_batch: 9\ndevices: cpu:4\n", FakeMachine(4))
+    (variant,) = found.variants
+    assert (variant.id, variant.devices) == ("ddp-3-even", ("cpu:0", "cpu:1", "cpu:2"))
+    assert found.notes == ("9 over 4 devices gives 3 chunks: runs on 3",)
+
+
+def test_single_has_one_device_and_no_split() -> None:
+    found = expanded("global_batch: 64\ncompare: {strategy: [single, ddp], split: [even, [48, 16]]}\n")
+    assert ids(found) == ["single-1", "ddp-2-even", "ddp-2-48-16"]
+    single = found.variants[0]
+    assert (single.devices, single.split, single.split_name) == (("cpu:0",), (64,), "-")
+    assert found.notes == ()
+
+
+def test_what_cannot_be_is_left_out_with_its_reason() -> None:
+    found = expanded(
+        "global_batch: 64\n"
+        "compare: {strategy: [single, ddp], device_count: [1, 2, 4], split: [even, [48, 16]], seed: [1, 2]}\n"
+    )
+    assert ids(found) == [
+        f"{name}-seed-{seed}"
+        for name in ("single-1", "ddp-1-even", "ddp-2-even", "ddp-2-48-16")
+        for seed in (1, 2)
+    ]
+    reasons = {(*item.combination.values(), item.reason) for item in found.left_out}
+    assert reasons == {
+        ("single", 2, "single uses one device, not 2"),
+        ("single", 4, "single uses one device, not 4"),
+        ("ddp", 1, (48, 16), "the split [48, 16] is for 2 devices, not for 1"),
+        ("ddp", 4, "even", "the job has 2 devices, not 4"),
+        ("ddp", 4, (48, 16), "the job has 2 devices, not 4"),
+    }
+    assert len(found.left_out) == 5  # not once more for every seed
+
+
+def test_batches_that_a_split_does_not_fit_are_left_out() -> None:
+    found = expanded("global_batch: 64\ncompare: {global_batch: [64, 32], split: [[48, 16], [24, 8]]}\n")
+    assert ids(found) == ["ddp-2-48-16-global_batch-64", "ddp-2-24-8-global_batch-32"]
+    assert [item.reason for item in found.left_out] == [
+        "the split [48, 16] adds up to 64, not to 32",
+        "the split [24, 8] adds up to 32, not to 64",
+    ]
+
+
+def test_balanced_needs_a_sample_for_each_device_only_if_the_job_says_so() -> None:
+    few = "global_batch: 1\nsplit: balanced\n"
+    with pytest.raises(
+        SpecError, match=r"1 sample can't give 2 devices at least 1 each; `min_local_batch: 0` lets"
+    ):
+        expanded(few)
+    assert ids(expanded(f"{few}min_local_batch: 0\n")) == ["ddp-2-balanced"]
+    with pytest.raises(SpecError, match="0 samples on a device can't be divided into 2 micro-batches"):
+        expanded(f"{few}min_local_batch: 0\naccumulate: 2\n")
+
+
+def test_params_are_laid_over_those_at_the_top() -> None:
+    found = expanded(
+        "global_batch: 4\nparams: {width: 8, layers: 2}\ncompare: {params: [{}, {width: 16}, {width: 8}]}\n"
+    )
+    assert [variant.params for variant in found.variants] == [
+        {"width": 8, "layers": 2},
+        {"width": 16, "layers": 2},
+    ]
+    assert ids(found) == ["ddp-2-even", "ddp-2-even-width-16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "global_batch: 64\nsplit: [32, 16, 16]\n",
+            r"job.yaml:3:8: the split \[32, 16, 16\] is for 3 devices, but the job uses 2",
+        ),
+        (
+            'global_batch: 64\ncompare: {device_count: [1, 2], split: [even, [10, 20, 34], "1:2:3:4"]}\n',
+            r"job.yaml:3:47: the split \[10, 20, 34\] is for 3 devices, but the job uses 1 or 2\n"
+            r"(?s:.*)job.yaml:3:61: the split 1:2:3:4 is for 4 devices",
+        ),
+        (
+            'global_batch: 2\nsplit: "99:1"\n',
+            "job.yaml:3:8: no combination can run: .*gives a device no samples",
+        ),
+        (
+            "global_batch: 64\naccumulate: 33\n",
+            "job.yaml:3:13: no combination can run: 32 samples on a device can't be divided into 33 ",
+        ),
+        (
+            "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
+            "job.yaml:3:46: no combination can run: 2 samples on a device can't be divided into 3 micro-b",
+        ),
+        ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
+        (
+            "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",
+            "job.yaml:4:15: the job needs 3 devices, but `devices` has 2",
+        ),
+        (
+            "global_batch: 64\ncompare: {strategy: [single], device_count: [2]}\n",
+            "single uses one device, not 2",
+        ),
+        (
+            "global_batch: 64\ncompare: {seed: [1, 2]}\nbaseline: {}\n",
+            "job.yaml:4:11: `baseline` matches several variants: ddp-2-even-seed-1, ddp-2-even-seed-2",
+        ),
+        (
+            "global_batch: 64\ncompare: {device_count: [1, 2]}\nbaseline: {params: {width: 1}}\n",
+            "no variant matches `baseline`\n    the variants are ddp-1-even, ddp-2-even",
+        ),
+        (
+            f"global_batch: 64\ncompare: {{seed: {list(range(100))}, accumulate: {list(range(1, 12))}}}\n",
+            "makes 1,100 combinations",
+        ),
+    ],
+)
+def test_jobs_that_make_no_sense_here(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        expanded(text)
+    assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_more_devices_than_the_machine_has() -> None:
+    with pytest.raises(MachineError, match="needs 4 devices, but `devices: auto` finds 2 devices here"):
+        expanded("global_batch: 64\ndevice_count: 4\n")
+
+
+def test_tf32_among_others_is_left_out_on_cpu() -> None:
+    found = expanded("global_batch: 64\ncompare: {precision: [tf32, fp32]}\n")
+    assert ids(found) == ["ddp-2-even-precision-fp32"]
+    assert found.left_out[0].reason == "tf32 needs an NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "chosen"),
+    [
+        ("{}", None),
+        ("{strategy: ddp}", None),
+        ("{split: even}", None),
+        ("{strategy: ddp, split: even}", "ddp-2-even"),
+        ("{strategy: ddp, device_count: 1}", "ddp-1-even"),
+        ("{strategy: single}", "single-1"),
+        ("{split: [48, 16], strategy: dp}", "dp-2-48-16"),
+    ],
+)
+def test_the_baseline_is_the_one_with_most_devices(baseline: str, chosen: str | None) -> None:
+    text = (
+        "global_batch: 64\n"
+        "compare: {strategy: [single, ddp, dp], device_count: [1, 2], split: [even, [48, 16]]}\n"
+        f"baseline: {baseline}\n"
+    )
+    if chosen is None:
+        with pytest.raises(SpecError, match="matches several variants: "):
+            expanded(text)
+    else:
+        assert expanded(text).baseline == chosen
+
+
+def test_gpus_are_counted_from_the_first() -> None:
+    machine = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b"), FakeGpu("GPU-c")))
+    found = expanded(
+        "global_batch: 64\ndevices: [cuda:2, cuda:0]\ncompare: {device_count: [1, 2]}\n", machine
+    )
+    assert [variant.devices for variant in found.variants] == [("cuda:2",), ("cuda:2", "cuda:0")]
+
+
+words = st.text("aZ9 _./:\\\0\nπ-", max_size=150)
+values: st.SearchStrategy[Any] = st.one_of(st.integers(), words, st.booleans(), st.lists(words, max_size=3))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "π", "x y"]), values), min_size=1, max_size=6))
+def test_ids_are_unique_file_names_whatever_the_params(params: list[dict[str, Any]]) -> None:
+    spec = JobSpec(workload="gpt", global_batch=4, compare=Compare(params=tuple(params)))
+    names = ids(expand(spec, FakeMachine()))
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"ddp-2-even[A-Za-z0-9._+-]*", name) and len(name) < 120 for name in names)
+
+
+@given(st.lists(st.sampled_from(["a", "a-2", "a-3", "b"]), max_size=12))
+def test_make_unique_keeps_what_is_unique_already(names: list[str]) -> None:
+    unique = make_unique(names)
+    assert len(set(unique)) == len(names)
+    assert all(new.startswith(old) for new, old in zip(unique, names, strict=True))

@@ -1,0 +1,190 @@
+"""One run in every report: the same headline, and the same figures under the same titles."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from gpurun.launcher.cli.output import print_comparison
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.report import metrics
+from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
+from gpurun.launcher.report.tensorboard import hparams as hparams_module
+from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.terminal.bar import TRACED
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
+from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
+
+RECORDED = msgspec.json.decode(
+    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
+)
+MEASURED = [one for one in RECORDED.variants if one.step_ms]
+COMPARISON = replace(
+    RECORDED,
+    variants=tuple(
+        replace(
+            one, flop_per_s=3.1e13 / (1 + place), mfu=0.31 / (1 + place), joules_per_sample=0.1, wall_s=60.0
+        )
+        for place, one in enumerate(MEASURED)
+    ),
+)
+Figures = dict[str, dict[str, float]]
+Shown = tuple[str, Figures]
+"""The headline, and the figures of each variant by the short titles of their metrics."""
+Report = Callable[[Comparison, RunDir], Shown]
+
+
+def number(text: str) -> float:
+    """The first number of a cell."""
+    found = re.match(r"[\d.]+", re.sub(r"(?<=\d)\s(?=\d)", "", text))
+    assert found, text
+    return float(found.group())
+
+
+def terminal(comparison: Comparison, run: RunDir) -> Shown:
+    """A pipe has all columns; figures are flush right, so a cell ends where its title does."""
+    lines = render_table(comparison, 80, plain=True).splitlines()
+    ends = {m.short: lines[0].index(m.short) + len(m.short) for m in figures_of(comparison.variants)}
+    rows = lines[1 : 1 + len(comparison.variants)]
+    found = {}
+    for row in rows:
+        cells = {title: row[:end].split("  ")[-1].strip() for title, end in ends.items()}
+        name = " ".join(row[: lines[0].index("step ms")].split()[:2])
+        found[re.sub(r" [\d.]+$", "", name)] = {title: number(cell) for title, cell in cells.items() if cell}
+    (answer,) = (line for line in lines if line.startswith(comparison.headline))
+    return answer[: len(comparison.headline)], found
+
+
+def markdown(comparison: Comparison, run: RunDir) -> Shown:
+    text = summary_markdown(comparison)
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    header, _, *rows = ([cell.strip() for cell in line] for line in lines)
+    known = {metric.short for metric in METRICS}
+    found = {
+        row[0]: {
+            title: number(cell) for title, cell in zip(header, row, strict=True) if title in known and cell
+        }
+        for row in rows
+    }
+    return text.split("**")[1], found
+
+
+def hparams(comparison: Comparison, run: RunDir) -> Shown:
+    write_tensorboard(comparison, run)
+    root = EventAccumulator(str(run.path)).Reload()
+    content = root.summary_metadata[metadata.EXPERIMENT_TAG].plugin_data.content
+    experiment = HParamsPluginData.FromString(content).experiment
+    short = {metric.key: metric.short for metric in METRICS}
+    titles = {info.name.tag: info.display_name for info in experiment.metric_infos}
+    assert titles == {metric.key: metric.label for metric in METRICS if metric.key in titles}
+    found = {}
+    for one in comparison.variants:
+        events = EventAccumulator(str(run.variant(one.id))).Reload()
+        keys = [key for key in titles if key in events.Tags()["scalars"]]
+        found[variant_label(one)] = {short[key]: events.Scalars(key)[0].value for key in keys}
+    return experiment.description[: len(comparison.headline)], found
+
+
+def tab(comparison: Comparison, run: RunDir) -> Shown:
+    return drawn(run_answer(run))
+
+
+def html(comparison: Comparison, run: RunDir) -> Shown:
+    return drawn(report_data(comparison, run)["run"])
+
+
+def drawn(answer: dict[str, Any]) -> Shown:
+    """What the page draws from an answer."""
+    titles = {each["key"]: each["short"] for each in answer["metrics"]}
+    figures = {
+        one["label"]: {titles[key]: number(figure["text"]) for key, figure in one["figures"].items()}
+        for one in answer["variants"]
+    }
+    return answer["headline"], figures
+
+
+def printed_json(comparison: Comparison, run: RunDir) -> Shown:
+    import click
+
+    @click.command()
+    def command() -> None:
+        print_comparison(comparison, run.path, as_json=True)
+
+    data = msgspec.json.decode(CliRunner().invoke(command).stdout)
+    titles = {each["key"]: each["short"] for each in data["metrics"]}
+    labels = map(variant_label, comparison.variants)
+    found = {
+        label: {titles[key]: value for key, value in one["figures"].items()}
+        for label, one in zip(labels, data["variants"], strict=True)
+    }
+    return data["headline"], found
+
+
+REPORTS = [terminal, markdown, hparams, tab, html, printed_json]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "gpt")
+    for one in COMPARISON.variants:
+        found.variant(one.id).mkdir(parents=True)
+    return found
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_report_has_the_headline_and_the_figures(report: Report, run: RunDir) -> None:
+    write_json(run.comparison, COMPARISON)
+    assert_same(report, COMPARISON, run)
+
+
+def assert_same(report: Report, comparison: Comparison, run: RunDir) -> None:
+    headline, found = report(comparison, run)
+    assert headline == comparison.headline
+    short = {metric.key: metric.short for metric in METRICS}
+    for one in comparison.variants:
+        expected = {short[key]: value for key, value in values_of(one).items()}
+        assert found[variant_label(one)] == pytest.approx(expected, rel=0.02, abs=0.006)
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_new_figure_is_one_row(report: Report, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it isn't computed yet, it costs a second file: a field of `Rates`, with its computation."""
+    new = Metric(
+        key="input_mb_per_s",
+        title="input",
+        short="MB/s in",
+        unit="MB/s",
+        value=lambda one: None if one.input_bytes_per_s is None else one.input_bytes_per_s / 1e6,
+        text=lambda value: f"{value:.1f}",
+        better="higher",
+        drop=8,
+    )
+    for module in (metrics, hparams_module):
+        monkeypatch.setattr(module, "METRICS", (*METRICS, new))
+    monkeypatch.setitem(globals(), "METRICS", (*METRICS, new))
+    variants = tuple(replace(one, input_bytes_per_s=42.5e6) for one in COMPARISON.variants)
+    comparison = replace(COMPARISON, variants=variants)
+    write_json(run.comparison, comparison)
+    assert_same(report, comparison, run)
+
+
+def test_the_page_has_the_parts_of_a_step_that_the_terminal_has() -> None:
+    source = (STATIC / "phases.js").read_text(encoding="utf-8")
+    listed = re.search(r"PHASES = \[(.*?)\]", source)
+    meanings = re.search(r"MEANING = \{(.*?)\}", source, re.DOTALL)
+    assert listed
+    assert meanings
+    assert re.findall(r"'(\w+)'", listed[1]) == [part.key for part in PARTS] == list(TRACED)
+    assert dict(re.findall(r"(\w+): '(.*)'", meanings[1])) == {part.key: part.meaning for part in PARTS}

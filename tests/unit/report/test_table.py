@@ -1,0 +1,252 @@
+"""The terminal report: what stands where at a pinned width, and what a pipe gets."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.model import (
+    Comparison,
+    Difference,
+    ExposedComm,
+    Noise,
+    RankFigures,
+    Status,
+    VariantResult,
+)
+from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.terminal.bar import Part, draw
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.units import format_rate
+
+COMPARISON = msgspec.json.decode(
+    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
+)
+RUN = "runs/gpt-splits/latest"
+
+
+def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:
+    assert "gpurun view" in shown(COMPARISON)
+    failed = with_variants(variant("dp-2-48-16"))
+    assert "gpurun view" not in shown(failed)
+    assert f"More:  gpurun logs {RUN}" in shown(failed)
+
+
+def variant(variant_id: str) -> VariantResult:
+    return next(found for found in COMPARISON.variants if found.id == variant_id)
+
+
+def with_variants(*variants: VariantResult) -> Comparison:
+    return replace(COMPARISON, variants=variants)
+
+
+def shown(comparison: Comparison, width: int = 80, plain: bool = False) -> str:
+    """The report without its colours, and with plain spaces between thousands."""
+    text = render_table(comparison, width, plain, RUN)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\u202f", " ")
+
+
+def lines_of(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_beside_a_percentage_stands_the_factor_where_there_is_room() -> None:
+    header, *rows = lines_of(shown(COMPARISON, 120))
+    end = header.index("speed") + len("speed")
+    assert [row[:end].split()[-1] for row in rows[2:5]] == ["0.88×", "0.71×", "0.69×"]
+    quick = replace(variant("ddp-2-40-24"), vs_baseline=Difference(-45.3, (-46.0, -44.0), "faster"))
+    assert "1.83×" in shown(with_variants(variant("ddp-2-even"), quick), 120)
+    assert "×" not in rows[1][:end]  # no difference is established
+
+
+@pytest.mark.parametrize("width", [60, 72, *range(80, 121), 200])
+def test_the_table_never_wraps(width: int) -> None:
+    lines = lines_of(shown(COMPARISON, width))
+    assert max(cell_len(line) for line in lines) <= width
+    assert [line.split()[0] for line in lines[:8]] == ["variant", *["ddp"] * 4, "dp", "single", "dp"]
+
+
+def test_a_pipe_gets_no_escapes_no_box_drawing_and_one_line_per_variant() -> None:
+    text = render_table(COMPARISON, 40, plain=True, run_path=RUN)
+    assert "\x1b" not in text
+    assert not re.search("[\u2500-\u259f]", text)
+    rows = [line for line in text.splitlines() if re.match(r"(ddp|dp|single) ", line)]
+    assert len(rows) == len(COMPARISON.variants)
+    assert "peak GiB" in text.splitlines()[0]
+    assert re.split(" +", rows[0])[6] == format_rate(1520) == "1\u202f520"  # as in the sentences below
+    assert COMPARISON.summary in text.splitlines()
+
+
+def test_a_few_samples_per_second_keep_their_digits() -> None:
+    slow = replace(variant("ddp-2-even"), samples_per_s=1.1577)
+    header, row = lines_of(shown(with_variants(slow), 120))[:2]
+    end = header.index("samples/s") + len("samples/s")
+    assert row[:end].endswith(" 1.16")
+    assert " 1.16 " in summary_markdown(with_variants(slow))
+
+
+def test_a_terminal_gets_colours_and_the_fastest_in_bold() -> None:
+    text = render_table(COMPARISON, 80, plain=False)
+    assert re.search(r"\x1b\[1mddp +32/32", text)
+    assert "\x1b[31moom" in text
+
+
+def test_fastest_first_and_failures_last() -> None:
+    ends: tuple[Status, ...] = ("failed", "timeout", "skipped")
+    broken = [
+        replace(variant("dp-2-48-16"), id=status, status=status, split=(number, 64 - number))
+        for number, status in enumerate(ends, start=1)
+    ]
+    lines = lines_of(shown(with_variants(*broken, *COMPARISON.variants)))
+    order = [line.split()[1] for line in lines[1:] if re.match(r"(ddp|dp) ", line)]
+    assert order == ["32/32", "33/31", "40/24", "48/16", "32/32", "1/63", "2/62", "3/61", "48/16"]
+    for status in ("failed", "timeout", "skipped", "oom"):
+        assert any(status in line for line in lines)
+
+
+def test_the_leader_stands_first_even_where_another_median_is_smaller() -> None:
+    """Medians of variants that stopped early are of other rounds; the comparison knows who leads."""
+    lines = lines_of(shown(replace(COMPARISON, fastest="ddp-2-33-31")))
+    assert [line.split()[1] for line in lines[1:3]] == ["33/31", "32/32"]
+
+
+def test_an_unsteady_variant_keeps_its_figures_and_says_why() -> None:
+    unsteady = replace(variant("ddp-2-40-24"), status="unsteady", reason="its medians drift by 9 %")
+    text = shown(with_variants(variant("ddp-2-even"), unsteady))
+    assert re.search(r"ddp +40/24 +47.9 ± 0.3 .* unsteady", text)
+    assert "! ddp 40/24: unsteady: its medians drift by 9 %" in text
+
+
+def test_a_run_in_which_everything_failed_has_no_header_and_no_bars() -> None:
+    text = shown(with_variants(variant("dp-2-48-16")))
+    assert "step ms" not in text
+    assert "Bars" not in text
+    assert text.startswith("dp       48/16  oom")
+
+
+def test_a_long_reason_is_wrapped_below_itself_on_a_terminal_only() -> None:
+    long = replace(variant("dp-2-48-16"), reason="word " * 40)
+    lines = lines_of(shown(with_variants(variant("ddp-2-even"), long)))
+    first = next(i for i, line in enumerate(lines) if "oom" in line)
+    assert lines[first + 1].index("word") == lines[first].index("word")
+    assert lines[first + 2].endswith("…")
+    assert "word " * 39 in shown(with_variants(long), plain=True)
+
+
+def test_varied_keys_have_columns_of_their_own() -> None:
+    wide = replace(variant("ddp-2-even"), varied={"precision": "bf16", "params": {"width": 256}})
+    header, row = lines_of(shown(with_variants(wide)))[:2]
+    assert row.index("bf16") == header.index("precision")
+    assert row.index("width=256") == header.index("params")
+
+
+def test_warnings_stand_once_and_name_their_variants() -> None:
+    warned = replace(variant("ddp-2-even"), warnings=("BatchNorm sees 32 samples per rank", "dropout"))
+    other = replace(variant("ddp-2-40-24"), warnings=("dropout",))
+    text = shown(with_variants(warned, other), 120)
+    assert "! ddp 32/32: BatchNorm sees 32 samples per rank" in text
+    assert text.count("dropout") == 1
+    assert "! dropout" in text
+
+
+def test_a_gradient_that_differs_is_not_said_to_agree() -> None:
+    off = replace(variant("ddp-2-even"), gradient_error=0.58)
+    assert "Gradients of ddp 32/32 differ from those of one device by 0.58" in shown(with_variants(off), 120)
+    exact = replace(off, gradient_error=0.0, gradient_reference="ddp-2-even")
+    assert "Gradients agree with ddp 32/32 exactly." in shown(with_variants(exact))
+
+
+@given(st.floats(1e-17, 0.05))
+def test_the_agreement_that_is_claimed_holds(error: float) -> None:
+    text = shown(with_variants(replace(variant("ddp-2-even"), gradient_error=error)), 120)
+    claimed = re.search(r"one device to (\S+)\.", text)
+    assert claimed is not None
+    assert error <= float(claimed.group(1)) * (1 + 1e-9) <= 10 * error
+
+
+def test_what_is_unknown_is_left_out_not_zero() -> None:
+    bare = replace(
+        variant("ddp-2-even"), scaling_efficiency=None, gradient_error=None, vs_baseline=None, ranks=()
+    )
+    text = shown(replace(with_variants(bare), noise=Noise(None, None, None), ci_level=None, notes=()))
+    for word in ("eff.", "vs baseline", "Bars", "Noise", "Gradients", "None"):
+        assert word not in text
+
+
+def test_a_long_value_that_varies_keeps_its_beginning() -> None:
+    params = {"heads": 2, "layers": 1, "preset": "tiny", "width": 64}
+    text = shown(with_variants(replace(variant("ddp-2-even"), varied={"params": params})), 160)
+    assert "heads=2,layers=1,preset=tiny,wi…" in text
+
+
+def test_efficiency_is_shown_and_told_only_where_several_devices_have_one() -> None:
+    alone = replace(variant("single-1--"), scaling_efficiency=1.0)
+    assert "eff." not in shown(with_variants(alone, replace(alone, id="other")), 160)
+    text = shown(with_variants(alone, replace(variant("ddp-2-even"), scaling_efficiency=0.93)), 160)
+    assert "eff.: speed over that of one device, per device." in text
+
+
+def test_an_interrupted_run_says_how_to_go_on() -> None:
+    assert f"gpurun --resume {RUN} measures" in shown(replace(COMPARISON, complete=False))
+    assert "--resume" not in shown(COMPARISON)
+
+
+def test_bars_show_the_trace_where_every_variant_has_one() -> None:
+    def traced(found: VariantResult) -> VariantResult:
+        """Of a step of 20 ms: 10 compute, 4 transfer, 2 wait, 4 idle."""
+        figures = (
+            "span_ms",
+            "compute_ms",
+            "exposed_transfer_ms",
+            "exposed_wait_ms",
+            "exposed_memcpy_ms",
+            "idle_ms",
+        )
+        parts: dict[str, Any] = dict(zip(figures, (20.0, 10.0, 4.0, 2.0, 0.0, 4.0), strict=True))
+        exposed = ExposedComm(trace=6.0)
+        return replace(found, ranks=tuple(replace(r, **parts, exposed_comm_ms=exposed) for r in found.ranks))
+
+    even, uneven = variant("ddp-2-even"), variant("ddp-2-40-24")
+    lines = lines_of(shown(with_variants(traced(even), traced(uneven)), 200))
+    bar = lines[2].split()[-1]  # the longest step has the whole width
+    assert bar == "▇" * 20 + "▒" * 8 + "░" * 4 + "·" * 8
+    assert lines[1].split()[-1].count("▇") == round(20 * 42.1 / 47.9)
+    assert "Bars: compute ▇  transfer ▒  wait ░  idle ·" in lines
+    mixed = shown(with_variants(traced(even), uneven), 200)
+    assert "Bars: data ·  h2d ░  forward ▇  backward ▒  optimizer ▪" in mixed
+
+
+def test_slowest_rank_is_the_one_that_the_others_wait_for() -> None:
+    """Both ranks show the same step; the one that waits spends the difference in `backward`."""
+
+    def rank(number: int, forward_ms: float, exposed_ms: float | None = None) -> RankFigures:
+        phases = {"forward": forward_ms, "backward": 50 - forward_ms}
+        figures = RankFigures(number, "cpu", 1, 50.0 + number, phases, None, None)
+        return replace(figures, exposed_comm_ms=ExposedComm(ablation=exposed_ms))
+
+    def slowest(*ranks: RankFigures) -> int | None:
+        found = slowest_rank(ranks)
+        return None if found is None else found.rank
+
+    assert slowest(rank(0, 20.0), rank(1, 10.0)) == 0
+    assert slowest(rank(0, 20.0, exposed_ms=9.0), rank(1, 10.0, exposed_ms=1.0)) == 1
+    assert slowest() is None
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=6), st.integers(1, 100))
+def test_a_bar_is_as_long_as_its_parts_together(times: list[float], cells: int) -> None:
+    parts = [Part(str(i), ms, str(i), str(i), "") for i, ms in enumerate(times)]
+    bar = draw(parts, cells, full_ms=1e5, plain=False).plain
+    assert abs(len(bar) - cells * sum(times) / 1e5) <= 0.5 + 1e-9
+    assert "".join(sorted(bar)) == bar
+
+
+def test_json_is_the_whole_comparison() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(COMPARISON), type=Comparison) == COMPARISON

@@ -1,0 +1,319 @@
+"""A session with ranks that follow a script and a clock that never waits: what it starts, stops and keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.errors import GpurunError, Interrupted, MachineError, NodesError, ParamsError
+from gpurun.launcher.failures.reporter import Reporter
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.job import finish
+from gpurun.launcher.run.session import Session
+from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import Event, FailureRecord, VariantStatus
+from tests.unit.run.fake_ranks import FakeClock, FakeRanks, Script
+
+EVEN, SPLIT = "ddp-2-even", "ddp-2-6-2"
+SPLITS = "compare: {split: [even, [6, 2]]}\n"
+STRATEGIES = "compare: {strategy: [ddp, dp]}\n"
+
+
+@dataclass(frozen=True)
+class FakeMachine:
+    cpu_cores: int = 8
+    gpus: tuple[Any, ...] = ()
+
+
+@dataclass
+class Case:
+    """A run of a job with fake ranks."""
+
+    folder: Path
+    job: str
+    scripts: Sequence[Script]
+    said: list[str] = field(default_factory=list)
+    clock: FakeClock = field(default_factory=FakeClock)
+    broken: dict[str, BaseException] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        text = (
+            f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\nsteps: {{rounds: 6, launches: 1}}\n{self.job}"
+        )
+        if "script:" in self.job:
+            (self.folder / "train.py").write_text("")
+            text = f"devices: cpu:2\n{self.job}"
+        spec = load_text(text, "job.yaml", (), self.folder)
+        machine: Any = FakeMachine()
+        self.plan = build_plan(spec, machine)
+        self.run = RunDir(self.folder / "run")
+        write_json(self.run.plan, self.plan)
+        self.ranks = FakeRanks(self.run, self.clock, list(self.scripts), **self.broken)  # type: ignore[arg-type]
+        self.session = Session(
+            starter=Starter(self.plan, spec, self.run, self.folder, machine),
+            pools=self.ranks,
+            on_event=lambda *_: None,
+            reporter=Reporter(self.run, self.said.append),
+            clock=self.clock,
+        )
+
+    def fails(self) -> GpurunError:
+        with pytest.raises(GpurunError) as caught:
+            self.session.execute()
+        return caught.value
+
+    def done(self) -> "Case":
+        self.session.execute()
+        return self
+
+    def status(self, variant: str) -> VariantStatus:
+        status = self.run.read_status(variant)
+        assert status is not None
+        return status
+
+    def statuses(self) -> list[str | None]:
+        found = [self.run.read_status(variant.id) for variant in self.plan.variants]
+        return [status.status if status else None for status in found]
+
+
+def stage(name: Any, variant: str | None = None) -> Event:
+    return Event(0, name, variant)
+
+
+def exits(*codes: int) -> list[tuple[float, Exit]]:
+    return [(3.0, Exit(rank, 100 + rank, code, 0)) for rank, code in enumerate(codes)]
+
+
+def record(rank: int, error: str, at: str, variant: str | None = None) -> FailureRecord:
+    kind: Any = "user" if error == ParamsError.__name__ else "exception"
+    return FailureRecord(0, rank, variant, at, kind, error, "no luck", "", False)
+
+
+WELL: Script = [(1.0, stage("build")), (2.0, stage("round", EVEN)), (3.0, stage("done")), *exits(0, 0)]
+KILLED: Script = [(2.0, stage("round", SPLIT)), *exits(0, -9)[1:]]
+
+
+def test_a_launch_that_ends_well_leaves_its_variants_measured(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [WELL]).done()
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert case.statuses() == ["ok", "ok"]
+    assert case.run.comparison.exists()
+    assert not case.run.control("01-ddp-2").exists()
+
+
+def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [KILLED, WELL]).done()
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2", "start 01-ddp-2~2", "stop 01-ddp-2~2"]
+    assert case.statuses() == ["ok", "failed"]
+    assert case.status(SPLIT).reason == "rank 1 was killed by SIGKILL"
+    assert case.status(SPLIT).log == "launches/01-ddp-2/log/rank1.log"
+    assert case.clock.passed_s == pytest.approx(3 + 0.6 + 3, abs=0.5)
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None:
+    script: Script = [
+        (2.0, stage("round", SPLIT)),
+        (2.9, record(1, "ValueError", "round", SPLIT)),
+        *exits(1, 1),
+    ]
+    lost = replace(record(0, "RuntimeError", "round", SPLIT), secondary=True)
+    case = Case(tmp_path, SPLITS, [[*script[:1], (2.8, lost), *script[1:]], WELL]).done()
+    assert case.status(SPLIT).reason == "rank 1 raised ValueError: no luck"
+
+
+def test_a_rank_that_is_killed_while_devices_are_measured_ended_there(tmp_path: Path) -> None:
+    """All ranks measure at once; in other stages the killed one may have been elsewhere."""
+    for at, shown in (("balance", True), ("round", False)):
+        case = Case(tmp_path / at, SPLITS, [[(1.0, stage(at, SPLIT)), *exits(0, -9)[1:]], WELL]).done()
+        assert (f"during balance of {SPLIT}" in case.said[0]) is shown
+        assert case.statuses() == ["ok", "failed"]
+
+
+def test_a_variant_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    case = Case(tmp_path, f"{SPLITS}timeout: 5\n", [[(1.0, stage("round", SPLIT))], WELL]).done()
+    assert case.statuses() == ["ok", "timeout"]
+    assert case.status(SPLIT).reason == "took longer than 5 s"
+    assert case.said == [
+        f"{SPLIT}: took longer than 5 s\nstacks of all ranks: {case.run.hang('01-ddp-2')}\n"
+        f"log: {case.run.log('01-ddp-2', 0)}"
+    ]
+    assert case.clock.passed_s == pytest.approx(1 + 5 + 3, abs=0.5)
+
+
+def test_a_variants_time_is_that_of_all_its_rounds(tmp_path: Path) -> None:
+    rounds = [(float(at), stage("round", (EVEN, SPLIT)[at % 2])) for at in range(20)]
+    case = Case(tmp_path, f"{SPLITS}timeout: 5\n", [rounds, WELL, WELL]).done()
+    assert "timeout" in case.statuses()
+    assert case.clock.passed_s < 9.5 + 6.5
+
+
+def test_a_start_has_a_minute_whatever_a_variant_may_take(tmp_path: Path) -> None:
+    case = Case(tmp_path, f"{SPLITS}timeout: 5\n", [[(1.0, stage("build"))]]).done()
+    assert case.statuses() == ["timeout", "timeout"]
+    assert case.status(EVEN).reason == "took longer than 60 s"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ([(1.0, stage("round", SPLIT)), (2.0, (4, 4))], "no step completed for 30 s"),
+        ([(1.0, stage("balance", SPLIT)), (2.0, (0, 0))],
+         "no step completed for 30 s while its split was being found"),
+    ],
+)  # fmt: skip
+def test_ranks_that_complete_no_step_are_stopped(tmp_path: Path, script: Script, reason: str) -> None:
+    case = Case(tmp_path, f"{SPLITS}hang_timeout: 30\n", [script, WELL]).done()
+    assert case.status(SPLIT).status == "timeout"
+    assert case.status(SPLIT).reason == reason
+    assert case.clock.passed_s == pytest.approx(2 + 30 + 3, abs=1.5)
+
+
+def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed(tmp_path: Path) -> None:
+    steps = [(2.0, (4, 4)), (50.0, (5, 5))]
+    script: Script = [(1.0, stage("round", SPLIT)), *steps, (100.0, stage("done")), (100.0, Exit(0, 1, 0, 0)),
+              (100.0, Exit(1, 2, 0, 0))]  # fmt: skip
+    case = Case(tmp_path, f"{SPLITS}hang_timeout: 20\non_hang: continue\n", [script]).done()
+    assert case.statuses() == ["ok", "ok"]
+    assert [text.partition("\n")[0] for text in case.said] == [f"{SPLIT}: no step completed for 20 s"] * 2
+
+
+def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
+    late: Script = [(at_s + 50.0, what) for at_s, what in WELL]
+    assert Case(tmp_path, f"{SPLITS}hang_timeout: 10\n", [late]).done().statuses() == ["ok", "ok"]
+
+
+def test_transient_failures_are_tried_again_after_pauses_that_double(tmp_path: Path) -> None:
+    case = Case(tmp_path, f"{SPLITS}restarts: 3\n", [KILLED, KILLED, KILLED, WELL]).done()
+    assert case.clock.slept_s == [1, 2, 4]
+    assert case.statuses() == ["ok", "ok"]
+    assert [restart.launch for restart in case.run.read_restarts()] == [
+        "01-ddp-2", "01-ddp-2~2", "01-ddp-2~3",
+    ]  # fmt: skip
+    assert "restart 2 of 3 of 01-ddp-2 in 2 s" in case.said
+
+
+def test_after_the_last_restart_the_variant_is_given_up(tmp_path: Path) -> None:
+    case = Case(tmp_path, f"{SPLITS}restarts: 1\n", [KILLED, KILLED, WELL]).done()
+    assert case.clock.slept_s == [1]
+    assert case.statuses() == ["ok", "failed"]
+
+
+def test_a_timeout_is_tried_again_and_a_mistake_in_the_program_is_not(tmp_path: Path) -> None:
+    late: Script = [(1.0, stage("round", SPLIT))]
+    wrong: Script = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
+    case = Case(tmp_path, f"{SPLITS}restarts: 9\ntimeout: 5\n", [late, wrong, WELL]).done()
+    assert case.clock.slept_s == [1]
+    assert case.statuses() == ["ok", "failed"]
+
+
+def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(tmp_path: Path) -> None:
+    wrong: Script = [(1.0, stage("build")), (2.0, record(0, "NameError", "build")), *exits(1, 1)]
+    case = Case(tmp_path, STRATEGIES, [wrong]).done()
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert case.statuses() == ["failed", "failed"]
+    assert case.said[-1].startswith("1 other variant would build the same model")
+    assert case.session.mistake is None
+
+
+def test_other_failures_are_no_reason_to_skip_other_launches(tmp_path: Path) -> None:
+    wrong: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
+    well = [*WELL[:-1]]  # one process: `dp`
+    case = Case(tmp_path, STRATEGIES, [wrong, well]).done()
+    assert case.statuses() == ["failed", "ok"]
+
+
+def test_a_mistake_in_the_job_that_only_building_shows_is_the_outcome(tmp_path: Path) -> None:
+    wrong: Script = [(1.0, stage("build")), (2.0, record(0, ParamsError.__name__, "build")), *exits(1, 1)]
+    case = Case(tmp_path, STRATEGIES, [wrong])
+    error = finish(case.session).error
+    assert isinstance(error, ParamsError)
+    assert str(error) == "no luck"
+
+
+def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [[(1.0, stage("round", SPLIT)), *exits(0)], WELL]).done()
+    assert case.status(SPLIT).reason == "rank 0 ended with exit code 0: rank 1 still waited for it"
+    assert case.clock.passed_s == pytest.approx(3 + 8 + 3, abs=0.5)
+
+
+def test_the_last_rank_of_a_program_may_take_its_time(tmp_path: Path) -> None:
+    script: Script = [*exits(0), (500.0, Exit(1, 2, 0, 0))]
+    case = Case(tmp_path, "script: train.py\n", [script]).done()
+    assert case.statuses() == ["ok"]
+
+
+def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: Path) -> None:
+    case = Case(tmp_path, "script: train.py\ntimeout: 20\n", [[]])
+    case.ranks.stop = lambda grace_s: case.ranks._exits.extend(e for _, e in exits(0, 0))  # type: ignore[method-assign]
+    assert case.done().statuses() == ["timeout"]
+    assert [event.stage for event in case.run.read_events("01-script-2")] == ["start"]
+
+
+def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
+    case = Case(tmp_path, STRATEGIES, [[(1.0, stage("round", EVEN)), *exits(0, 74)[1:]]])
+    error = case.fails()
+    assert isinstance(error, MachineError)
+    assert f"can't write to {case.run.path}: the disk is full" in str(error)
+    assert f"log: {case.run.log('01-ddp-2', 1)}" in str(error)
+
+
+CTRL_C = Interrupted("Ctrl-C")
+
+
+@pytest.mark.parametrize("at", ["build", "round", "done"])
+def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(tmp_path: Path, at: str) -> None:
+    before = [line for line in WELL if isinstance(line[1], Event) and line[1].stage != at]
+    case = Case(tmp_path, STRATEGIES, [[*before, (3.0, CTRL_C)]])
+    finished = finish(case.session)
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert str(finished.error) == "interrupted by Ctrl-C; what was measured before is kept"
+    assert case.said[0].startswith("Ctrl-C: the ranks are asked to end, and killed after ")
+    assert case.run.comparison.exists()
+    assert not case.run.control("01-ddp-2").exists()
+
+
+def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [], broken={"breaks_start": CTRL_C})
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+
+
+def test_ctrl_c_in_the_pause_before_a_restart_has_nothing_to_stop(tmp_path: Path) -> None:
+    clock = FakeClock(breaks_sleep=CTRL_C)
+    case = Case(tmp_path, f"{SPLITS}restarts: 3\n", [KILLED], clock=clock)
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert case.said[-1].startswith("restart 1 of 3")
+
+
+def test_ctrl_c_while_ranks_are_stopped_is_not_lost(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [WELL], broken={"breaks_stop": CTRL_C})
+    assert case.fails() is CTRL_C
+    assert not case.run.control("01-ddp-2").exists()
+
+
+def test_the_loss_of_a_node_that_shows_while_ranks_are_stopped_is_the_error(tmp_path: Path) -> None:
+    lost = NodesError("node 1 is gone")
+    case = Case(tmp_path, SPLITS, [[(1.0, MachineError("odd"))]], broken={"breaks_stop": lost})
+    assert case.fails() is lost
+
+
+def test_a_bug_of_ours_stops_the_ranks_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [[(1.0, ZeroDivisionError())]])
+    with pytest.raises(ZeroDivisionError):
+        case.session.execute()
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+
+
+def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path) -> None:
+    first = Case(tmp_path, STRATEGIES, [WELL, [(1.0, CTRL_C)]])
+    assert first.fails() is CTRL_C
+    second = Case(tmp_path, STRATEGIES, [[*WELL[:-1]]]).done()
+    assert second.ranks.log == ["start 02-dp-2~2", "stop 02-dp-2~2"]
+    assert second.statuses() == ["ok", "ok"]
+    assert Case(tmp_path, STRATEGIES, []).done().ranks.log == []

@@ -1,0 +1,72 @@
+"""The batch script, letter by letter, and what can't stand in one."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun import __version__
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.schedulers.base import Submission, SubmitOptions
+from gpurun.launcher.schedulers.slurm import batch_script, next_commands, submit
+
+GOLDEN = Path(__file__).parents[2] / "data" / "submit.sbatch"
+
+
+def submission(**job: Any) -> Submission:
+    text = json.dumps({"name": "gpt-splits", "workload": "gpt", "global_batch": 64, **job})
+    spec = load_text(text, "job.yaml", (), Path())
+    return Submission(
+        spec, Path("/home/me/my jobs/job.yaml"), Path("/home/me/my jobs"), ("seed=3",), ("/opt/gpurun",)
+    )
+
+
+def test_the_script_is_as_it_was_reviewed() -> None:
+    options = SubmitOptions(2, "1:00:00", "gpu", "acct", 8, 64, ("--constraint=a100&ib",))
+    script = batch_script(submission(), options).replace(__version__, "VERSION")
+    assert script == GOLDEN.read_text()
+
+
+def test_bash_can_read_it() -> None:
+    script = batch_script(submission(), SubmitOptions())
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_the_jobs_own_words_are_not_repeated() -> None:
+    script = batch_script(submission(nodes=4, devices=["cuda:0", "cuda:3"]), SubmitOptions())
+    assert "#SBATCH --nodes=4\n" in script
+    assert "nodes=4 --out" not in script
+    assert "#SBATCH --gpus-per-node=4\n" in script
+    assert "--time" not in script
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SubmitOptions(time="1:00\n#SBATCH --uid=0"),
+        SubmitOptions(partition="a b"),
+        SubmitOptions(further=("--x='y'",)),
+        SubmitOptions(further=("a100",)),
+    ],
+)
+def test_what_would_be_another_option_is_refused(options: SubmitOptions) -> None:
+    with pytest.raises(SpecError):
+        batch_script(submission(), options)
+
+
+def test_without_slurm_and_with_a_slurm_that_refuses(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="there is no no-such-sbatch here"):
+        submit(tmp_path / "x", ("no-such-sbatch",))
+    with pytest.raises(MachineError, match="Slurm refuses the job: invalid partition"):
+        submit(tmp_path / "x", ("sh", "-c", "echo invalid partition >&2; exit 1"))
+    assert submit(tmp_path / "x", ("sh", "-c", "echo '42;cluster'")) == 42
+
+
+def test_what_comes_next_is_said_in_slurms_words() -> None:
+    text = next_commands(42, Path("/home/me/my jobs"))
+    assert "squeue --job 42" in text
+    assert "scancel 42" in text
+    assert "'/home/me/my jobs/slurm-42.out'" in text

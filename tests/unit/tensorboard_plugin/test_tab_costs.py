@@ -1,0 +1,30 @@
+"""What the tab says of balanced splits and of batches: as the terminal does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from gpurun.launcher.compare.model import Balanced, Comparison, DeviceCost, SplitCost
+from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
+
+COMPARISON = msgspec.json.decode(
+    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
+)
+COSTS = tuple(
+    DeviceCost(f"cuda:{rank}", 5.0, None, 1.0, None, True, ((8, 13.0), (16, 21.0)), None) for rank in range(2)
+)
+FOUND = Balanced(COSTS, 37.0, 0.5, 37.5, 38.0, 37 / 38, SplitCost((32, 32), 37.5), None, ("ddp-2-even",))
+
+
+def test_of_a_balanced_split_it_says_what_the_terminal_says() -> None:
+    even = replace(COMPARISON.variants[0], id="ddp-2-even")
+    one = replace(even, id="ddp-2-balanced", split_name="balanced", balanced=FOUND)
+    other = replace(one, id="ddp-2-other")
+    assert cost_sentences(one, (even, one, other)) == [
+        "Predicted 37.5 ms: T* = 37.0, which no split of whole samples beats, + 0.500 overhead;"
+        " measured 38.0: T*/T = 0.97.",
+        "By the same figures even would take (32/32) 37.5 ms.",
+        "These are the samples of ddp 32/32 too: both were measured.",
+    ]
+    assert cost_sentences(even, (even, one)) == []

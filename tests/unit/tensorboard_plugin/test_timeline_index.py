@@ -1,0 +1,377 @@
+"""An index of traces made by hand, asked for what the same traces say when they are read slowly."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answer
+from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED
+from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
+from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
+from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
+from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
+from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
+from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
+from gpurun.launcher.trace.analysis.local_collectives import LocalCollective
+from gpurun.launcher.trace.analysis.match import Collective, Part
+from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+COMPUTE, TRANSFER, WAIT = 0, 1, 2
+
+
+def no_news(file: int, position: int) -> None:
+    """Nobody looks at the progress; at the top level, so that workers can have it."""
+
+
+def index_of(folder: Path, ranks: list[list[Event]]) -> Index:
+    """The index of one trace per rank."""
+    files = [
+        write(folder / f"rank{rank}.pt.trace.json", events, **rank_info(rank, len(ranks)))
+        for rank, events in enumerate(ranks)
+    ]
+    target = folder / "index"
+    target.mkdir()
+    build(files, target, no_news)
+    return open_index(target)
+
+
+def two_ranks() -> list[list[Event]]:
+    """A step on two ranks; rank 0 comes 30 µs later to the collective, in which data move for 20 µs."""
+    ranks = []
+    for delay_us in (30, 0):
+        ranks.append(
+            [
+                step(1, 0, 120),
+                span("cpu_op", "aten::mm", 5, 20),
+                span("cpu_op", "aten::empty", 6, 3),
+                launch(10, 2, 1),
+                launch(40, 2, 2),
+                kernel("gemm", 20, 30 + delay_us, 1),
+                kernel(ALL_REDUCE, 50 + delay_us, 50 - delay_us, 2, stream=20),
+            ]
+        )
+    return ranks
+
+
+def test_no_two_threads_are_called_the_same(tmp_path: Path) -> None:
+    events = [step(1, 0, 50), span("cpu_op", "aten::mm", 1, 5)]
+    events += [span("cpu_op", "gloo:all_reduce", 10, 5, tid=tid) for tid in (7, 8)]
+    lanes = index_of(tmp_path, [events]).header.lanes
+    labels = [lane.label for lane in lanes if lane.kind == "thread"]
+    assert labels == ["CPU main", "CPU collectives 1", "CPU collectives 2"]
+
+
+def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
+    day_us = 86_400e6
+    ranks = [[span("cpu_op", "aten::mm", start_us, 20)] for start_us in (5, day_us)]
+    meta = meta_answer(index_of(tmp_path, ranks))
+    assert meta["end_ns"] == 20_000
+    assert meta["apart"]
+    assert "one after the other" in meta["warnings"][-1]
+
+
+def test_traces_that_share_a_collective_stay_on_one_clock() -> None:
+    local = LocalCollective.__new__(LocalCollective)  # when it was is of no interest here
+    meets = [Collective("0", 1, "all_reduce", 4, 2, tuple(Part(rank, local, 0) for rank in (0, 1)), True)]
+    assert recorded_apart([(0, 5), (6, 9)], [])
+    assert not recorded_apart([(0, 5), (6, 9)], meets)
+    assert not recorded_apart([(0, 5), (4, 9)], [])
+    assert not recorded_apart([(0, 5)], [])
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return index_of(tmp_path_factory.mktemp("two"), two_ranks())
+
+
+def lane(index: Index, rank: int, label: str) -> int:
+    found = [n for n, each in enumerate(index.header.lanes) if each.rank == rank and each.label == label]
+    assert len(found) == 1, [each.label for each in index.header.lanes]
+    return found[0]
+
+
+def shown(index: Index, number: int, width_px: int = 1200) -> list[tuple[Any, ...]]:
+    """What a lane shows over the whole time: class, start, end, name in µs."""
+    answer = window_answer(index, Window(0, index.header.end_ns, width_px, (number,)))
+    (found,) = answer["lanes"]
+    columns = [found[key] for key in ("class", "start_ns", "end_ns", "name")]
+    return [
+        (kind, start // 1000, end // 1000, answer["names"][name] if name >= 0 else None)
+        for kind, start, end, name in zip(*columns, strict=True)
+    ]
+
+
+def test_a_collective_is_a_wait_and_then_a_transfer(index: Index) -> None:
+    assert shown(index, lane(index, 1, "stream 20 comm")) == [
+        (WAIT, 50, 80, ALL_REDUCE),
+        (TRANSFER, 80, 100, ALL_REDUCE),
+    ]
+    assert shown(index, lane(index, 0, "stream 20 comm")) == [(TRANSFER, 80, 100, ALL_REDUCE)]
+
+
+def test_the_overview_shows_each_moment_once(index: Index) -> None:
+    assert shown(index, lane(index, 1, "rank 1")) == [
+        (COMPUTE, 20, 50, None),
+        (WAIT, 50, 80, None),
+        (TRANSFER, 80, 100, None),
+    ]
+
+
+def test_an_operator_lies_below_the_one_around_it(index: Index) -> None:
+    number = lane(index, 0, "CPU main")
+    answer = window_answer(index, Window(0, 30_000, 1200, (number,)))
+    rows = {
+        answer["names"][name]: row
+        for name, row in zip(answer["lanes"][0]["name"], answer["lanes"][0]["row"], strict=True)
+    }
+    assert rows == {"aten::mm": 0, "aten::empty": 1, "cudaLaunchKernel": 1}
+
+
+def test_meta_names_ranks_lanes_and_steps(index: Index) -> None:
+    answer = meta_answer(index)
+    assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
+    assert [each["kind"] for each in answer["ranks"][0]["lanes"]] == [
+        "overview",
+        "thread",
+        "stream",
+        "stream",
+    ]
+    assert [(each.rank, each.step, each.start_ns, each.end_ns) for each in answer["steps"]] == [
+        (0, 1, 0, 120_000),
+        (1, 1, 0, 120_000),
+    ]
+
+
+def test_links_join_the_ranks_of_a_collective(index: Index) -> None:
+    (link,) = window_answer(index, Window(0, 120_000, 1200, (0,)))["links"]
+    assert [(part[0], *part[4:]) for part in link["parts"]] == [
+        (0, 80_000, 80_000, 100_000),
+        (1, 50_000, 80_000, 100_000),
+    ]
+    assert [index.lane(part[1]).label for part in link["parts"]] == ["stream 20 comm"] * 2
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_an_event_knows_its_launch_and_its_collective(index: Index, part: int) -> None:
+    entry = entry_of(index, 0, 1)
+    assert entry is not None
+    answer = event_answer(index, entry + part)
+    assert answer["id"] == entry
+    assert (answer["name"], answer["class"], answer["rank"], answer["step"]) == (ALL_REDUCE, "transfer", 1, 1)
+    assert (answer["start_ns"], answer["end_ns"], answer["exposed_ns"]) == (50_000, 100_000, 50_000)
+    assert answer["launched_by"]["name"] == "cudaLaunchKernel"
+    assert answer["launch_to_start_ns"] == 10_000
+    ranks = [(each["rank"], each["wait_ns"], each["transfer_ns"]) for each in answer["collective"]["ranks"]]
+    assert ranks == [(0, 0, 20_000), (1, 30_000, 20_000)]
+    assert answer["collective"]["last_rank"] == 0
+
+
+def test_an_operator_knows_its_own_time_and_what_it_launched(index: Index) -> None:
+    (found,) = search_answer(index, "aten::MM", -1)["events"][:1]
+    answer = event_answer(index, found["id"])
+    assert (answer["duration_ns"], answer["self_ns"]) == (20_000, 15_000)
+    called = [each for each in search_answer(index, "cudaLaunch", -1)["events"] if each["rank"] == 0]
+    launched = event_answer(index, called[0]["id"])
+    assert launched["parent"] == {"id": found["id"], "name": "aten::mm"}
+    assert launched["launches"]["count"] == 1
+    assert index.name_of(launched["launches"]["first_id"]) == "gemm"
+
+
+def test_search_counts_a_collective_once(index: Index) -> None:
+    answer = search_answer(index, "allreduce", -1)
+    assert answer["total"] == 2
+    assert answer["names"] == [{"name": ALL_REDUCE, "count": 2, "total_ns": 70_000}]
+    assert [(each["rank"], each["start_ns"]) for each in answer["events"]] == [(1, 50_000), (0, 80_000)]
+    assert search_answer(index, "allreduce", 60_000)["events"][0]["rank"] == 0
+    assert search_answer(index, "stream 20", -1)["total"] == 2
+
+
+def test_sums_of_a_stretch_add_up_to_it(index: Index) -> None:
+    answer = selection_answer(index, 30_000, 90_000, range(len(index.header.lanes)))
+    assert answer["ranks"][1] == {
+        "rank": 1,
+        "compute_ns": 20_000,
+        "transfer_ns": 10_000,
+        "wait_ns": 30_000,
+        "copy_ns": 0,
+        "input_ns": 0,
+        "idle_ns": 0,
+    }
+    assert {(each["name"], each["class"]): each["total_ns"] for each in answer["names"]} == {
+        ("gemm", "compute"): 70_000,
+        (ALL_REDUCE, "wait"): 30_000,
+        (ALL_REDUCE, "transfer"): 20_000,
+        ("cudaLaunchKernel", "cpu"): 4_000,
+    }
+
+
+def test_of_anybodys_traces_all_steps_count_and_the_straggler_is_named(tmp_path: Path) -> None:
+    """Rank 0 comes last to all collectives and so is the straggler, though its own steps are shorter."""
+    ranks = []
+    for compute_us, rest_us in ((60, 0), (20, 60)):
+        events: list[Event] = []
+        for number, begin in enumerate((0, 1000, 2000)):
+            longer_us = 100 * number
+            events += [
+                step(number, begin, 120 + rest_us + longer_us),
+                launch(begin + 1, 1, 4 * number),
+                launch(begin + 3, 1, 4 * number + 1),
+                launch(begin + 5, 1, 4 * number + 2),
+                kernel("gemm", begin + 10, compute_us, 4 * number),
+                kernel(ALL_REDUCE, begin + 10 + compute_us, 90 - compute_us, 4 * number + 1, stream=20),
+                kernel("gemm", begin + 110, rest_us + longer_us + 10, 4 * number + 2),
+            ]
+        ranks.append(events)
+    header = index_of(tmp_path, ranks).header
+    theirs = breakdown_answer(header, ours=False)
+    assert [rank["typical"]["span_ms"] for rank in theirs["ranks"]] == pytest.approx([0.22, 0.28])
+    assert theirs["mean"]["span_ms"] == pytest.approx(0.25)
+    assert theirs["straggler"] == {
+        "rank": 0,
+        "last_arrivals": 3,
+        "collectives": 3,
+        "caused_ms": pytest.approx(0.12),
+    }
+    assert operators_answer(header, None, "kernels", straggler=0)["slowest_rank"] == 0
+    assert operators_answer(header, None, "kernels")["slowest_rank"] == 1
+    ours = breakdown_answer(header)
+    assert [rank["typical"]["span_ms"] for rank in ours["ranks"]] == pytest.approx([0.17, 0.23])
+
+
+def test_breakdown_and_operators_add_up_to_the_step(index: Index) -> None:
+    for rank in breakdown_answer(index.header)["ranks"]:
+        (found,) = rank["steps"]
+        parts = ("compute", "exposed_transfer", "exposed_wait", "exposed_memcpy", "idle")
+        assert sum(found[f"{part}_ms"] for part in parts) == pytest.approx(found["span_ms"])
+    answer = operators_answer(index.header, index.header, "kernels")
+    assert answer["slowest_rank"] == 0
+    for place, step_ms in enumerate(answer["step_by_rank_ms"]):
+        total = sum(row["by_rank_ms"][place] for row in answer["rows"]) + answer["rest_by_rank_ms"][place]
+        total -= answer["overlap_by_rank_ms"][place]
+        assert total == pytest.approx(step_ms)
+    rows = {row["name"]: row for row in answer["rows"]}
+    assert rows[ALL_REDUCE]["wait_by_rank_ms"] == pytest.approx([0.0, 0.03])
+    assert rows[ALL_REDUCE]["class"] == "transfer"
+    assert all(row["difference_ms"] == 0 for row in answer["rows"])
+
+
+events = st.lists(
+    st.tuples(st.integers(0, 3000), st.integers(0, 400), st.integers(1, 3), st.sampled_from(["a", "b", "c"])),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events, st.integers(0, 3000), st.integers(1, 3000), st.integers(16, 400))
+def test_a_window_shows_what_the_trace_holds(
+    tmp_path_factory: pytest.TempPathFactory,
+    found: list[tuple[int, int, int, str]],
+    from_us: int,
+    length_us: int,
+    width_px: int,
+) -> None:
+    """Every event of half a pixel or more by itself, the others within blocks that count them."""
+    trace = [span("cpu_op", name, start, length, tid) for start, length, tid, name in found]
+    index = index_of(tmp_path_factory.mktemp("window"), [trace])
+    first_us = min(start for start, _, _, _ in found)
+    lanes = tuple(n for n, each in enumerate(index.header.lanes) if each.kind == "thread")
+    start_ns, end_ns = (from_us - first_us) * 1000, (from_us - first_us + length_us) * 1000
+    window = Window(start_ns, end_ns, width_px, lanes)
+    blocks = window_blocks(index, window)
+    inside = sorted(
+        ((start - first_us) * 1000, length * 1000)
+        for start, length, _, _ in found
+        if (start - first_us) * 1000 <= end_ns and (start - first_us + length) * 1000 >= start_ns
+    )
+    assert int(blocks.count.sum()) == len(inside)
+    assert int(blocks.busy.sum()) == sum(length for _, length in inside)
+    alone = blocks.entry != MERGED
+    visible = sorted(
+        (s, e - s) for s, e in zip(blocks.start[alone].tolist(), blocks.end[alone].tolist(), strict=True)
+    )
+    for each in inside:
+        if each[1] >= window.shortest_ns:
+            assert each in visible
+
+
+def test_levels_show_the_same_as_the_entries_themselves(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    at, trace = 0, []
+    for gap, length in generator.integers(1, 40, (6000, 2)).tolist():
+        trace.append(span("cpu_op", f"op{length}", at + gap, length))
+        at += gap + length
+    index = index_of(tmp_path, [trace])
+    (number,) = [n for n, each in enumerate(index.header.lanes) if each.kind == "thread"]
+    assert index.lane(number).rows[0].levels
+    for width_px in (16, 100, 1000, 8192):
+        window = Window(at * 300, at * 700, width_px, (number,))
+        blocks = window_blocks(index, window)
+        inside = [
+            event
+            for event in trace
+            if (event["ts"] - trace[0]["ts"]) * 1000 <= window.to_ns
+            and (event["ts"] - trace[0]["ts"] + event["dur"]) * 1000 >= window.from_ns
+        ]
+        # At its two ends a window shows all of a block that it only touches.
+        assert len(inside) <= int(blocks.count.sum())
+        assert len(blocks) <= 4 * width_px + 8
+        wanted = sum(event["dur"] * 1000 >= window.shortest_ns for event in inside)
+        assert int(((blocks.entry != MERGED) & (blocks.busy >= window.shortest_ns)).sum()) == wanted
+
+
+def test_a_damaged_trace_leaves_the_others(tmp_path: Path) -> None:
+    good = write(tmp_path / "rank0.pt.trace.json", two_ranks()[0], **rank_info(0, 2))
+    bad = tmp_path / "rank1.pt.trace.json"
+    bad.write_bytes(good.read_bytes()[:700])
+    target = tmp_path / "index"
+    target.mkdir()
+    build([good, bad], target, no_news)
+    header = open_index(target).header
+    assert [rank.rank for rank in header.ranks] == [0]
+    (problem,) = header.problems
+    assert problem.file == "rank1.pt.trace.json"
+    assert problem.byte is not None
+    assert str(tmp_path) not in problem.message
+
+
+def test_without_any_good_trace_there_is_no_index(tmp_path: Path) -> None:
+    bad = tmp_path / "rank0.pt.trace.json"
+    bad.write_bytes(b'{"traceEvents": [{"ph"')
+    target = tmp_path / "index"
+    target.mkdir()
+    with pytest.raises(BrokenTraces) as caught:
+        build([bad], target, no_news)
+    assert [problem.file for problem in caught.value.problems] == ["rank0.pt.trace.json"]
+
+
+@pytest.mark.parametrize("harm", ["short", "format", "json"])
+def test_a_damaged_index_is_noticed(tmp_path: Path, harm: str) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    index_of(folder, two_ranks())
+    target = folder / "index"
+    if harm == "short":
+        (target / "start").write_bytes((target / "start").read_bytes()[:-8])
+    elif harm == "format":
+        header = (target / "index.json").read_bytes()
+        (target / "index.json").write_bytes(header.replace(b'"format":', b'"format":9', 1))
+    else:
+        (target / "index.json").write_bytes(b"{")
+    with pytest.raises(DamagedIndex):
+        open_index(target)
+
+
+def test_names_stay_text_and_no_event_is_lost_on_another_thread(tmp_path: Path) -> None:
+    hostile = '<img src=x onerror="alert(1)">'
+    trace = [span("cpu_op", hostile, 0, 10), span("cpu_op", hostile, 5, 10, tid=2)]
+    index = index_of(tmp_path, [trace])
+    answer = search_answer(index, "onerror", -1)
+    assert [each["name"] for each in answer["events"]] == [hostile] * 2

@@ -1,0 +1,263 @@
+"""What comes out: JSON, tables, the difference of two captures, one merged trace."""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.report.terminal.changes import render_trace_diff
+from gpurun.launcher.report.terminal.trace import render_trace
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
+from gpurun.launcher.trace.merge import merge_traces
+from gpurun.launcher.trace.merged_file import is_merged
+from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.units import MINUS, THOUSANDS
+from tests.unit.trace.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
+
+RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """Two ranks, 20 ms apart by their clocks; the second comes 4 µs late."""
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    for rank, (late_us, ahead_us) in enumerate(((0, 0), (4, 20_000))):
+        events = [
+            {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
+            step(1, ahead_us, 60),
+            span("cpu_op", "aten::mm", ahead_us + 1, 3),
+            launch(ahead_us + 2, 1, 1),
+            {"ph": "s", "id": 1, "cat": "ac2g", "name": "ac2g", "pid": 10, "tid": 1, "ts": ahead_us + 2},
+            kernel("gemm <b>\x1b[31m", ahead_us + 10, 10, 1),
+            launch(ahead_us + 4, 1, 2),
+            kernel(RING, ahead_us + 30 + late_us, 20.125 - late_us, 2),
+            {"ph": "i", "name": "no time", "pid": "Spans"},
+        ]
+        write(
+            folder / f"r{rank}.json",
+            events,
+            baseTimeNanoseconds=1_700_000_000_000_000_000,
+            **rank_info(rank, 2),
+        )
+    return folder
+
+
+def test_json_has_the_fields_of_the_design(capture: Path) -> None:
+    content = msgspec.json.decode(msgspec.json.encode(analyse_paths([capture])))
+    assert list(content) == [
+        "schema",
+        "base_time_ns",
+        "warnings",
+        "clock_offsets_us",
+        "ranks",
+        "collectives",
+        "stragglers",
+    ]
+    assert content["schema"] == 1
+    assert content["base_time_ns"] == 1_700_000_000_000_000_000
+    assert content["clock_offsets_us"] == {"0": 0.0, "1": 20_000.0}
+    rank = content["ranks"][0]
+    assert {"rank", "world_size", "device", "files", "total", "steps"} <= rank.keys()
+    names = "span compute comm comm_compute_overlap exposed_comm memcpy exposed_memcpy idle wait transfer"
+    fields = {f"{name}_us" for name in f"{names} exposed_wait exposed_transfer".split()}
+    assert fields <= rank["total"].keys()
+    assert fields | {"step", "idle_by_cause_us"} <= rank["steps"][0].keys()
+    assert rank["steps"][0]["idle_by_cause_us"].keys() == {"host", "comm_wait", "data", "other"}
+    (each,) = content["collectives"]
+    assert {"group", "seq", "kind", "bytes", "last_rank", "ranks"} <= each.keys()
+    assert each["ranks"] == [
+        {"rank": 0, "start_us": 30.0, "wait_us": 4.0, "transfer_us": 16.125},
+        {"rank": 1, "start_us": 34.0, "wait_us": 0.0, "transfer_us": 16.125},
+    ]
+    assert content["stragglers"][0] == {"rank": 1, "last_arrivals": 1, "wait_caused_us": 4.0}
+
+
+def test_tables_fit_and_hold_no_control_characters(capture: Path) -> None:
+    for width in (60, 100, 160):
+        text = render_trace(analyse_paths([capture]), width)
+        assert max(map(len, text.splitlines())) <= width
+        assert not set(text) & set(map(chr, range(32))) - {"\n"}
+    assert "gemm <b>\N{REPLACEMENT CHARACTER}[31m" in text
+    assert "▇" in text
+
+
+def test_a_call_that_issues_a_collective_counts_with_its_kernel(tmp_path: Path) -> None:
+    events = [span("cpu_op", "nccl:all_reduce", 0, 9), launch(1, 1, 1), kernel(RING, 20, 5, 1)]
+    (row,) = analyse_paths([write(tmp_path / "a.json", events)]).ranks[0].ops
+    assert (row.name, row.count, row.device_us, row.host_us) == ("nccl:all_reduce", 1, 5.0, 0.0)
+
+
+def test_the_bar_is_as_long_as_it_should_be(capture: Path) -> None:
+    text = render_trace(analyse_paths([capture]), 160)
+    bars = [line.split()[-1] for line in text.splitlines() if "▇" in line and "compute ▇" not in line]
+    assert bars
+    assert {len(bar) for bar in bars} == {20}
+
+
+def test_the_difference_of_two_captures(tmp_path: Path) -> None:
+    def record(name: str, gemm_us: float, steps: int) -> TraceReport:
+        events = []
+        for number in range(steps):
+            begin = 1000 * number
+            events += [
+                step(number, begin, 500),
+                span("cpu_op", "aten::mm", begin, 50),
+                launch(begin + 1, 1, number + 1),
+            ]
+            events.append(kernel("gemm", begin + 10, gemm_us, number + 1))
+        return analyse_paths([write(tmp_path / name, events)])
+
+    a, b = record("a.json", 100, 2), record("b.json", 130, 4)
+    diff = diff_traces(a, b)
+    assert (diff.num_ranks, diff.num_steps) == ((1, 1), (2, 4))
+    assert [(each.name, each.a_us, each.b_us, each.change_us) for each in diff.kernels] == [
+        ("gemm", 100, 130, 30)
+    ]
+    assert diff.kernels[0].percent == pytest.approx(30)
+    assert diff.ops[0].name == "aten::mm"
+    classes = {each.name: each.change_us for each in diff.classes}
+    assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
+    assert "+30.0" in render_trace_diff(diff, 100)
+    assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
+    assert "× 12" in render_trace_diff(diff_traces(a, record("c.json", 1200, 2)), 100)
+    assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
+
+
+def test_thousands_stand_apart_as_in_every_report() -> None:
+    changes = (Change("gemm", 2e6, 1.5e6, -5e5, -25.0), Change("copy", 1e3, 2e6, 1.999e6, 199900.0))
+    said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), changes, (), ()), 100)
+    shown = said.replace(THOUSANDS, "_").replace(MINUS, "-")
+    for text in ("2_000.000", "1_500.000", "-500.000", "-25.0", "+1_999.000", "× 2_000"):
+        assert text in shown
+
+
+def test_a_merged_trace_keeps_every_event_on_one_clock(capture: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "merged.json.gz"
+    out.parent.mkdir()
+    merge_traces([capture], out)
+    events = load(out)["traceEvents"]
+    rings = [event for event in events if event["name"] == RING]
+    assert [(event["ts"], event["dur"]) for event in rings] == [(30.0, 20.125), (34.0, 16.125)]
+    assert len({event["pid"] for event in rings}) == 2
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    others = [f"rank {rank}: process {pid}" for rank in (0, 1) for pid in ("10", "Spans")]
+    assert sorted(names) == sorted(["rank 0: python", "rank 1: python", *others])
+    links = [event for event in events if event.get("cat") == "collective"]
+    places = [(event["ph"], event["ts"], event["pid"], event["tid"]) for event in links]
+    assert places == [
+        (ph, ring["ts"], ring["pid"], ring["tid"]) for ph, ring in zip("sf", rings, strict=True)
+    ]
+    assert len({event["id"] for event in events if event.get("cat") == "ac2g"}) == 2
+    assert sum(event["name"] == "no time" for event in events) == 2
+    assert [path.name for path in out.parent.iterdir()] == ["merged.json.gz"]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+def test_a_real_capture_merged(tmp_path: Path) -> None:
+    out = tmp_path / "merged.json"
+    merge_traces([REAL / "dlrm_8xV100"], out)
+    merged = json.loads(out.read_bytes())
+    single = sum(len(load(path)["traceEvents"]) for path in (REAL / "dlrm_8xV100").iterdir())
+    extra = [e for e in merged["traceEvents"] if e.get("cat") == "collective"]
+    assert len(extra) == 8 * 8
+    begun = [event["id"] for event in merged["traceEvents"] if event["ph"] == "s"]
+    assert len(set(begun)) == len(begun)
+    assert len(merged["traceEvents"]) - len(extra) >= single
+    assert len({event["pid"] for event in merged["traceEvents"]}) > 8 * 2
+    kernels = [e for e in merged["traceEvents"] if e.get("cat") == "kernel" and e["pid"] // 10_000 == 7]
+    assert sum("nccl" in event["name"] for event in kernels) == 8
+
+
+def test_a_place_that_cannot_be_written(capture: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "missing"):
+        with pytest.raises(SpecError, match=f"can't write .*: there is no directory .*{folder}; create it"):
+            merge_traces([capture], tmp_path / folder / "merged.json")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_only_a_full_disk_asks_for_space(
+    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(number: int) -> str:
+        def replace(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("gpurun.launcher.trace.merge.os.replace", replace)
+        with pytest.raises(MachineError) as caught:
+            merge_traces([capture], tmp_path / "merged.json")
+        return str(caught.value)
+
+    assert "free some space" in fail(errno.ENOSPC)
+    assert "free some space" not in fail(errno.EACCES)
+    assert list(tmp_path.iterdir()) == [capture]
+
+
+def test_only_a_regular_file_is_replaced(capture: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    (tmp_path / "to_fifo").symlink_to(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.iterdir())
+    for name in ("fifo", "folder", "nowhere", "to_fifo", "loop"):
+        with pytest.raises(SpecError, match="can't write"):
+            merge_traces([capture], tmp_path / name)
+    with pytest.raises(SpecError, match="it is a directory"):
+        merge_traces([capture], Path(""))
+    assert sorted(tmp_path.iterdir()) == before
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
+
+
+def test_a_link_to_a_file_has_the_file_written(capture: Path, tmp_path: Path) -> None:
+    (tmp_path / "target.json").write_text("old")
+    out = tmp_path / "out.json"
+    out.symlink_to("target.json")
+    merge_traces([capture], out)
+    assert out.is_symlink()
+    assert json.loads((tmp_path / "target.json").read_bytes())["gpurun"] == {"merged": True}
+
+
+def test_a_trace_is_not_merged_over_itself(capture: Path, tmp_path: Path) -> None:
+    rank = capture / "r0.json"
+    before = rank.read_bytes()
+    (tmp_path / "link.json").symlink_to(rank)
+    os.link(rank, tmp_path / "hard.json")
+    for out in (rank, tmp_path / "link.json", tmp_path / "hard.json"):
+        with pytest.raises(SpecError, match="one of the traces to merge"):
+            merge_traces([capture], out)
+    assert rank.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
+def test_a_merged_trace_beside_the_ranks_is_passed_over(capture: Path, name: str) -> None:
+    alone = analyse_paths([capture])
+    merge_traces([capture], capture / name)
+    first = (capture / name).read_bytes()
+    report = analyse_paths([capture])
+    assert report.warnings == (f"{capture / name}: all ranks merged into one trace by gpurun, left out",)
+    assert report.ranks == alone.ranks
+    merge_traces([capture], capture / name)  # once more, over the older one
+    assert (capture / name).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"gpurun": {"merged": false}, "traceEvents": []}',
+        '{"gpurun": 1, "traceEvents": []}',
+        '{"traceEvents": [{"name": "gpurun", "args": {"merged": true}}]}',
+        '{"a":' * 600 + '"traceEvents"',
+        "",
+    ],
+)
+def test_other_files_are_no_merged_traces(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file.json").write_text(text)
+    assert not is_merged(tmp_path / "file.json")

@@ -1,0 +1,194 @@
+"""`compile`, `channels_last`, `threads` and several workloads: from the job to the model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
+from torch import nn
+
+from gpurun import Workload
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.headline import is_one_task
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
+from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
+from gpurun.launcher.worker.training.load_workload import load_workload
+from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def spec_of(text: str) -> JobSpec:
+    return check_source(parse_source(text.encode(), "job.yaml"), Path())
+
+
+def plan_of(text: str, machine: FakeMachine | None = None) -> Plan:
+    return build_plan(spec_of(text), machine or FakeMachine(cpu_cores=4))
+
+
+def orders(text: str) -> list[LaunchConfig]:
+    spec, machine = spec_of(text), FakeMachine(cpu_cores=4)
+    plan = build_plan(spec, machine)
+    return [
+        order_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine, looks=(), prior={})
+        for launch in plan.launches
+        if launch.repetition == 0
+    ]
+
+
+def test_what_varies_reaches_the_worker_in_processes_of_its_own() -> None:
+    found = orders(
+        "workload: resnet56\ndevices: cpu:2\n"
+        "compare: {channels_last: [false, true], compile: [false, true], threads: [1, auto], "
+        "split: [even, '3:1']}\n"
+    )
+    kinds = {(order.channels_last, order.compile, order.threads) for order in found}
+    assert len(found) == len(kinds) == 8
+    assert {threads for *_, threads in kinds} == {1, 2}
+    assert all(len(order.variants) == 2 for order in found)  # splits share processes
+
+
+def test_threads_that_come_to_the_same_are_measured_once() -> None:
+    plan = plan_of("workload: lstm\ndevices: cpu:4\ncompare: {threads: [1, auto]}\n")
+    assert [variant.threads for variant in plan.variants] == [1]
+
+
+def test_names_say_what_varies_and_a_baseline_may_ask_for_it() -> None:
+    plan = plan_of(
+        "workload: lstm\ndevices: cpu:1\ncompare: {compile: [false, true]}\nbaseline: {compile: true}\n"
+    )
+    assert [variant.id for variant in plan.variants] == [
+        "ddp-1-even-compile-false",
+        "ddp-1-even-compile-true",
+    ]
+    assert plan.baseline == "ddp-1-even-compile-true"
+    assert {launch.group for launch in plan.launches} == {"ddp-1-compile-false", "ddp-1-compile-true"}
+
+
+def test_what_cannot_be_is_left_out_with_its_reason() -> None:
+    plan = plan_of("workload: lstm\ndevices: cpu:2\ncompile: true\ncompare: {strategy: [ddp, dp]}\n")
+    assert [variant.strategy for variant in plan.variants] == ["ddp"]
+    assert (
+        plan.left_out[0].reason
+        == "dp replicates the model in every step, which torch.compile doesn't support"
+    )
+    machine = FakeMachine(gpus=(FakeGpu("GPU-0"),))
+    with pytest.raises(SpecError, match="`threads` applies to CPU devices only"):
+        plan_of("workload: lstm\ndevices: cuda\nthreads: 2\n", machine)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("threads: 0", "`threads`: expected `auto` or 1 to 1024 threads, got the number 0"),
+        ("compare: {threads: [all]}", 'expected `auto` or 1 to 1024 threads, got the text "all"'),
+        ("compile: 1", "`compile`: expected true or false, got the number 1"),
+        (
+            "compare: {workload: [lstm, lsmt]}",
+            "there is no built-in workload `lsmt`\n    did you mean `lstm`?",
+        ),
+        ("compare: {workload: [lstm, mlp]}", "missing key `global_batch`"),
+        ("compare: {workload: [lstm, fcn_r]}\nparams: {length: 8}", "fcn_r has no parameter `length`"),
+        ("split: [100, 27]", "adds up to 127, not to the global batch of 128"),
+    ],
+)
+def test_mistakes_are_told(line: str, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        spec_of(f"workload: lstm\n{line}\n")
+    assert said in str(refused.value)
+
+
+def test_each_workload_has_its_own_batch_unless_the_job_has_one() -> None:
+    text = "workload: lstm\ndevices: cpu:1\ncompare: {workload: [lstm, fcn_r]}\n"
+    assert [v.global_batch for v in plan_of(text).variants] == [128, 1024]
+    assert [v.global_batch for v in plan_of(f"{text}global_batch: 6\n").variants] == [6, 6]
+    assert [order.workload for order in orders(text)] == ["lstm", "fcn_r"]
+
+
+def test_workloads_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    plan = plan_of(
+        "workload: lstm\ndevices: cpu:1\ncompare: {workload: [lstm, fcn_r]}\nsteps: {launches: 1}\n"
+    )
+    run = RunDir(tmp_path)
+    write_json(run.plan, plan)
+    for variant, launch in zip(plan.variants, plan.launches, strict=True):
+        steps = [StepRecord(launch.id, n, 0, 0, "timed", 10**7, {}, None) for n in range(1, 9)]
+        append_lines(run.steps(variant.id, 0), steps)
+        write_json(run.status(variant.id), VariantStatus("ok"))
+    comparison = compare_run(run)
+    assert not is_one_task(plan)
+    assert comparison.fastest is None
+    assert comparison.variants[1].vs_baseline is None
+    assert comparison.variants[1].samples_per_s == 102_400
+    assert comparison.headline.startswith("2 workloads, each measured by itself")
+    assert comparison.headline in render_table(comparison, 100, True)
+
+
+def order(split: tuple[int, ...], **changes: object) -> LaunchConfig:
+    base = LaunchConfig(
+        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp",
+        devices=("cpu",) * len(split), backend=None, precision="fp64", seed=0, threads=1,
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+    )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("alexnet_r", {}),
+        ("lstm", {"length": 3}),
+        ("gpt", {"preset": "tiny", "layers": 1, "width": 16, "context": 8}),
+    ],
+)
+def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
+    name: str, params: dict[str, object]
+) -> None:
+    workload = load_workload(name, params, Path())
+    assert isinstance(workload, Workload)
+    launch = order((5, 3))
+    trainer = Trainer(workload, launch, 0)
+    assert check_gradients(trainer, launch, 0)["v"]["gradient_error"] < 1e-12
+    assert trainer.trial.flops_per_sample is not None
+    assert trainer.trial.bytes_per_sample > 0
+
+
+def test_a_model_with_batch_norm_is_told_apart() -> None:
+    workload = load_workload("resnet56", {}, Path())
+    assert isinstance(workload, Workload)
+    trainer = Trainer(workload, order((2, 1), channels_last=True, precision="fp32"), 0)
+    (warning,) = model_warnings(trainer)
+    assert warning.startswith("the model has BatchNorm")
+    step = trainer.prepare(VariantConfig("v", (2, 1), 1), 0).load()
+    assert step.micro_batches[0].inputs.is_contiguous(memory_format=torch.channels_last)
+    convolution = next(m for m in trainer.model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 3)
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_channels_last_of_a_model_without_images_is_told() -> None:
+    workload = load_workload("mlp", {"width": 4}, Path())
+    assert isinstance(workload, Workload)
+    assert "changes nothing" in model_warnings(Trainer(workload, order((2, 1), channels_last=True), 0))[0]
+
+
+def test_every_shape_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, object] = {}
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: said.update(how))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    compile_in_place(nn.Linear(1, 1), 5)
+    assert said == {"dynamic": False}
+    assert torch._dynamo.config.recompile_limit == 20

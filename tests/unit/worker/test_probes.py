@@ -1,0 +1,272 @@
+"""Micro-benchmarks: how they are planned, measured, analysed and shown, and what they refuse."""
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpurun.launcher.compare.figures.probes import crossover, curve, fit, probe_result, probe_summary
+from gpurun.launcher.compare.model import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.report.tensorboard.series import curve_points
+from gpurun.launcher.report.terminal.curves import curve_lines
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
+from gpurun.launcher.units import size_text
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench
+from gpurun.launcher.worker.meters.noise import NoiseMeter
+from gpurun.workloads.probes import allreduce, h2d
+from gpurun.workloads.probes import crossover as crossover_probe
+from gpurun.workloads.probes import matmul as matmul_probe
+from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
+from tests.unit.plan.machines import FakeMachine
+
+CPU = Site((torch.device("cpu"),), 1, torch.float32)
+
+
+def spec_of(text: str) -> JobSpec:
+    return check_source(parse_source(text.encode(), "job.yaml"), Path())
+
+
+def test_a_probe_needs_no_batch_and_gives_each_device_one_share() -> None:
+    plan = build_plan(
+        spec_of("workload: allreduce\ndevices: cpu:4\ncompare: {device_count: [2, 4]}\n"), FakeMachine()
+    )
+    assert [(v.strategy, v.split) for v in plan.variants] == [("ddp", (1, 1)), ("ddp", (1, 1, 1, 1))]
+    assert [len(launch.processes) for launch in plan.launches] == [2, 4]  # once each: nothing is compared
+    assert spec_of("workload: matmul\n").strategy == "single"
+    assert spec_of("workload: h2d\n").strategy == "dp"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("global_batch: 8", "job.yaml:2:1: allreduce is a micro-benchmark: it has no `global_batch`"),
+        ("compare: {split: [even]}", "allreduce is a micro-benchmark: it has no `split`"),
+        ("compile: true", "it has no `compile`"),
+        ("precision: bf16", "job.yaml:2:1: allreduce has no `precision`: it always uses float32"),
+        ("compare: {precision: [fp32, bf16]}", "allreduce has no `precision`: it always uses float32"),
+        ("strategy: dp", "allreduce runs as ddp, not as dp"),
+        ("params: {max_mb: 3}", "allreduce has no parameter `max_mb`\n    did you mean `max_mib`?"),
+        ("params: {max_mib: big}", '`params.max_mib`: expected a whole number, got the text "big"'),
+        (
+            "compare: {workload: [allreduce, h2d]}",
+            "h2d is a micro-benchmark, which can't be compared with other workloads",
+        ),
+    ],
+)
+def test_what_a_probe_has_not_is_refused(line: str, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        spec_of(f"workload: allreduce\n{line}\n")
+    assert said in str(refused.value)
+
+
+def test_only_what_computes_in_it_has_a_precision() -> None:
+    with pytest.raises(SpecError, match="h2d has no `precision`: it only copies bytes\n    remove it"):
+        spec_of("workload: h2d\nprecision: bf16\n")
+    for name in ("matmul", "crossover"):
+        assert spec_of(f"workload: {name}\nprecision: bf16\n").precision == "bf16"
+    assert spec_of("workload: allreduce\nprecision: fp32\n").precision == "fp32"
+
+
+def test_an_allreduce_on_one_device_is_refused_or_left_out() -> None:
+    for lines, line in (("devices: cpu:1", 2), ("devices: cpu:4\ndevice_count: 1", 3)):
+        with pytest.raises(
+            SpecError, match=rf":{line}:.*an all-reduce needs at least two devices"
+        ) as refused:
+            build_plan(spec_of(f"workload: allreduce\n{lines}\n"), FakeMachine())
+        assert refused.value.exit_code == 2
+    with pytest.raises(MachineError, match="an all-reduce needs at least two devices, but"):
+        build_plan(spec_of("workload: allreduce\n"), FakeMachine(cpu_cores=1))
+    both = spec_of("workload: allreduce\ndevices: cpu:4\ncompare: {device_count: [1, 2]}\n")
+    plan = build_plan(both, FakeMachine())
+    assert [len(variant.devices) for variant in plan.variants] == [2]
+    assert "an all-reduce needs two devices" in plan.left_out[0].reason
+
+
+@dataclass
+class FakeWork:
+    """Cases that move a clock of their own; the second takes 40 times as long as the first."""
+
+    now_ns: int = 0
+    ran: list[str] = field(default_factory=list)
+
+    def run(self, name: str, ms: int) -> None:
+        self.now_ns += ms * 1_000_000
+        self.ran.append(name)
+
+    def cases(self, site: Site) -> Cases:
+        quick = Case("quick", 1, lambda: self.run("quick", 1), nbytes=1)
+        slow = Case("slow", 2, lambda: self.run("slow", 40), flops=7)
+        return Cases((quick, slow), ("skipped: something",))
+
+
+def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
+    order = LaunchConfig(
+        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
+        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
+        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+    )  # fmt: skip
+    work = FakeWork()
+    journal = Journal(order, 0)
+    ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns).run()
+    records = RunDir(tmp_path).read_points("v")
+    assert [record.round for record in records] == [1, 1, 2, 2, 3, 3]
+    assert {(r.series, r.time_ns, r.repetitions) for r in records} == {("quick", 1e6, 10), ("slow", 40e6, 1)}
+    assert {(r.series, r.nbytes, r.flops) for r in records} == {("quick", 1, None), ("slow", None, 7)}
+    assert work.ran.count("quick") == 2 + 3 * 10  # two to warm up
+    assert journal.facts["v"].warnings == ("skipped: something",)
+    assert RunDir(tmp_path).read_events("01")[-1].round == 3
+
+
+def record(series: str, size: int, time_us: float, **more: float) -> PointRecord:
+    return PointRecord("l", 1, series, "bytes", size, time_us * 1e3, 1, **more)  # type: ignore[arg-type]
+
+
+def test_latency_and_bandwidth_come_back_from_the_curve_that_they_make() -> None:
+    points = [CurvePoint(size, 30 + size / 5_000, None) for size in powers(1024, 1 << 26, 4)]
+    latency_us, gb_per_s = fit(points)
+    assert latency_us == pytest.approx(30)
+    assert gb_per_s == pytest.approx(5)
+    assert fit(points[:2]) == (None, None)
+    assert fit([CurvePoint(size, 7.0, None) for size in (1, 2, 3)]) == (pytest.approx(7.0), None)
+
+
+def test_bus_bandwidth_counts_what_crosses_a_link() -> None:
+    (point,) = curve("all-reduce", [record("", 4000, 2.0, nbytes=4000, bus_factor=1.5)], None).points
+    assert point.gb_per_s == pytest.approx(2)
+    assert point.bus_gb_per_s == pytest.approx(3)
+    assert point.gflop_per_s is None
+
+
+def test_operations_are_shares_of_the_best_and_of_the_peak() -> None:
+    records = [record("m", 64, 1.0, flops=1_000_000), record("m", 128, 2.0, flops=8_000_000)]
+    result = probe_result(records, "matmul", "NVIDIA H200", "bf16")
+    assert result is not None
+    first, second = result.curves[0].points
+    assert (first.ceiling_percent, second.ceiling_percent) == (pytest.approx(25), pytest.approx(100))
+    assert second.peak_percent == pytest.approx(100 * 4e12 / 989.4e12)
+    assert probe_result([], "matmul", None, "fp32") is None
+    unknown = probe_result(records, "matmul", None, "fp32")
+    assert unknown is not None
+    assert unknown.curves[0].points[0].peak_percent is None
+
+
+def line(series: str, times_us: dict[int, float]) -> Curve:
+    return Curve(series, "rows", tuple(CurvePoint(size, us, None) for size, us in times_us.items()))
+
+
+def test_the_gpu_pays_from_where_it_stays_ahead() -> None:
+    cpu = line("CPU", {16: 1, 32: 5, 64: 20, 128: 90})
+    assert crossover(cpu, line("GPU", {16: 10, 32: 10, 64: 11, 128: 12})) == 64
+    assert crossover(cpu, line("GPU", {16: 0.5, 32: 10, 64: 11, 128: 12})) == 64  # one lucky size is not it
+    assert crossover(cpu, line("GPU", {16: 10, 32: 10, 64: 21, 128: 91})) is None
+    assert crossover(cpu, line("GPU", {16: 0.1, 32: 0.1, 64: 1, 128: 1})) == 16
+
+
+def test_the_summary_gives_one_number() -> None:
+    records = [record("CPU", 16, 1.0), record("GPU", 16, 9.0), record("CPU", 32, 9.0), record("GPU", 32, 2.0)]
+    result = probe_result(records, "crossover", "NVIDIA H200", "fp32")
+    assert probe_summary("crossover", {"v": result}) == "The GPU pays from 32 rows on, transfer included."
+    assert probe_summary("h2d", {"v": None}) == "h2d has measured nothing."
+    two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
+    no_line = probe_result(two_sizes, "allreduce", None, "fp32")
+    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4000 B (2 GB/s)."
+    points = curve_points(result, 1.0)
+    assert {(point.step, *point.values) for point in points} == {
+        (16, "curve/CPU/us"), (16, "curve/GPU/us"), (32, "curve/CPU/us"), (32, "curve/GPU/us")
+    }  # fmt: skip
+
+
+def swept(*times_us: float) -> ProbeResult | None:
+    """An all-reduce that took these times, from 1 KiB on."""
+    sizes = powers(1024, 1 << 30, 4)
+    records = [record("all-reduce", size, us, nbytes=size) for size, us in zip(sizes, times_us, strict=False)]
+    return probe_result(records, "allreduce", None, "fp32")
+
+
+def test_each_fit_says_where_it_was_measured_in_units_that_can_be_read() -> None:
+    line = [9200 + size / 123 for size in powers(1024, 1 << 26, 4)]
+    said = probe_summary("allreduce", {"2 devices": swept(*line), "4 devices": swept(5, 5.1, 5.4)})
+    assert said.startswith("2 devices, all-reduce: 9.20 ms + size / 0.123 GB/s; 4 devices, all-reduce: 4.9")
+
+
+def test_where_no_straight_line_fits_none_is_claimed() -> None:
+    line = [1 + size / 6000 for size in powers(1024, 1 << 22, 4)]
+    result = swept(*line[:-1], 3 * line[-1])
+    said = probe_summary("allreduce", {"2 devices": result})
+    assert said.startswith(
+        "all-reduce: 1.17 µs for 1 KiB (0.875 GB/s) and 2.10 ms for 4 MiB (2 GB/s); no straight"
+    )
+    assert result is not None
+    assert result.curves[0].fit_off_by == pytest.approx(2.3, abs=0.7)
+
+
+def test_a_busy_machine_is_told_beside_the_curves(tmp_path: Path) -> None:
+    order = LaunchConfig(
+        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
+        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
+        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+    )  # fmt: skip
+    work, journal = FakeWork(), Journal(order, 0)
+    waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
+    meter = NoiseMeter(lambda: None, lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
+    ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
+    skipped, busy = journal.facts["v"].warnings
+    assert skipped == "skipped: something"
+    assert busy.startswith("rank 0 waited for a free core in ")
+
+
+def test_sizes_are_read_easily() -> None:
+    assert [size_text(size, "bytes") for size in (1000, 4096, 3 << 20, 1 << 40)] == [
+        "1000 B", "4 KiB", "3 MiB", "1024 GiB"
+    ]  # fmt: skip
+    assert size_text(64, "rows") == "64 rows"
+    assert powers(4, 100, 4) == (4, 16, 64, 100)
+
+
+def test_what_a_cpu_cannot_measure_is_said() -> None:
+    copies = h2d.h2d(max_mib=1).cases(CPU)
+    assert {case.series for case in copies.cases} == {"host memory to host memory"}
+    assert copies.notes[0].startswith("skipped: copies from and to a GPU need CUDA")
+    products = crossover_probe.crossover(max_size=32).cases(CPU)
+    assert [(case.series, case.size) for case in products.cases] == [("CPU", 16), ("CPU", 32)]
+    assert "no crossover" in products.notes[0]
+    assert allreduce.allreduce().cases(CPU).notes == ("skipped: an all-reduce needs at least two devices",)
+    for case in (*copies.cases, *products.cases, *matmul_probe.matmul(max_size=64).cases(CPU).cases):
+        case.run()
+
+
+def test_on_gpus_every_direction_is_copied() -> None:
+    host = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
+    devices = [torch.zeros(1 << 20, dtype=torch.uint8, device="meta") for _ in range(2)]
+    found = {case.series for case in h2d.device_copies(host[0], host[1], devices[:1], (4096,))}
+    assert found == {
+        "pinned to meta",
+        "meta to pinned",
+        "pageable to meta",
+        "meta to pageable",
+        "within meta",
+    }
+
+
+def test_sizes_must_be_positive() -> None:
+    for make in (allreduce.allreduce, h2d.h2d, matmul_probe.matmul, crossover_probe.crossover):
+        with pytest.raises(ValueError, match="must be at least 1, but it is 0"):
+            make(0)
+
+
+def test_the_head_of_curves_says_nothing_twice() -> None:
+    usual = SimpleNamespace(workload="matmul", devices=("cpu:0",), precision="bf16", status="ok", probe=None)
+    usual.varied = {"workload": "matmul", "precision": "bf16", "params": {"max_size": 128}}
+    (head,) = curve_lines(SimpleNamespace(variants=[usual]))  # type: ignore[arg-type]
+    assert head.plain == "matmul on cpu:0, bf16 params=max_size=128"
