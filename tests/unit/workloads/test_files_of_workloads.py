@@ -181,7 +181,7 @@ def test_files_that_are_none_are_named_with_their_folder(tmp_path: Path) -> None
     photo(tmp_path / "png" / "a.png")
     (text,) = open_corpus(str(tmp_path / "txt")).notes
     assert text.endswith(
-        "skipped: cat/gone.txt (a link to nothing), cat/null.txt (not a regular file), "
+        "not text: cat/gone.txt (a link to nothing), cat/null.txt (not a regular file), "
         "cat/pipe.txt (not a regular file)"
     )
     assert read_folder(tmp_path / "png", 10).skipped == (
