@@ -27,6 +27,15 @@ class Result:
         return json.loads(self.out)
 
     @property
+    def printed(self) -> Any:
+        """The comparison that was printed, without the figures that every report derives from it."""
+        found = self.json
+        assert {metric["key"] for metric in found.pop("metrics")} >= {"step_ms"}
+        for variant in found["variants"]:
+            assert variant.pop("figures").keys() >= {"step_ms"}
+        return found
+
+    @property
     def comparison(self) -> Any:
         return json.loads((self.folder / "run" / "comparison.json").read_text())
 
