@@ -9,7 +9,7 @@ FLOORS = (
     "jobfile",
     "trace",
     "plan",
-    "compare published",
+    "compare",
     "logs inspect",
     "processes",
     "failures",

@@ -1,6 +1,6 @@
-"""What a run does next: a pure state machine on frozen data, which `session.py` carries out.
+"""What a run does next: a pure state machine on frozen data, which `session.py` executes.
 
-`begin` gives the first action. `step` takes what came of an action, and gives the next one.
+`begin` returns the first action; `step` takes the result of an action and returns the next one.
 """
 
 import os
@@ -56,17 +56,17 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait until a rank ends, at most for a moment, and see what came."""
+    """Wait until a rank ends, at most for a moment, and read what is new."""
 
     has_failed: bool
-    """A rank has failed: what the others write now only says that they lost their peer."""
+    """A rank has failed: the others now only report that they lost their peer."""
     steps_due_s: float | None = None
-    """The time from which on the step counters are to be read; `None`: no need."""
+    """When the step counters have to be read next; `None`: never."""
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Find out what the ranks do that are late, and report it."""
+    """Find out what late ranks are doing, and report it."""
 
     late: Late
     variant: str | None
@@ -74,7 +74,7 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class Stop:
-    """End the ranks that still run, and read what they left."""
+    """End the ranks that are still running, and read their results."""
 
     why: Literal["ended", "late", "error"]
     """All have ended or one has failed; a time limit; an error of the command, Ctrl-C too."""
@@ -83,7 +83,7 @@ class Stop:
     variants: tuple[str, ...] = ()
     """What was to be measured."""
     interruption: Interrupted | None = None
-    """The error, where it is one: a person waits for the ranks to end."""
+    """The error, if it is Ctrl-C or a signal: then a person waits for the ranks to end."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ Action = (
 
 @dataclass(frozen=True)
 class Remaining:
-    """How far a launch is, by the run directory."""
+    """How far a launch is, from the run directory."""
 
     missing: tuple[str, ...]
     """Variants that are still to be measured."""
     variants: tuple[str, ...] = ()
-    """Those to run next: the missing ones, and the baseline next to them."""
+    """Those to run next: the missing ones, and the baseline with them."""
     rounds: int = 0
     """To run."""
     restarts: int = 0
@@ -202,7 +202,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Done:
-    """An action that gives no news was carried out."""
+    """An action without a result was executed."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ Happened = Remaining | Started | Tick | Diagnosed | Stopped | Explained | Done |
 
 @dataclass(frozen=True)
 class State:
-    """Where a run is."""
+    """The state of a run."""
 
     limits: Limits
     num_launches: int
@@ -248,7 +248,7 @@ def begin(num_launches: int, limits: Limits) -> Next:
 
 
 def step(state: State, happened: Happened) -> Next:
-    """What to do after the last action, by what came of it."""
+    """The next action, from the result of the last one."""
     match happened:
         case Remaining():
             return _on_remaining(state, happened)
@@ -309,7 +309,7 @@ def _on_diagnosed(state: State, found: Diagnosed) -> Next:
 
 
 def _on_stopped(state: State, stopped: Stopped) -> Next:
-    """Why the ranks have ended: an error of ours, a time limit, a full disk, a failure, or all is well."""
+    """Why the ranks have ended: an error, a time limit, a full disk, a failure, or none of these."""
     if state.error is not None:
         return state, GiveUp(state.error)
     if state.late is not None:
@@ -325,9 +325,9 @@ def _on_stopped(state: State, stopped: Stopped) -> Next:
 
 
 def _on_explained(state: State, failure: Failure) -> Next:
-    """A rank that could still say what it was busy with is right.
+    """A rank's own record of its variant counts more than the events.
 
-    Rank 0, whose events are watched, may have gone on to a variant while another rank was still building.
+    Rank 0, which writes the events, may have reached a variant while another rank was still building.
     """
     variant = failure.variant if failure.stage else _watch(state).variant
     return _conclude(state, Ended(failure=failure, variant=variant))
@@ -350,7 +350,7 @@ def should_restart(ended: Ended, number: int, limits: Limits) -> bool:
 
 
 def settled(ended: Ended, missing: Sequence[str]) -> Settle:
-    """What a failure costs: the variant that caused it; where none had begun, all that were to come."""
+    """What a failure costs: the variant that caused it; if none had begun, all of the launch."""
     if ended.variant is not None:
         return Settle(ended, (ended.variant,))
     if not is_same_everywhere(ended.failure):
@@ -370,7 +370,7 @@ def mistake_of(failure: Failure | None) -> ParamsError | None:
 
 
 def _on_error(state: State, error: BaseException) -> Next:
-    """Ends the ranks before the run ends; an error in that very end is not tried again."""
+    """Stops the ranks before the run ends; if stopping them fails, that error ends the run."""
     if not state.may_run:
         return state, GiveUp(error)
     interruption = error if isinstance(error, Interrupted) else None

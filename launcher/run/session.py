@@ -1,4 +1,4 @@
-"""Carries out a plan: asks `decisions.py` what to do, does it, and hands back what came of it."""
+"""Executes a plan: asks `decisions.py` what to do, does it, and returns the result to it."""
 
 import platform
 import time
@@ -47,7 +47,7 @@ OnEvent = Callable[[Launch, int, Event | None], None]
 
 
 class Clock(Protocol):
-    """The time; tests have one that never waits."""
+    """The time; tests have a clock that never waits."""
 
     def monotonic(self) -> float:
         """Seconds, for durations."""
@@ -60,7 +60,7 @@ class Clock(Protocol):
 
 
 class EventReader:
-    """Reads on in the events of an attempt."""
+    """Follows the events of an attempt."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -136,14 +136,14 @@ class Session:
         while not isinstance(action, do.Finish | do.GiveUp):
             try:
                 state, action = do.step(state, self.perform(action))
-            except BaseException as error:  # whatever it is, the ranks are stopped before it goes on
+            except BaseException as error:  # whatever it is, the ranks are stopped first
                 state, action = do.step(state, do.Broken(error))
         if isinstance(action, do.GiveUp):
             raise action.error
         return self.compare()
 
     def perform(self, action: do.Action) -> do.Happened:
-        """Does it; what came of it."""
+        """Executes an action; its result."""
         match action:
             case do.ReadRemaining():
                 return self.read_remaining(self.plan.launches[action.position])
@@ -209,7 +209,7 @@ class Session:
         return do.Started(len(launch.processes), self.clock.monotonic())
 
     def wait(self, attempt: Attempt, action: do.Wait) -> Tick:
-        """Waits for a moment, and shows what came."""
+        """Waits for a moment, and shows what is new."""
         exits = self.pool.poll(POLL_S)
         events = attempt.events.read()
         for event in events:
@@ -233,10 +233,10 @@ class Session:
         return do.Diagnosed(action.late, hang)
 
     def stop(self, action: do.Stop) -> do.Happened:
-        """Ends the ranks, and reads what they left.
+        """Ends the ranks, and reads their results.
 
-        What they write when they are asked to end is shown (that a checkpoint was saved, say), but not after
-        a failure: then they would only say that their peer is gone.
+        Their last output is shown (that a checkpoint was saved, for example), but not after a failure: then
+        they would only report that their peer is gone.
         """
         grace_s = self.starter.spec.grace_s
         if action.interruption is not None:
@@ -255,7 +255,7 @@ class Session:
         return self.read_results(attempt, action, stopped_ns)
 
     def read_results(self, attempt: Attempt, action: do.Stop, stopped_ns: int) -> do.Stopped:
-        """What the ranks of an attempt left, and how they ended."""
+        """The results of an attempt's ranks, and how they ended."""
         exits = tuple(self.pool.poll(0))
         if attempt.program is not None and action.why == "ended":
             end_program(self.run, attempt.program, attempt.name, (*action.exits, *exits))
@@ -289,7 +289,7 @@ class Session:
         return do.Done()
 
     def skip_same_failure(self, lost: Sequence[str], status: VariantStatus) -> None:
-        """Spares variants of other launches from failing at the same mistake in what builds their model."""
+        """Skips variants of other launches that would fail at the same mistake in building their model."""
         same = untried_with_same_model(self.run, self.plan, lost)
         self.write_status(same, status)
         if same:
@@ -327,7 +327,7 @@ class Session:
 
 
 def stopping_text(interruption: Interrupted, grace_s: float) -> str:
-    """What a person should know who waits for the ranks to end."""
+    """The message for a person who waits for the ranks to end."""
     if grace_s <= 0:
         return f"{interruption.cause}: the ranks are killed"
     return (

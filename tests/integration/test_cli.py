@@ -62,7 +62,7 @@ def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_no_job_file(tmp_path: Path) -> None:
-    assert "directory" in gpurun(tmp_path, "check", ".").err
+    assert "this is a directory" in gpurun(tmp_path, "check", ".").err
     missing = gpurun(tmp_path, "nothing.yaml")
     assert missing.code == 2
     assert "nothing.yaml" in missing.err
@@ -278,7 +278,7 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
     for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
         again = gpurun(tmp_path, *named, "--json")
         assert again.code == 0, again.err
-        assert again.printed == kept
+        assert again.measured == kept
 
 
 @pytest.mark.parametrize(

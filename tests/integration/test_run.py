@@ -149,9 +149,9 @@ def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path,
     assert comparison["summary"] in done.stdout
 
 
-def test_json_is_the_comparison_and_nothing_else(naps: Path) -> None:
+def test_json_is_the_comparison_with_its_figures(naps: Path) -> None:
     result = gpurun(naps, "report", "run", "--format", "json")
-    assert result.printed == json.loads((naps / "run" / "comparison.json").read_text())
+    assert result.measured == json.loads((naps / "run" / "comparison.json").read_text())
 
 
 def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> None:
@@ -203,7 +203,7 @@ def test_strategies_are_compared_over_launches_in_abba_order(tmp_path: Path) -> 
     )
     result = gpurun(tmp_path, "job.yaml", "--out", "run", "--json")
     assert result.code == 0, result.err
-    assert result.printed == result.comparison
+    assert result.measured == result.comparison
     groups = [path.name.split("-", 1)[1] for path in sorted((tmp_path / "run" / "launches").iterdir())]
     abba = ["single-1", "ddp-2", "dp-2", "dp-2", "ddp-2", "single-1"]
     assert groups == abba * 3

@@ -57,19 +57,19 @@ class _Build:
 
     total_bytes: int
     started_s: float | None = None
-    told_s: float = 0.0
+    reported_s: float = 0.0
     positions: dict[int, int] = field(default_factory=dict)
 
     def report(self, file: int, position: int) -> None:
         """Records how many bytes of a file have been read."""
         self.positions[file] = position
-        self.told_s = time.monotonic()
+        self.reported_s = time.monotonic()
 
     def state(self) -> Indexing:
         done_bytes = min(sum(self.positions.values()), self.total_bytes)
         left_s = None
         if self.started_s is not None and done_bytes:
-            reading_s = (self.told_s - self.started_s) * self.total_bytes / done_bytes
+            reading_s = (self.reported_s - self.started_s) * self.total_bytes / done_bytes
             left_s = max(reading_s / READING_SHARE - (time.monotonic() - self.started_s), 0.0)
         return Indexing(done_bytes, self.total_bytes, left_s)
 
