@@ -102,10 +102,10 @@ def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, .
     if len(weights) != num_devices:
         raise SpecError(f"the split {ratio} is for {plural(len(weights), 'device')}, not for {num_devices}")
     if min(weights) == 0:
-        raise SpecError(f"the split {ratio} gives a device nothing; name fewer devices instead")
+        raise SpecError(f"the split {ratio} gives a device no samples; use fewer devices instead")
     samples = split_proportional(global_batch, weights)
     if min(samples) == 0:
-        raise SpecError(f"the split {ratio} of {plural(global_batch, 'sample')} gives a device nothing")
+        raise SpecError(f"the split {ratio} of {plural(global_batch, 'sample')} gives a device no samples")
     return samples
 
 
@@ -138,7 +138,7 @@ def check_samples(samples: tuple[int, ...], global_batch: int, num_devices: int)
             f"the split {list(samples)} is for {plural(len(samples), 'device')}, not for {num_devices}"
         )
     if min(samples) < 1:
-        raise SpecError(f"the split {list(samples)} gives a device nothing")
+        raise SpecError(f"the split {list(samples)} gives a device no samples")
     if sum(samples) != global_batch:
         raise SpecError(f"the split {list(samples)} adds up to {sum(samples)}, not to {global_batch}")
     return samples

@@ -86,7 +86,7 @@ _ALL = (
         Reach.NODE,
         "gpurun.launcher.worker.strategies.dp:Dp",
         has_replicas=True,
-        compile_refusal="dp copies the model in every step, and torch.compile can't follow",
+        compile_refusal="dp replicates the model in every step, which torch.compile doesn't support",
         snippet_refusal="torch's DataParallel splits evenly only",
     ),
     Strategy(

@@ -60,5 +60,7 @@ def checked(shape: Shape) -> Shape:
         if getattr(shape, name) < least:
             raise ValueError(f"{name} must be at least {least}, but it is {getattr(shape, name)}")
     if shape.width % shape.heads:
-        raise ValueError(f"width must be a multiple of heads, but {shape.width} is none of {shape.heads}")
+        raise ValueError(
+            f"width must be divisible by heads, but {shape.width} is not divisible by {shape.heads}"
+        )
     return shape

@@ -108,15 +108,15 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "the links between the devices",
             "all-reduce: latency, algorithm and bus bandwidth",
             min_devices=2,
-            why_devices="an all-reduce needs two devices or more",
-            without={"precision": "its sums are of float32"},
+            why_devices="an all-reduce needs at least two devices",
+            without={"precision": "it always uses float32"},
         ),
         "h2d": _probe(
             "h2d",
             ("dp", "single"),
             "PCIe, NVLink or memory",
             "copies between host and devices, pinned and pageable",
-            without={"precision": "it copies bytes"},
+            without={"precision": "it only copies bytes"},
         ),
         "crossover": _probe(
             "crossover",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gpurun
 from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.launcher.jobfile.yaml.describe import did_you_mean, shorten
 from gpurun.workloads.registry import BUILTINS, Builtin
 
 _PACKAGES = Path(gpurun.__file__).parents[1]
@@ -13,6 +14,12 @@ _PACKAGES = Path(gpurun.__file__).parents[1]
 def builtin_workloads() -> Mapping[str, str]:
     """Name and summary of every built-in workload."""
     return {name: builtin.summary for name, builtin in BUILTINS.items()}
+
+
+def no_such_builtin(name: str) -> tuple[str, str]:
+    """The message and the hint for a name that no built-in workload has."""
+    hint = did_you_mean(name, BUILTINS) or f"built-in workloads: {', '.join(BUILTINS)}"
+    return f"there is no built-in workload `{shorten(name)}`", hint
 
 
 def builtin_file(name: str) -> Path:

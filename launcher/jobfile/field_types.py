@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean
+from gpurun.launcher.jobfile.yaml.describe import any_of, describe, did_you_mean
 
 
 class InvalidValue(Exception):
@@ -61,9 +61,9 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
             is_quoted = isinstance(value, str) and value.lstrip("+-").isdecimal()
             raise expected("a whole number", value, "write it without quotes" if is_quoted else None)
         if value < least:
-            raise expected(f"a number that is {least} or more", value)
+            raise expected(f"a whole number of at least {least}", value)
         if most is not None and value > most:
-            raise expected(f"a number that is {most} or less", value)
+            raise expected(f"a whole number of at most {most}", value)
         if below is not None and value >= below:
             raise expected(f"a number below {below}", value)
         return value
@@ -75,13 +75,12 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
 
 def one_of(choices: Sequence[str]) -> Kind:
     """One of these words."""
-    *most, last = (f"`{word}`" for word in choices)
 
     def parse(value: Any) -> str:
         if isinstance(value, str) and value in choices:
             return value
         hint = did_you_mean(value, choices) if isinstance(value, str) else None
-        raise expected(f"{', '.join(most)} or {last}", value, hint)
+        raise expected(any_of(choices), value, hint)
 
     return Kind(parse, {"type": "string", "enum": list(choices)})
 

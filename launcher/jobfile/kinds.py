@@ -50,7 +50,7 @@ TRAINING = JobKind(
     runs_program=False,
     has_time_limit=True,
     choice="split",
-    refusal="is for programs (`script`, `module`), not for workloads",
+    refusal="applies to programs only (`script`, `module`)",
 )
 PROGRAM = JobKind(
     "program",
@@ -63,7 +63,7 @@ PROGRAM = JobKind(
     runs_program=True,
     has_time_limit=False,
     choice="variant",
-    refusal="is for workloads: a program decides that itself",
+    refusal="applies to workloads only: a program sets this itself",
 )
 MICRO_BENCHMARK = JobKind(
     "micro-benchmark",
@@ -76,7 +76,7 @@ MICRO_BENCHMARK = JobKind(
     runs_program=False,
     has_time_limit=True,
     choice="variant",
-    refusal="is for programs (`script`, `module`), not for workloads",
+    refusal="applies to programs only (`script`, `module`)",
 )
 
 JOB_KINDS: Mapping[str, JobKind] = MappingProxyType(

@@ -46,8 +46,8 @@ def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Proble
     for override in overrides:
         key = override.partition("=")[0].strip()
         if isinstance(varied, dict) and varied.get(key) and key not in ("params", "args", "env"):
-            message = f"`compare.{key}` varies it, so that this value has no effect"
-            yield Problem(message, f"set compare.{key}=[…]", f"--set {key}")
+            message = f"this value has no effect: `compare.{key}` overrides it"
+            yield Problem(message, f"use --set compare.{key}=[…]", f"--set {key}")
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Source:
@@ -128,7 +128,7 @@ def _explain(mistake: Mistake, source: Source) -> Problem:
 def _unknown_key(path: KeyPath) -> tuple[str, str | None]:
     key = str(path[-1])
     known = (SECTIONS[str(path[0])] if len(path) > 1 else JobSpec).keys
-    hint = did_you_mean(key, known) or _elsewhere(key) or f"the keys here are {', '.join(known)}"
+    hint = did_you_mean(key, known) or _elsewhere(key) or f"valid keys: {', '.join(known)}"
     inside = f" under `{path[0]}`" if len(path) > 1 else ""
     return f"unknown key `{shorten(key)}`{inside}", hint
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
+from gpurun.launcher.jobfile.yaml.describe import any_of, describe, did_you_mean, shorten
 
 TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "int": ("a whole number", (int,)),
@@ -94,7 +94,7 @@ def needs(workload: str, signature: Signature, missing: Iterable[str]) -> str:
 
 def takes(signature: Signature) -> str:
     """The hint for a name that is unknown or missing."""
-    return f"it takes {', '.join(signature.names)}" if signature.params else "it takes none"
+    return f"its parameters are {', '.join(signature.names)}" if signature.params else "it has no parameters"
 
 
 def refused(workload: str, reason: object) -> str:
@@ -105,7 +105,7 @@ def refused(workload: str, reason: object) -> str:
 def _expected(param: Param) -> str:
     """What a parameter takes, in words."""
     if param.choices:
-        return " or ".join(param.choices)
+        return any_of(param.choices)
     return " or ".join(words for name, (words, _) in TYPES.items() if name in param.types)
 
 

@@ -76,10 +76,10 @@ def parse_env(value: Any) -> dict[str, str]:
 
 def _variable(name: str, item: Any) -> str:
     if not name or "=" in name or "\x00" in name:
-        raise InvalidValue(f"a variable can't be called {describe(name)}")
+        raise InvalidValue(f"expected the name of an environment variable, got {describe(name)}")
     if name in OWN_VARIABLES:
         raise InvalidValue(
-            f"gpurun gives every rank its {name}; it can't be set", "`devices` says what it will be"
+            f"{name} can't be set: gpurun sets it for every rank", "remove it; `devices` chooses the devices"
         )
     text = _text(item)
     if text is None:

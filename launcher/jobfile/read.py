@@ -71,9 +71,9 @@ def _several(kind: ListOf, value: Any, path: Path, mistakes: list[Mistake]) -> t
     if kind.check is not None:
         kind.check(value)
     if not value:
-        raise expected("at least one value", value)
+        raise InvalidValue("expected at least one value, got an empty list")
     if kind.most is not None and len(value) > kind.most:
-        raise expected(f"at most {kind.most} values", value)
+        raise InvalidValue(f"expected at most {kind.most} values, got {len(value):,}")
     return tuple(_item(kind.item, item, (*path, at), mistakes) for at, item in enumerate(value))
 
 

@@ -90,10 +90,10 @@ def parse_devices(value: Any) -> Devices:
 
 def _devices_hint(value: Any) -> str:
     if value == CPU.name:
-        return "`cpu:2` makes two devices of this machine's cores"
+        return "`cpu:2` makes two devices from this machine's cores"
     for kind in GPU_KINDS:
         if isinstance(value, str) and _device_number(kind, value) is not None:
-            return f"`[{value}]` is that GPU, `{kind}` are all of them"
+            return f"write `[{value}]` for that GPU, `{kind}` for all GPUs"
     if isinstance(value, dict) and len(value) == 1:
         return "write it without the space: `cpu:2`"
     return f"auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
@@ -104,12 +104,12 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
         raise InvalidValue(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if not isinstance(item, str) or not (item == CPU.name or _is_device(item)):
-            hint = "cpu:0 or cuda:0, for example"
+            hint = "for example cpu:0 or cuda:0"
             raise expected("the name of a device", item, hint, position)
     kinds = {accelerator_of(item).title for item in items}
     if len(kinds) > 1:
         raise InvalidValue(
-            f"{' and '.join(sorted(kinds))} devices can't share a batch", "name devices of one kind"
+            f"{' and '.join(sorted(kinds))} devices can't share a batch", "use devices of one kind"
         )
     return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
 
@@ -136,18 +136,18 @@ def parse_split(value: Any) -> Split:
 
 def _ratio(text: str) -> str:
     if any(int(part) == 0 for part in text.split(":")):
-        hint = "leave its device out; `device_count` says how many are used"
-        raise InvalidValue(f"the ratio {shorten(text)} gives a device nothing", hint)
+        hint = "remove that device; `device_count` sets how many are used"
+        raise InvalidValue(f"the ratio {shorten(text)} gives a device no samples", hint)
     return text
 
 
 def _split_hint(value: Any) -> str:
     numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", value)] if isinstance(value, str) else []
     if len(numbers) > 1 and "/" in value:
-        return f"samples per device are a list: {numbers}"
+        return f"write samples per device as a list: {numbers}"
     if len(numbers) > 1 and ":" in value:
-        return f'a ratio is of whole numbers: "{":".join(str(number) for number in numbers)}"?'
-    return 'even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
+        return 'write a ratio of whole numbers, such as "3:1"'
+    return 'use even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
 
 
 def _sample_list(items: list[Any]) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ def _sample_list(items: list[Any]) -> tuple[int, ...]:
         raise InvalidValue(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if type(item) is not int or not 1 <= item <= MAX_COUNT:
-            raise expected("a number of samples, 1 or more", item, None, position)
+            raise expected("a number of samples (at least 1)", item, None, position)
     return tuple(items)
 
 
@@ -174,7 +174,7 @@ def parse_duration(value: Any) -> float:
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
     else:
-        raise expected("a duration", value, "90s, 10m, 1h, or plain seconds")
+        raise expected("a duration", value, "use 90s, 10m, 1h, or a number of seconds")
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise expected("a duration above 0 and up to 30 days", value)
     return seconds
@@ -198,7 +198,7 @@ def parse_one_global_batch(value: Any) -> int:
     """One of several numbers of samples; with `max` there is nothing to compare."""
     if value == "max":
         raise InvalidValue(
-            "`max` can't be one of several batches", "set `global_batch: max` at the top instead"
+            "`max` can't be compared with other batches", "set `global_batch: max` at the top instead"
         )
     return _samples(value)
 

@@ -206,7 +206,8 @@ def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> N
     per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
         message = (
-            f"the plan would start {per_repetition * repetitions:,} processes; {MAX_PROCESSES:,} is the most"
+            f"the plan would start {per_repetition * repetitions:,} processes; "
+            f"at most {MAX_PROCESSES:,} are allowed"
         )
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`"))
 
@@ -218,5 +219,5 @@ def _check_ranks(spec: JobSpec, variants: tuple[Variant, ...]) -> None:
     if beyond:
         message = f"no variant has a rank {beyond[0]}: the ranks are 0 to {num_ranks - 1}"
         raise SpecError(
-            spec.problem(("profile", "ranks"), message, "a strategy of one process has rank 0 alone")
+            spec.problem(("profile", "ranks"), message, "a strategy with one process has only rank 0")
         )

@@ -79,7 +79,7 @@ def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Co
     lists = spec.compare.lists()
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:
-        message = f"`compare` makes {total:,} combinations; {MAX_COMBINATIONS:,} is the most"
+        message = f"`compare` makes {total:,} combinations; at most {MAX_COMBINATIONS:,} are allowed"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*lists.values()):
         yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices, num_local)
@@ -153,12 +153,14 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
     ]
     if not matching:
         listed = _listed([item.variant for item in candidates])
-        raise SpecError(spec.problem(("baseline",), "no variant matches the baseline", f"there are {listed}"))
+        raise SpecError(
+            spec.problem(("baseline",), "no variant matches `baseline`", f"the variants are {listed}")
+        )
     most = max(len(variant.devices) for variant in matching)
     largest = [variant for variant in matching if len(variant.devices) == most]
     if len(largest) > 1:
-        message = f"the baseline could be {_listed(largest)}"
-        raise SpecError(spec.problem(("baseline",), message, "name more keys, so that one is left"))
+        message = f"`baseline` matches several variants: {_listed(largest)}"
+        raise SpecError(spec.problem(("baseline",), message, "add keys until only one matches"))
     return largest[0].id
 
 

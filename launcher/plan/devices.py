@@ -61,7 +61,7 @@ def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
     devices = tuple(_by_position(name, machine) for name in devices)
     titles = sorted({accelerator_of(name).title for name in devices})
     if len(titles) > 1:
-        raise SpecError(f"{' and '.join(titles)} devices can't share a batch: name devices of one kind")
+        raise SpecError(f"{' and '.join(titles)} devices can't share a batch: use devices of one kind")
     if kind.is_host:
         return _cpus(len(devices))
     num_gpus = len(gpus_of(kind, machine))
@@ -135,7 +135,7 @@ def _by_position(name: str, machine: MachineLike) -> str:
     if len(found) == 1:
         return found[0]
     uuids = "".join(f"\n    {device} is {gpu.uuid}" for device, gpu in _named_gpus(machine))
-    what = "several GPUs begin with" if found else "no GPU that may be used here is"
+    what = "several GPUs have a UUID that begins with" if found else "no available GPU has the UUID"
     raise MachineError(f"`devices`: {what} {name}{uuids}")
 
 
@@ -179,6 +179,6 @@ def _refuse(wish: str, kind: Accelerator, machine: MachineLike) -> tuple[str, ..
 def _inventory(kind: Accelerator, machine: MachineLike) -> str:
     found = gpus_of(kind, machine)
     if not found:
-        return f"this machine has no {kind.noun} that can be used; `devices: cpu:2` runs on its cores"
+        return f"this machine has no {kind.noun} that can be used; `devices: cpu:2` uses its CPU cores"
     names = [f"{kind.device(index)} ({gpu.name})" for index, gpu in enumerate(found)]
     return f"this machine has {', '.join(names)}"

@@ -143,7 +143,7 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
     if wanted.has("precision") and (problem := precision_problem(wanted.precision, kind)):
         raise ImpossibleError("precision", problem)
     if wanted.has("threads") and wanted.threads != "auto" and not kind.is_host:
-        raise ImpossibleError("threads", "threads are those of CPU devices")
+        raise ImpossibleError("threads", "`threads` applies to CPU devices only")
     if wanted.compile and strategy.compile_refusal:
         raise ImpossibleError("compile", strategy.compile_refusal)
     if wanted.has("accumulate"):
@@ -156,7 +156,7 @@ def _check_micro_batches(wanted: Combination, split: Split) -> None:
     fewest_samples = min(split.samples, default=fewest_balanced)
     if fewest_samples < wanted.accumulate:
         fewest = plural(fewest_samples, "sample")
-        reason = f"a device with {fewest} can't make {plural(wanted.accumulate, 'micro-batch')}"
+        reason = f"{fewest} on a device can't be divided into {plural(wanted.accumulate, 'micro-batch')}"
         raise ImpossibleError("accumulate", reason)
 
 
@@ -171,7 +171,7 @@ def _check_count(wanted: Combination, num_devices: int) -> None:
     builtin = builtin_named(wanted.workload)
     if builtin and count < builtin.min_devices:
         key = "devices" if num_devices < builtin.min_devices else "device_count"
-        raise ImpossibleError(key, f"{builtin.why_devices}, and this has one")
+        raise ImpossibleError(key, f"{builtin.why_devices}, but there is only one")
 
 
 def _split(wanted: Combination, least: int) -> Split:
@@ -199,8 +199,8 @@ def check_room(wanted: Combination, least: int) -> None:
     """
     if wanted.samples < least * wanted.device_count:
         samples = plural(wanted.samples, "sample")
-        reason = f"{samples} can't give {wanted.device_count} devices {least} each; `min_local_batch: 0` lets"
-        raise ImpossibleError("split", f"{reason} `balanced` leave some out")
+        reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"
+        raise ImpossibleError("split", f"{reason}; `min_local_batch: 0` lets `balanced` leave devices out")
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
@@ -282,11 +282,11 @@ def _check_machine(spec: JobSpec, num_devices: int) -> None:
     counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
     if _machine_chooses(spec) and counts and min(counts) > num_devices:
         have = plural(num_devices, "device")
-        message = f"the job asks for {min(counts)} devices; `devices: {spec.devices}` finds {have} here"
+        message = f"the job needs {min(counts)} devices, but `devices: {spec.devices}` finds {have} here"
         raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
     builtin = builtin_named(spec.workload)
     if _machine_chooses(spec) and builtin and num_devices < builtin.min_devices:
-        message = f"{builtin.why_devices}, and `devices: {spec.devices}` finds one here"
+        message = f"{builtin.why_devices}, but `devices: {spec.devices}` finds only one here"
         raise MachineError(str(spec.problem(("devices",), message)))
 
 
@@ -296,12 +296,12 @@ def _machine_chooses(spec: JobSpec) -> bool:
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:
-    """The error that says why no combination can be: every reason once, at the key that they share."""
+    """The error that says why no combination can run: every reason once, at the key that they share."""
     reasons = list(dict.fromkeys(str(error) for _, error in refused))
     shown = "; ".join(reasons[:5]) + ("; …" if len(reasons) > 5 else "")
     keys = {error.key for _, error in refused}
     place = ("compare",) if len(keys) > 1 else _place(spec, *keys)
-    return SpecError(spec.problem(place, f"no combination can be: {shown}"))
+    return SpecError(spec.problem(place, f"no combination can run: {shown}"))
 
 
 def _place(spec: JobSpec, key: str) -> tuple[str, ...]:

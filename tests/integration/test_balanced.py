@@ -77,7 +77,7 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
     three = ("--set", "devices=cpu:3", "--set", "params.alpha_ms=1", "--set", "params.beta_ms=1")
     told = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
     assert told.code == 0
-    assert "2 samples can't give 3 devices 1 each" in told.out
+    assert "2 samples can't give 3 devices at least 1 each" in told.out
 
 
 def test_dp_measures_its_replicas(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def check(folder: Path, content: bytes) -> Result:
     ("content", "words"),
     [
         (b"", "empty"),
-        (b"workload: [mlp", "job.yaml:2:1: this is not YAML"),
+        (b"workload: [mlp", "job.yaml:2:1: invalid YAML"),
         (b"\x00\xff\xfe", "job.yaml"),
         (JOB.encode() + b"global_batch: 9\n", "job.yaml:4:1"),
         (JOB.encode() + b"globl_batch: 9\n", "global_batch"),

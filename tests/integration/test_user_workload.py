@@ -192,17 +192,21 @@ def test_wrong_names(name: str, params: dict[str, Any], got: str, tmp_path: Path
         (
             "build",
             {"widht": 3},
-            "12: train.py:build has no parameter `widht`\n    did you mean `width`?; it takes width",
+            "12: train.py:build has no parameter `widht`\n    did you mean `width`?; its parameters are width",
         ),
         (
             "batch",
             {"size": 3},
-            "7: train.py:batch needs `generator` under `params`\n    it takes size, generator",
+            "7: train.py:batch needs `generator` under `params`\n    its parameters are size, generator",
         ),
-        ("decorated", {"witdh": 3}, "has no parameter `witdh`\n    did you mean `width`?; it takes width"),
+        (
+            "decorated",
+            {"witdh": 3},
+            "has no parameter `witdh`\n    did you mean `width`?; its parameters are width",
+        ),
         ("decorated", {"width": "2"}, ""),
         ("made", {"width": "3"}, '`params.width`: expected a whole number, got the text "3"'),
-        ("made", {}, "train.py:made needs `width` under `params`\n    it takes width"),
+        ("made", {}, "train.py:made needs `width` under `params`\n    its parameters are width"),
     ],
 )
 def test_the_worker_checks_params_by_the_rule_of_jobs(

@@ -14,7 +14,7 @@ def path_of(name: str) -> Path:
 
 def not_there(what: str, path: Path) -> str:
     """What to say of a path that a job names, where nothing is."""
-    where = "" if path.is_absolute() else "; relative names are looked for next to the job file"
+    where = "" if path.is_absolute() else "; relative paths start at the job file's directory"
     return f"the {what} {path} does not exist{where}"
 
 

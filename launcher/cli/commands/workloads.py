@@ -34,12 +34,9 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         SpecError: one is not.
     """
-    from gpurun.launcher.jobfile.builtins import builtin_workloads
-    from gpurun.launcher.jobfile.yaml.describe import did_you_mean, shorten
+    from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
 
-    known = builtin_workloads()
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"built in are {', '.join(known)}"
-            raise SpecError(Problem(f"there is no built-in workload `{shorten(name)}`", hint))
+        if name not in builtin_workloads():
+            raise SpecError(Problem(*no_such_builtin(name)))
     return names

@@ -37,8 +37,8 @@ def _too_many(draft: Draft, num_devices: int) -> Iterator[Problem]:
     counts = draft.values("device_count")
     if counts is None or None in counts or min(counts) <= num_devices:
         return
-    message = f"the job asks for {min(counts)} devices and names {plural(num_devices, 'device')}"
-    yield draft.spec.problem(_place(draft, "device_count"), message, "name more under `devices`")
+    message = f"the job needs {min(counts)} devices, but `devices` has {plural(num_devices, 'device')}"
+    yield draft.spec.problem(_place(draft, "device_count"), message, "add devices, or lower `device_count`")
 
 
 def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
@@ -62,7 +62,7 @@ def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
             text = split if isinstance(split, str) else str(list(split))[:80]
             used = " or ".join(str(count) for count in dict.fromkeys(counts))
             message = f"the split {text} is for {plural(parts, 'device')}, but the job uses {used}"
-            yield draft.spec.problem(path, message, "a split has one number for each device")
+            yield draft.spec.problem(path, message, "a split needs one number per device")
 
 
 def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
@@ -81,7 +81,7 @@ def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
                 message = (
                     f"`{name}` has {plural(len(values), 'value')}, but the job uses {plural(used, 'device')}"
                 )
-                hint = "one value for each device, in the job's order, or a single number for all"
+                hint = "give one value per device, in the job's order, or a single number for all"
                 yield draft.spec.problem((*place, name), message, hint)
 
 

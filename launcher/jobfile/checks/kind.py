@@ -11,8 +11,8 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.machine.accelerators import accelerator_of
 
 _HINTS = {
-    "workload": "`workload: gpt` trains a small GPT, `train.py:build` is your own; `script: train.py` runs a "
-    "program as it is",
+    "workload": "add `workload: gpt` (built in), `workload: train.py:build` (a function of yours) or "
+    "`script: train.py` (a program)",
 }
 
 
@@ -23,10 +23,10 @@ def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
     stated = [key for key in KIND_KEYS if getattr(spec, key) is not None]
     if not stated:
         if all(draft.knows((key,)) and key not in spec.stated for key in KIND_KEYS):
-            yield spec.problem(("workload",), "the key `workload` is missing", _HINTS["workload"])
+            yield spec.problem(("workload",), "missing key `workload`", _HINTS["workload"])
     elif len(stated) > 1:
-        message = f"`{stated[1]}` and `{stated[0]}` exclude each other: a job runs one thing"
-        yield spec.key_problem((stated[1],), message, "delete one of them")
+        message = f"`{stated[1]}` and `{stated[0]}` are mutually exclusive: a job runs only one of them"
+        yield spec.key_problem((stated[1],), message, "remove one of them")
     if len({key in PROGRAM_KEYS for key in stated}) == 1:
         yield from _foreign(spec, spec.kind)
         if spec.kind.runs_program:
@@ -70,8 +70,8 @@ def _stated(spec: JobSpec) -> Iterator[tuple[tuple[str, ...], Setting]]:
 
 def _max_of_program(spec: JobSpec) -> Iterator[Problem]:
     if spec.global_batch == "max":
-        message = "`global_batch: max` is for workloads: a program's batch isn't known"
-        yield spec.problem(("global_batch",), message, "state the number, or leave it out")
+        message = "`global_batch: max` needs a workload: gpurun can't change a program's batch"
+        yield spec.problem(("global_batch",), message, "set a number, or remove the key")
 
 
 def _shared_gpu(draft: Draft) -> Iterator[Problem]:
@@ -80,5 +80,5 @@ def _shared_gpu(draft: Draft) -> Iterator[Problem]:
     if not isinstance(devices, tuple) or not draft.knows(("devices",)) or accelerator_of(devices[0]).is_host:
         return
     if twice := [name for name in dict.fromkeys(devices) if devices.count(name) > 1]:
-        message = f"{twice[0]} is named twice: every rank of a program takes a GPU of its own"
-        yield draft.spec.problem(("devices",), message, "name each GPU once")
+        message = f"{twice[0]} is listed twice, but each rank of a program needs its own GPU"
+        yield draft.spec.problem(("devices",), message, "list each GPU once")

@@ -57,7 +57,7 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         name = ".".join(names[:end])
         found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
         if found is None:
-            hint = f"it must be installed, or lie in {job_dir.resolve()}"
+            hint = f"install it, or put it in {job_dir.resolve()}"
             yield spec.problem(("module",), f"there is no module `{shorten(name)}`", hint)
             return
         places = found.submodule_search_locations
@@ -83,7 +83,7 @@ def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Prob
     if fault := syntax_fault(source):
         line, what = fault
         place = f"{name[:200]}:{line}" if line else name[:200]
-        yield spec.problem((key,), f"{place}: this is not Python: {what}")
+        yield spec.problem((key,), f"{place}: invalid Python: {what}")
 
 
 def syntax_fault(source: bytes) -> tuple[int | None, str] | None:

@@ -42,15 +42,17 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
     named = [name for name in draft.values("workload") or (None,) if name is None or is_workload(name)]
     if named and all(map(default_batch, named)):
         return
-    hint = "samples per optimizer step over all devices, such as `global_batch: 64`"
-    yield draft.spec.problem(("global_batch",), "the key `global_batch` is missing", hint)
+    hint = "add the number of samples per optimizer step over all devices: `global_batch: 64`"
+    yield draft.spec.problem(("global_batch",), "missing key `global_batch`", hint)
 
 
 def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
     """The largest batch is looked for on one machine."""
     if draft.knows(("nodes",)) and draft.spec.nodes > 1 and "max" in (draft.values("global_batch") or ()):
-        message = f"`max` is found on one machine, and the job has {draft.spec.nodes} nodes"
-        hint = f"find it with --set nodes=1, then state {draft.spec.nodes} times as much"
+        message = f"`global_batch: max` works on one machine only, but the job has {draft.spec.nodes} nodes"
+        hint = (
+            f"find the maximum with --set nodes=1, then set `global_batch` to {draft.spec.nodes} times that"
+        )
         yield draft.spec.problem(("global_batch",), message, hint)
 
 
@@ -71,10 +73,10 @@ def _numbers_of_max(draft: Draft) -> Iterator[Problem]:
     """Splits that name samples of a batch that is still to be found."""
     for path, split in draft.placed("split"):
         if isinstance(split, tuple):
-            message = f"the split {list(split)} names samples, but `global_batch: max` is still to be found"
+            message = f"the split {list(split)} lists samples, but `global_batch: max` isn't known in advance"
             divisor = math.gcd(*split)
             ratio = ":".join(str(size // divisor) for size in split)
-            hint = f'state `global_batch: {sum(split)}`, or give the proportions: `split: "{ratio}"`'
+            hint = f'state `global_batch: {sum(split)}`, or give a ratio: `split: "{ratio}"`'
             yield draft.spec.problem(path, message, hint)
 
 
@@ -89,7 +91,7 @@ def batches_of(draft: Draft) -> tuple[int, ...]:
 
 def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
     last = batch - sum(split[:-1])
-    return f"{[*split[:-1], last]} would" if last >= 1 else None
+    return f"did you mean {[*split[:-1], last]}?" if last >= 1 else None
 
 
 def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
@@ -102,7 +104,7 @@ def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
             continue
         listed = ", ".join(_text(choice) for choice in choices)
         message = f"no variant has `{key}: {_text(value)}`, so it can't be the baseline"
-        yield draft.spec.problem(("baseline", key), message, f"the job has {listed}")
+        yield draft.spec.problem(("baseline", key), message, f"the variants have {listed}")
 
 
 def _is_same_work(

@@ -14,6 +14,7 @@ from gpurun.launcher.jobfile.builtins import (
     builtin_file,
     builtin_function,
     builtin_workloads,
+    no_such_builtin,
 )
 from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of
 from gpurun.launcher.jobfile.kinds import workload_kind
@@ -56,14 +57,11 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
         if not workload_kind(spec.workload).trains:
             yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
     elif not colon:
-        known = builtin_workloads()
-        hint = did_you_mean(spec.workload, known) or f"built in are {', '.join(known)}"
-        message = f"there is no built-in workload `{shorten(spec.workload)}`"
-        yield spec.problem(place, message, hint)
+        yield spec.problem(place, *no_such_builtin(spec.workload))
     elif not source.endswith(".py"):
         yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
     elif not _is_file(job_dir / source):
-        hint = "it must be next to the job file"
+        hint = "the path is relative to the job file's directory"
         yield spec.problem(place, f"there is no file {source[:200]}", hint)
     else:
         module = read_module(job_dir / source)
@@ -75,12 +73,12 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
     """Keys of training steps in the job of a micro-benchmark, which has none."""
     spec, name = draft.spec, draft.spec.workload
     if place != ("workload",):
-        message = f"{name} is a micro-benchmark: it has a job of its own"
-        yield spec.problem(place, message, f"workload: {name}, and nothing under `compare.workload`")
+        message = f"{name} is a micro-benchmark, which can't be compared with other workloads"
+        yield spec.problem(place, message, f"run it in a job of its own: `workload: {name}`")
     for path, strategy in draft.placed("strategy"):
         if strategy not in builtin.strategies:
             message = f"{name} runs as {builtin.strategies[0]}, not as {strategy}"
-            yield spec.problem(path, message, "leave it out")
+            yield spec.problem(path, message, "remove it")
     foreign = {
         key: f"{name} is a micro-benchmark: it has no `{key}`"
         for key, setting in SETTINGS.items()
@@ -92,7 +90,7 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
         is_varied = bool(getattr(spec.compare, key))
         if (not is_default or is_varied) and draft.knows((key,)):
             path = ("compare", key) if is_varied else (key,)
-            yield spec.key_problem(path, message, "leave it out")
+            yield spec.key_problem(path, message, "remove it")
 
 
 def _is_file(path: Path) -> bool:
@@ -212,7 +210,7 @@ def _wrong_per_device(spec: JobSpec, path: KeyPath, given: Any) -> Iterator[Prob
         name = ".".join(str(step) for step in path if isinstance(step, str))
         where = " in the list" if isinstance(given, list | tuple) else ""
         message = (
-            f"`{name}`: expected a number, 0 or more, or a list with one for each device,"
+            f"`{name}`: expected a number of at least 0, or a list with one per device,"
             f" got {describe(wrong[0])}{where}"
         )
         yield spec.problem(path, message)

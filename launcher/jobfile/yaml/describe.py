@@ -1,7 +1,7 @@
 """Values of a job file in words, for messages."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MAX_CHARS = 40
@@ -24,6 +24,12 @@ def shorten(text: str) -> str:
     """`text` in one line of at most 40 characters."""
     line = " ".join(text.split())
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
+
+
+def any_of(words: Sequence[str]) -> str:
+    """`` `a`, `b` or `c` ``."""
+    *most, last = (f"`{word}`" for word in words)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:

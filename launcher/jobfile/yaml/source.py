@@ -81,7 +81,7 @@ def _override(source: Source, override: str) -> Source:
     value, problems = _override_value(text, option)
     root = _put(source.root, tuple(key.split(".")), value, option)
     if root.size > MAX_NODES:
-        raise SpecError(option.problem(f"the job now holds more than {MAX_NODES:,} values"))
+        raise SpecError(option.problem(f"the job now contains more than {MAX_NODES:,} values"))
     return Source(source.file, source.text, root, (*source.problems, *problems))
 
 
@@ -105,9 +105,13 @@ def _step(node: Node, text: str, option: Mark) -> str | int:
     if isinstance(node.value, dict):
         return text
     if not isinstance(node.value, tuple):
-        raise SpecError(option.problem(f"`{text}` can't be set inside of something that is no mapping"))
+        raise SpecError(option.problem(f"can't set `{text}`: the value that contains it is not a mapping"))
     if not (text.isascii() and text.isdigit() and len(text) < 9 and int(text) < len(node.value)):
-        raise SpecError(option.problem(f"`{text}` is no position in a list of {len(node.value)} (from 0)"))
+        raise SpecError(
+            option.problem(
+                f"`{text}` is not an index into a list of length {len(node.value)} (indices start at 0)"
+            )
+        )
     return int(text)
 
 

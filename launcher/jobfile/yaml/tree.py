@@ -211,14 +211,14 @@ class _Composer:
             self._reject_tag(event)
         node = self._mapping(event, depth) if is_mapping else self._sequence(event, depth)
         if node.height > MAX_DEPTH:
-            self._stop(event, f"aliases nest it more than {MAX_DEPTH} levels deep")
+            self._stop(event, f"aliases nest more than {MAX_DEPTH} levels deep")
         return node
 
     def _alias(self, event: Any) -> Node:
         target = self._anchors.get(event.anchor)
         if target is not None:
             return target
-        reason = "refers to itself" if event.anchor in self._anchors else "refers to nothing above it"
+        reason = "refers to itself" if event.anchor in self._anchors else "has no anchor above it"
         self.problems.append(self.mark(event.start_mark).problem(f"the alias `*{event.anchor}` {reason}"))
         return Node(Unreadable(), self.mark(event.start_mark))
 
@@ -258,13 +258,13 @@ class _Composer:
         return None
 
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
-        before = f" (first in line {first.line})" if first.line else ""
-        self.problems.append(mark.problem(f"the key `{key}` occurs twice{before}", "delete one of them"))
+        before = f" (first on line {first.line})" if first.line else ""
+        self.problems.append(mark.problem(f"duplicate key `{key}`{before}", "remove one of them"))
 
     def _grow(self, start: Any, size: int, child: Node) -> int:
         if size + child.size > MAX_NODES:
-            hint = "aliases count as often as they are used"
-            self._stop(start, f"holds more than {MAX_NODES:,} values", hint)
+            hint = "every use of an alias counts"
+            self._stop(start, f"contains more than {MAX_NODES:,} values", hint)
         return size + child.size
 
     def _scalar(self, event: Any) -> Node:
@@ -282,12 +282,14 @@ class _Composer:
             self.problems.append(mark.problem(str(error), "write a finite number, or put it in quotes"))
             return Node(Unreadable(), mark)
         if event.tag and type(value) not in _SCALAR_TAGS[name]:
-            self.problems.append(mark.problem(f"`{event.value[:40]}` is no `!!{name}`", "leave the tag out"))
+            self.problems.append(
+                mark.problem(f"`{event.value[:40]}` is not a valid `!!{name}`", "remove the tag")
+            )
         return Node(value, mark)
 
     def _reject_tag(self, event: Any) -> None:
         tag = event.tag.replace(_TAG_PREFIX, "!!")[:60]
-        hint = "a job is plain data: leave the tag out"
+        hint = "a job file holds plain data only: remove the tag"
         self.problems.append(self.mark(event.start_mark).problem(f"the tag `{tag}` is not allowed", hint))
 
     def _stop(self, event: Any, message: str, hint: str | None = None) -> None:
@@ -296,10 +298,10 @@ class _Composer:
 
 def _syntax_problem(error: yaml.YAMLError, text: str, composer: _Composer) -> Problem:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return composer.mark(None).problem(f"this is not YAML: {error}")
+        return composer.mark(None).problem(f"invalid YAML: {error}")
     mark = error.problem_mark or error.context_mark
     context = f" ({error.context})" if error.context and error.problem else ""
-    message = f"this is not YAML: {error.problem or error.context}{context}"
+    message = f"invalid YAML: {error.problem or error.context}{context}"
     return composer.mark(mark).problem(message, _syntax_hint(str(error.problem), mark, text))
 
 
@@ -307,9 +309,9 @@ def _syntax_hint(problem: str, mark: Any, text: str) -> str | None:
     lines = text.splitlines()
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
     if "\t" in line[: mark.column + 1 if mark else 0]:
-        return "YAML is indented by spaces, not by tabs"
+        return "indent YAML with spaces, not tabs"
     if "mapping values" in problem:
-        return "is a line indented wrongly? A value that contains `: ` needs quotes"
+        return "check the indentation; a value that contains `: ` needs quotes"
     return None
 
 

@@ -53,7 +53,7 @@ def test_one_workload_is_shown_with_what_its_parameters_mean() -> None:
     ("words", "said"),
     [
         (["gtp"], "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
-        (["gpt", "zzz"], "there is no built-in workload `zzz`\n    built in are gpt, vit_b16"),
+        (["gpt", "zzz"], "there is no built-in workload `zzz`\n    built-in workloads: gpt, vit_b16"),
     ],
 )
 def test_names_that_are_no_workloads_are_mistakes(words: list[str], said: str) -> None:

@@ -110,22 +110,22 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ),
         ("global_batch: true", "`global_batch`: expected a whole number, got `true`"),
         ("global_batch: 64.0", "`global_batch`: expected a whole number, got the number 64.0"),
-        ("global_batch: -1", "`global_batch`: expected a number that is 1 or more, got the number -1"),
-        ("global_batch: 0", "1 or more"),
-        ("global_batch: 9999999999", "2147483647 or less"),
+        ("global_batch: -1", "`global_batch`: expected a whole number of at least 1, got the number -1"),
+        ("global_batch: 0", "at least 1"),
+        ("global_batch: 9999999999", "at most 2147483647"),
         ("global_batch:", "`global_batch`: expected a whole number, got nothing"),
-        ("compare: {global_batch: [8, max]}", "`max` can't be one of several batches"),
+        ("compare: {global_batch: [8, max]}", "`max` can't be compared with other batches"),
         ("global_batch: .nan", "`.nan` is not a number that a job can use"),
-        ("seed: -1", "0 or more"),
+        ("seed: -1", "at least 0"),
         ("seed: .inf", "`.inf` is not a number"),
         ("timeout: .nan", "`.nan` is not a number"),
         ("timeout: 0", "above 0"),
         ("timeout: -5", "above 0"),
-        ("timeout: 10 minutes", 'expected a duration, got the text "10 minutes"\n    90s, 10m'),
+        ("timeout: 10 minutes", 'expected a duration, got the text "10 minutes"\n    use 90s, 10m'),
         ("timeout: true", "expected a duration, got `true`"),
         ("precision: fp23", 'expected `fp64`, `fp32`, `tf32`, `bf16` or `fp16`, got the text "fp23"'),
         ("strategy: dpp", "did you mean `dp`?"),
-        ("accumulate: 0", "1 or more"),
+        ("accumulate: 0", "at least 1"),
         ("gradient_check: yes", 'expected true or false, got the text "yes"'),
         ("name: a/b", "expected a name that can be a directory"),
         ("name: ..", "expected a name that can be a directory"),
@@ -134,7 +134,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("params:", "leave the key out"),
         ("devices: gpu", 'expected devices, got the text "gpu"'),
         ("devices: cpu", "`cpu:2` makes two devices"),
-        ("devices: cuda:1", "`[cuda:1]` is that GPU"),
+        ("devices: cuda:1", "write `[cuda:1]` for that GPU"),
         ("devices: {cpu: 2}", "write it without the space"),
         ("devices: cpu:0", "expected 1 to 256 CPU devices, got 0"),
         ("devices: cpu:99999", "expected 1 to 256 CPU devices, got 99999"),
@@ -144,16 +144,16 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
         ("split: balance", "expected a split"),
         ("min_local_batch: 2", "min_local_batch"),
         ("split: 48", "expected a split, got the number 48"),
-        ("split: 48/16", "samples per device are a list: [48, 16]"),
-        ("split: '1.5:1'", "a ratio is of whole numbers"),
-        ("split: [48, x]", 'expected a number of samples, 1 or more, got the text "x"'),
-        ("split: [64, 0]", "1 or more, got the number 0"),
+        ("split: 48/16", "write samples per device as a list: [48, 16]"),
+        ("split: '1.5:1'", "write a ratio of whole numbers"),
+        ("split: [48, x]", 'expected a number of samples (at least 1), got the text "x"'),
+        ("split: [64, 0]", "(at least 1), got the number 0"),
         ("split: [true, 63]", "got `true`"),
-        ("split: '0:0'", "`split`: the ratio 0:0 gives a device nothing"),
-        ("compare: {split: [even, '0:1']}", "`compare.split`: the ratio 0:1 gives a device nothing"),
+        ("split: '0:0'", "`split`: the ratio 0:0 gives a device no samples"),
+        ("compare: {split: [even, '0:1']}", "`compare.split`: the ratio 0:1 gives a device no samples"),
         (
             "split: [48, 15]",
-            "the split [48, 15] adds up to 63, not to the global batch of 64\n    [48, 16] would",
+            "the split [48, 15] adds up to 63, not to the global batch of 64\n    did you mean [48, 16]?",
         ),
         (
             "compare: {split: [48, 16]}",
@@ -164,30 +164,33 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
             "compare: {strategy: ddp}",
             'expected a list, got the text "ddp"\n    put what varies in brackets: [ddp]',
         ),
-        ("compare: {strategy: []}", "expected at least one value, got a list"),
-        (f"compare: {{seed: {['x'] * 101}}}", "`compare.seed`: expected at most 100 values, got a list"),
+        ("compare: {strategy: []}", "expected at least one value, got an empty list"),
+        (f"compare: {{seed: {['x'] * 101}}}", "`compare.seed`: expected at most 100 values, got 101"),
         ("compare: {seed: [1, .nan]}", "`.nan` is not a number"),
         ("compare: {params: {a: 1}}", "`compare.params`: expected a list, got a mapping"),
         ("compare: {name: [a]}", "unknown key `name` under `compare`"),
         ("compare:", "expected a mapping (`key: value`), got nothing"),
         (
             "baseline: {strategy: dp}",
-            "no variant has `strategy: dp`, so it can't be the baseline\n    the job has ddp",
+            "no variant has `strategy: dp`, so it can't be the baseline\n    the variants have ddp",
         ),
         ("baseline: {split: [1, 63]}", "no variant has `split: [1, 63]`"),
         ("baseline: 3", "`baseline`: expected a mapping"),
-        ("steps: {rounds: 0}", "1 or more"),
+        ("steps: {rounds: 0}", "at least 1"),
         ("steps: {round: 1}", "unknown key `round` under `steps`\n    did you mean `rounds`?"),
-        ("profile: {steps: -1}", "0 or more"),
+        ("profile: {steps: -1}", "at least 0"),
         ("rounds: 3", "unknown key `rounds`\n    `rounds` belongs under `steps`"),
         ("precison: fp32", "unknown key `precison`\n    did you mean `precision`?"),
-        ("zzz: 1", "unknown key `zzz`\n    the keys here are workload, script"),
-        ("args: [--epochs]", "`args` is for programs (`script`, `module`), not for workloads"),
-        ("env: {A: b}", "`env` is for programs (`script`, `module`), not for workloads"),
-        ("nodes: 0", "1 or more"),
+        ("zzz: 1", "unknown key `zzz`\n    valid keys: workload, script"),
+        ("args: [--epochs]", "`args` applies to programs only (`script`, `module`)"),
+        ("env: {A: b}", "`env` applies to programs only (`script`, `module`)"),
+        ("nodes: 0", "at least 1"),
         ("workload: gtp", "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
         ("workload: train.py", "name the function that builds it, such as train.py:build"),
-        ("workload: train.py:build", "there is no file train.py\n    it must be next to the job file"),
+        (
+            "workload: train.py:build",
+            "there is no file train.py\n    the path is relative to the job file's directory",
+        ),
         ("workload: a b", "expected the name of a workload"),
         ("workload: [gpt]", "expected the name of a workload, got a list"),
         ("steps: !!python/object:os.system {}", "the tag `!!python/object:os.system` is not allowed"),
@@ -216,13 +219,13 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file(tmp_path: Path) -> N
     found = mistakes(tmp_path, text)
     lines = [int(line.split(":")[1]) for line in found.splitlines() if line.startswith("job.yaml")]
     assert lines == [1, 1, 2, 3, 4, 4, 5, 6]  # line 1 also lacks `workload`
-    assert "the key `workload` is missing" in found
+    assert "missing key `workload`" in found
 
 
 def test_missing_keys_are_reported_at_the_top(tmp_path: Path) -> None:
     found = mistakes(tmp_path, "\n\nname: x\n")
-    assert found.startswith("job.yaml:3:1: the key `workload` is missing\n    `workload: gpt`")
-    assert "job.yaml:3:1: the key `global_batch` is missing" in found
+    assert found.startswith("job.yaml:3:1: missing key `workload`\n    add `workload: gpt`")
+    assert "job.yaml:3:1: missing key `global_batch`" in found
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,9 @@ def test_a_file_that_is_no_yaml_does_not_hide_the_mistakes_of_overrides(tmp_path
 
 def test_an_override_that_would_have_no_effect_is_a_mistake(tmp_path: Path) -> None:
     text = SMALL + "compare: {split: [even, '3:1']}\n"
-    assert "--set split: `compare.split` varies it" in mistakes(tmp_path, text, "split=[10, 54]")
+    assert "--set split: this value has no effect: `compare.split`" in mistakes(
+        tmp_path, text, "split=[10, 54]"
+    )
     assert job(tmp_path, text, "compare.split=[[10, 54]]", "seed=3").compare.split == ((10, 54),)
 
 
@@ -310,8 +315,8 @@ def test_a_missing_key_hides_no_other_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["split: [52, 12]", "compare: {split: [even, [52, 12]]}"])
 def test_samples_by_number_need_a_batch_by_number(tmp_path: Path, text: str) -> None:
     found = mistakes(tmp_path, f"workload: sleep\ndevices: cpu:2\nglobal_batch: max\n{text}\n")
-    assert "the split [52, 12] names samples, but `global_batch: max` is still to be found" in found
-    assert 'state `global_batch: 64`, or give the proportions: `split: "13:3"`' in found
+    assert "the split [52, 12] lists samples, but `global_batch: max` isn't known in advance" in found
+    assert 'state `global_batch: 64`, or give a ratio: `split: "13:3"`' in found
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,12 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
         (
             "params: {width: 3, dept: 1}\n",
             "job.yaml:3:20: train.py:build has no parameter `dept`\n"
-            "    did you mean `depth`?; it takes width, depth, rate, name, fast",
+            "    did you mean `depth`?; its parameters are width, depth, rate, name, fast",
         ),
         (
             "params: {width: 3, zzz: 1}\n",
             "job.yaml:3:20: train.py:build has no parameter `zzz`\n"
-            "    it takes width, depth, rate, name, fast",
+            "    its parameters are width, depth, rate, name, fast",
         ),
         (
             "params: {width: wide}\n",
@@ -85,29 +85,29 @@ def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "trai
         (
             "",
             "job.yaml:1:11: train.py:build needs `width` under `params`\n"
-            "    it takes width, depth, rate, name, fast",
+            "    its parameters are width, depth, rate, name, fast",
         ),
         (
             "params: {depth: 3}\n",
             "job.yaml:3:9: train.py:build needs `width` under `params`\n"
-            "    it takes width, depth, rate, name, fast",
+            "    its parameters are width, depth, rate, name, fast",
         ),
         ("compare: {params: [{width: 1}, {width: 2}]}\n", ""),
         (
             "compare: {params: [{width: 1}, {dept: 2, width: x}]}\n",
             "job.yaml:3:33: train.py:build has no parameter `dept`\n"
-            "    did you mean `depth`?; it takes width, depth, rate, name, fast\n"
+            "    did you mean `depth`?; its parameters are width, depth, rate, name, fast\n"
             'job.yaml:3:49: `compare.params.width`: expected a whole number, got the text "x"',
         ),
         (
             "compare: {params: [{width: 1}, {depth: 2}]}\n",
             "job.yaml:3:32: train.py:build needs `width` under `params`\n"
-            "    it takes width, depth, rate, name, fast",
+            "    its parameters are width, depth, rate, name, fast",
         ),
         (
             "params: {width: 3}\nbaseline: {params: {widht: 3}}\n",
             "job.yaml:4:21: train.py:build has no parameter `widht`\n"
-            "    did you mean `width`?; it takes width, depth, rate, name, fast",
+            "    did you mean `width`?; its parameters are width, depth, rate, name, fast",
         ),
     ],
 )
@@ -282,7 +282,7 @@ def test_sleep_takes_a_time_or_one_for_each_device(tmp_path: Path) -> None:
 )
 def test_values_per_device_are_numbers(tmp_path: Path, value: str, got: str) -> None:
     found = mistakes(tmp_path, "", f"params: {{alpha_ms: {value}}}\n", "sleep")
-    expected = "expected a number, 0 or more, or a list with one for each device"
+    expected = "expected a number of at least 0, or a list with one per device"
     assert f"`params.alpha_ms`: {expected}, {got}" in found
     compared = mistakes(tmp_path, "", f"compare: {{params: [{{beta_ms: {value}}}]}}\n", "sleep")
     assert f"`compare.params.beta_ms`: {expected}, {got}" in compared
@@ -334,11 +334,11 @@ def test_built_in_workloads_refuse_values_that_make_no_sense(tmp_path: Path, tex
     ("annotation", "value", "found"),
     [
         ('Literal["tiny", "small"]', "small", ""),
-        ('Literal["tiny", "small"]', "tinny", 'expected tiny or small, got the text "tinny"'),
-        ('Literal["tiny"]', "3", "expected tiny, got the number 3"),
-        ('Literal["tiny"] | Literal["small"]', "big", 'expected tiny or small, got the text "big"'),
+        ('Literal["tiny", "small"]', "tinny", 'expected `tiny` or `small`, got the text "tinny"'),
+        ('Literal["tiny"]', "3", "expected `tiny`, got the number 3"),
+        ('Literal["tiny"] | Literal["small"]', "big", 'expected `tiny` or `small`, got the text "big"'),
         ('Literal["tiny"] | None', "null", ""),
-        ('Literal["tiny"] | None', "big", 'expected tiny, got the text "big"'),
+        ('Literal["tiny"] | None', "big", 'expected `tiny`, got the text "big"'),
         ('Literal["tiny"] | str', "big", ""),
         ('Literal["tiny", 3]', "big", ""),
         ('Union[Literal["tiny"], str]', "big", ""),
@@ -359,7 +359,7 @@ def test_a_literal_that_is_not_typings_is_left_to_the_worker(tmp_path: Path) -> 
 
 def test_a_preset_of_gpt_is_known_before_anything_runs(tmp_path: Path) -> None:
     assert mistakes(tmp_path, "", "params: {preset: 125M}\n", "gpt") == (
-        'job.yaml:3:18: `params.preset`: expected tiny or small or 124M, got the text "125M"\n'
+        'job.yaml:3:18: `params.preset`: expected `tiny`, `small` or `124M`, got the text "125M"\n'
         "    did you mean `124M`?"
     )
 
@@ -371,15 +371,15 @@ def test_a_preset_of_gpt_is_known_before_anything_runs(tmp_path: Path) -> None:
         ("params: {width: 300, heads: 3}", ""),
         (
             "params: {heads: 3}",
-            "2:17: params of gpt: width must be a multiple of heads, but 256 is none of 3",
+            "2:17: params of gpt: width must be divisible by heads, but 256 is not divisible by 3",
         ),
         (
             "params: {preset: small, heads: 7}",
-            "2:32: params of gpt: width must be a multiple of heads, but 384 is none of 7",
+            "2:32: params of gpt: width must be divisible by heads, but 384 is not divisible by 7",
         ),
         (
             "params: {heads: 3}\ncompare: {params: [{width: 300}, {width: 301}]}",
-            "3:42: params of gpt: width must be a multiple of heads, but 301 is none of 3",
+            "3:42: params of gpt: width must be divisible by heads, but 301 is not divisible by 3",
         ),
         (
             "compare: {params: [{width: 300, heads: 3}, {}]}\nbaseline: {params: {heads: 3}}",
@@ -423,7 +423,7 @@ def test_sleep_has_a_time_for_each_device(tmp_path: Path, text: str, found: str)
     with pytest.raises(SpecError) if found else nullcontext() as refused:
         check_source(source, tmp_path)
     assert not found or str(known(refused).value).startswith(
-        f"job.yaml:{found}\n    one value for each device"
+        f"job.yaml:{found}\n    give one value per device"
     )
 
 
@@ -444,7 +444,7 @@ def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -
         ("params: {images: ''}", ""),
         (
             "params: {images: nope}",
-            "2:18: the image folder nope does not exist; relative names are looked for next to the job file",
+            "2:18: the image folder nope does not exist; relative paths start at the job file's directory",
         ),
         ("params: {images: /nope}", "2:18: the image folder /nope does not exist"),
         ("params: {images: ~/nope}", "2:18: the image folder HOME/nope does not exist"),

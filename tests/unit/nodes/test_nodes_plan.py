@@ -66,7 +66,9 @@ def test_ranks_are_bound_to_cores_of_their_own_node(tmp_path: Path) -> None:
 
 
 def test_the_largest_batch_is_found_on_one_machine(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="`max` is found on one machine, and the job has 2 nodes"):
+    with pytest.raises(
+        SpecError, match="`global_batch: max` works on one machine only, but the job has 2 nodes"
+    ):
         plan_of("workload: gpt\nglobal_batch: max\n", tmp_path)
 
 

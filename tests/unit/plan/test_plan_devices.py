@@ -86,7 +86,7 @@ def test_where_all_are_busy_all_are_used() -> None:
 def test_gpus_may_be_named_by_uuid() -> None:
     mig = FakeMachine(16, (FakeGpu("GPU-aa11"), FakeGpu("MIG-5c/1/0"), FakeGpu("GPU-aa22")))
     assert resolve_devices(("MIG-5c", "GPU-aa2"), mig) == ("cuda:1", "cuda:2")
-    with pytest.raises(MachineError, match="several GPUs begin with GPU-aa"):
+    with pytest.raises(MachineError, match="several GPUs have a UUID that begins with GPU-aa"):
         resolve_devices(("GPU-aa",), mig)
-    with pytest.raises(MachineError, match=r"no GPU that may be used here is GPU-b\n    cuda:0 is GPU-aa11"):
+    with pytest.raises(MachineError, match=r"no available GPU has the UUID GPU-b\n    cuda:0 is GPU-aa11"):
         resolve_devices(("GPU-b",), mig)

@@ -151,10 +151,12 @@ def test_batches_that_a_split_does_not_fit_are_left_out() -> None:
 
 def test_balanced_needs_a_sample_for_each_device_only_if_the_job_says_so() -> None:
     few = "global_batch: 1\nsplit: balanced\n"
-    with pytest.raises(SpecError, match=r"1 sample can't give 2 devices 1 each; `min_local_batch: 0` lets"):
+    with pytest.raises(
+        SpecError, match=r"1 sample can't give 2 devices at least 1 each; `min_local_batch: 0` lets"
+    ):
         expanded(few)
     assert ids(expanded(f"{few}min_local_batch: 0\n")) == ["ddp-2-balanced"]
-    with pytest.raises(SpecError, match="a device with 0 samples can't make 2 micro-batches"):
+    with pytest.raises(SpecError, match="0 samples on a device can't be divided into 2 micro-batches"):
         expanded(f"{few}min_local_batch: 0\naccumulate: 2\n")
 
 
@@ -181,19 +183,22 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             r"job.yaml:3:47: the split \[10, 20, 34\] is for 3 devices, but the job uses 1 or 2\n"
             r"(?s:.*)job.yaml:3:61: the split 1:2:3:4 is for 4 devices",
         ),
-        ('global_batch: 2\nsplit: "99:1"\n', "job.yaml:3:8: no combination can be: .*gives a device nothing"),
+        (
+            'global_batch: 2\nsplit: "99:1"\n',
+            "job.yaml:3:8: no combination can run: .*gives a device no samples",
+        ),
         (
             "global_batch: 64\naccumulate: 33\n",
-            "job.yaml:3:13: no combination can be: a device with 32 samples can't make 33 micro-batches",
+            "job.yaml:3:13: no combination can run: 32 samples on a device can't be divided into 33 ",
         ),
         (
             "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
-            "job.yaml:3:46: no combination can be: a device with 2 samples can't make 3 micro-batches; ",
+            "job.yaml:3:46: no combination can run: 2 samples on a device can't be divided into 3 micro-b",
         ),
         ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",
-            "job.yaml:4:15: the job asks for 3 devices and names 2",
+            "job.yaml:4:15: the job needs 3 devices, but `devices` has 2",
         ),
         (
             "global_batch: 64\ncompare: {strategy: [single], device_count: [2]}\n",
@@ -201,11 +206,11 @@ def test_params_are_laid_over_those_at_the_top() -> None:
         ),
         (
             "global_batch: 64\ncompare: {seed: [1, 2]}\nbaseline: {}\n",
-            "job.yaml:4:11: the baseline could be ddp-2-even-seed-1, ddp-2-even-seed-2",
+            "job.yaml:4:11: `baseline` matches several variants: ddp-2-even-seed-1, ddp-2-even-seed-2",
         ),
         (
             "global_batch: 64\ncompare: {device_count: [1, 2]}\nbaseline: {params: {width: 1}}\n",
-            "no variant matches the baseline\n    there are ddp-1-even, ddp-2-even",
+            "no variant matches `baseline`\n    the variants are ddp-1-even, ddp-2-even",
         ),
         (
             f"global_batch: 64\ncompare: {{seed: {list(range(100))}, accumulate: {list(range(1, 12))}}}\n",
@@ -220,7 +225,7 @@ def test_jobs_that_make_no_sense_here(text: str, message: str) -> None:
 
 
 def test_more_devices_than_the_machine_has() -> None:
-    with pytest.raises(MachineError, match="asks for 4 devices; `devices: auto` finds 2 devices here"):
+    with pytest.raises(MachineError, match="needs 4 devices, but `devices: auto` finds 2 devices here"):
         expanded("global_batch: 64\ndevice_count: 4\n")
 
 
@@ -249,7 +254,7 @@ def test_the_baseline_is_the_one_with_most_devices(baseline: str, chosen: str | 
         f"baseline: {baseline}\n"
     )
     if chosen is None:
-        with pytest.raises(SpecError, match="the baseline could be"):
+        with pytest.raises(SpecError, match="matches several variants: "):
             expanded(text)
     else:
         assert expanded(text).baseline == chosen

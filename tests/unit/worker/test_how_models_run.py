@@ -82,9 +82,12 @@ def test_names_say_what_varies_and_a_baseline_may_ask_for_it() -> None:
 def test_what_cannot_be_is_left_out_with_its_reason() -> None:
     plan = plan_of("workload: lstm\ndevices: cpu:2\ncompile: true\ncompare: {strategy: [ddp, dp]}\n")
     assert [variant.strategy for variant in plan.variants] == ["ddp"]
-    assert plan.left_out[0].reason == "dp copies the model in every step, and torch.compile can't follow"
+    assert (
+        plan.left_out[0].reason
+        == "dp replicates the model in every step, which torch.compile doesn't support"
+    )
     machine = FakeMachine(gpus=(FakeGpu("GPU-0"),))
-    with pytest.raises(SpecError, match="threads are those of CPU devices"):
+    with pytest.raises(SpecError, match="`threads` applies to CPU devices only"):
         plan_of("workload: lstm\ndevices: cuda\nthreads: 2\n", machine)
 
 
@@ -98,7 +101,7 @@ def test_what_cannot_be_is_left_out_with_its_reason() -> None:
             "compare: {workload: [lstm, lsmt]}",
             "there is no built-in workload `lsmt`\n    did you mean `lstm`?",
         ),
-        ("compare: {workload: [lstm, mlp]}", "the key `global_batch` is missing"),
+        ("compare: {workload: [lstm, mlp]}", "missing key `global_batch`"),
         ("compare: {workload: [lstm, fcn_r]}\nparams: {length: 8}", "fcn_r has no parameter `length`"),
         ("split: [100, 27]", "adds up to 127, not to the global batch of 128"),
     ],

@@ -53,12 +53,15 @@ def test_a_probe_needs_no_batch_and_gives_each_device_one_share() -> None:
         ("global_batch: 8", "job.yaml:2:1: allreduce is a micro-benchmark: it has no `global_batch`"),
         ("compare: {split: [even]}", "allreduce is a micro-benchmark: it has no `split`"),
         ("compile: true", "it has no `compile`"),
-        ("precision: bf16", "job.yaml:2:1: allreduce has no `precision`: its sums are of float32"),
-        ("compare: {precision: [fp32, bf16]}", "allreduce has no `precision`: its sums are of float32"),
+        ("precision: bf16", "job.yaml:2:1: allreduce has no `precision`: it always uses float32"),
+        ("compare: {precision: [fp32, bf16]}", "allreduce has no `precision`: it always uses float32"),
         ("strategy: dp", "allreduce runs as ddp, not as dp"),
         ("params: {max_mb: 3}", "allreduce has no parameter `max_mb`\n    did you mean `max_mib`?"),
         ("params: {max_mib: big}", '`params.max_mib`: expected a whole number, got the text "big"'),
-        ("compare: {workload: [allreduce, h2d]}", "h2d is a micro-benchmark: it has a job of its own"),
+        (
+            "compare: {workload: [allreduce, h2d]}",
+            "h2d is a micro-benchmark, which can't be compared with other workloads",
+        ),
     ],
 )
 def test_what_a_probe_has_not_is_refused(line: str, said: str) -> None:
@@ -68,7 +71,7 @@ def test_what_a_probe_has_not_is_refused(line: str, said: str) -> None:
 
 
 def test_only_what_computes_in_it_has_a_precision() -> None:
-    with pytest.raises(SpecError, match="h2d has no `precision`: it copies bytes\n    leave it out"):
+    with pytest.raises(SpecError, match="h2d has no `precision`: it only copies bytes\n    remove it"):
         spec_of("workload: h2d\nprecision: bf16\n")
     for name in ("matmul", "crossover"):
         assert spec_of(f"workload: {name}\nprecision: bf16\n").precision == "bf16"
@@ -77,10 +80,12 @@ def test_only_what_computes_in_it_has_a_precision() -> None:
 
 def test_an_allreduce_on_one_device_is_refused_or_left_out() -> None:
     for lines, line in (("devices: cpu:1", 2), ("devices: cpu:4\ndevice_count: 1", 3)):
-        with pytest.raises(SpecError, match=rf":{line}:.*an all-reduce needs two devices or") as refused:
+        with pytest.raises(
+            SpecError, match=rf":{line}:.*an all-reduce needs at least two devices"
+        ) as refused:
             build_plan(spec_of(f"workload: allreduce\n{lines}\n"), FakeMachine())
         assert refused.value.exit_code == 2
-    with pytest.raises(MachineError, match="an all-reduce needs two devices or more, and"):
+    with pytest.raises(MachineError, match="an all-reduce needs at least two devices, but"):
         build_plan(spec_of("workload: allreduce\n"), FakeMachine(cpu_cores=1))
     both = spec_of("workload: allreduce\ndevices: cpu:4\ncompare: {device_count: [1, 2]}\n")
     plan = build_plan(both, FakeMachine())
@@ -236,7 +241,7 @@ def test_what_a_cpu_cannot_measure_is_said() -> None:
     products = crossover_probe.crossover(max_size=32).cases(CPU)
     assert [(case.series, case.size) for case in products.cases] == [("CPU", 16), ("CPU", 32)]
     assert "no crossover" in products.notes[0]
-    assert allreduce.allreduce().cases(CPU).notes == ("skipped: an all-reduce needs two devices or more",)
+    assert allreduce.allreduce().cases(CPU).notes == ("skipped: an all-reduce needs at least two devices",)
     for case in (*copies.cases, *products.cases, *matmul_probe.matmul(max_size=64).cases(CPU).cases):
         case.run()
 

@@ -135,7 +135,7 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, s
         ({"preset": "125M"}, "preset must be one of tiny, small, 124M, but it is 125M"),
         ({"vocabulary": 100}, "vocabulary must be at least 256, but it is 100"),
         ({"layers": 0}, "layers must be at least 1"),
-        ({"width": 10, "heads": 4}, "width must be a multiple of heads, but 10 is none of 4"),
+        ({"width": 10, "heads": 4}, "width must be divisible by heads, but 10 is not divisible by 4"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, params: dict[str, object], said: str) -> None:
