@@ -4,6 +4,7 @@ import js from '@eslint/js';
 import globals from 'globals';
 
 export default [
+  { ignores: ['.venv*/', 'build/'] },
   {
     ...js.configs.recommended,
     files: ['launcher/tensorboard_plugin/static/*.js', 'eslint.config.js'],

@@ -37,7 +37,9 @@ class Builtin:
 
 def _classic(family: str, name: str, batch: int, bound_by: str, summary: str) -> Builtin:
     """A network of Shi et al. 2016 with the batch that they published."""
-    return Builtin(f"gpurun.workloads.{family}", summary, bound_by, name, defaults={"global_batch": batch})
+    return Builtin(
+        f"gpurun.workloads.classics.{family}", summary, bound_by, name, defaults={"global_batch": batch}
+    )
 
 
 def _probe(name: str, strategies: tuple[str, ...], bound_by: str, summary: str, **more: Any) -> Builtin:

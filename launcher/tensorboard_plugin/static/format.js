@@ -86,16 +86,6 @@ export function columnDecimals(halves, sizes) {
 }
 
 /**
- * The next multiple of the last decimal, so that ± never looks narrower than it is.
- * @param {number} value
- * @param {number} decimals
- */
-export function roundUp(value, decimals) {
-  const scale = 10 ** decimals;
-  return Math.ceil(value * scale - 1e-6) / scale;
-}
-
-/**
  * Decimals with which ticks at this distance differ.
  * @param {number} step
  */

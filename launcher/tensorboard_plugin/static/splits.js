@@ -2,7 +2,7 @@
 
 import { filters, headline, searchField } from './controls.js';
 import { el, hidden, replace, widest } from './dom.js';
-import { columnDecimals, halfWidth, number, percent, plural, roundUp, three } from './format.js';
+import { columnDecimals, halfWidth, number, percent, plural } from './format.js';
 import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from './model.js';

@@ -10,8 +10,8 @@ from gpurun import Workload
 from gpurun.launcher.jobfile.builtins import default_batch
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.load_workload import load_workload
+from gpurun.workloads.classics.resnet import Bottleneck
 from gpurun.workloads.data.text import corpus
-from gpurun.workloads.resnet import Bottleneck
 
 CLASSICS = {
     "fcn_s": (117_997_696, 64, 38.3),
