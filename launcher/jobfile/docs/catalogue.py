@@ -138,7 +138,7 @@ programs. In a job: `workload: NAME`, and its parameters under `params`.
 
 - *Training* workloads run optimizer steps. One with a batch of its own needs no `global_batch` in the job.
 - *Micro-benchmarks* measure one property of the machine as a curve over size. They have no batch, no split
-  and no gradient; a job runs one of them. What the machine lacks is said, not guessed.
+  and no gradient; a job runs one of them. What the machine lacks is reported, not guessed.
 
 For training steps every report has samples/s and, where they are known, FLOP/s (counted once per run, outside
 the timing), MFU (a share of the GPUs' dense peak in the job's precision; sources:
