@@ -59,17 +59,17 @@ def build(
     learning_rate: float = 3e-4,
     text: str = "",
 ) -> Workload:
-    """A causal language model; a sample is `context` bytes of the text and those that follow each of them.
+    """A causal language model; a sample is `context` bytes of text, with the next byte of each as its target.
 
     Args:
         preset: tiny (3.3 M parameters), small (10.9 M) or 124M (GPT-2 small: 124,439,808).
-        layers: transformer blocks; this and the next four take the place of the preset's.
-        width: of the residual stream.
-        heads: of each attention; they share the width.
-        context: tokens of a sample.
-        vocabulary: rows of the first and last layer, at least 256: tokens are bytes all the same.
-        learning_rate: of AdamW.
-        text: a file, or a folder of files; without it the Python standard library's own source.
+        layers: number of transformer blocks; this and the next four override the preset.
+        width: width of the residual stream.
+        heads: attention heads of each block; they divide the width.
+        context: tokens per sample.
+        vocabulary: rows of the first and last layer, at least 256; the tokens are always bytes.
+        learning_rate: learning rate of AdamW.
+        text: a file, or a directory of files; by default the Python standard library's source.
 
     Raises:
         ValueError: the shape or the learning rate makes no sense, or there is not enough text.
@@ -79,7 +79,7 @@ def build(
     source = open_corpus(text) if text else Corpus(corpus())
     if len(source.text) <= shape.context:
         name = text or "the built-in text"
-        raise ValueError(f"{name} has {len(source.text):,} bytes, but a sample takes {shape.context + 1:,}")
+        raise ValueError(f"{name} has {len(source.text):,} bytes, but a sample needs {shape.context + 1:,}")
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         windows = random_windows(size, shape.context + 1, generator, source.text)

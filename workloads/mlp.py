@@ -13,10 +13,10 @@ def build(width: int = 512, layers: int = 3, inputs: int = 784, classes: int = 1
     """`layers` linear layers with ReLU between them; the class is the largest of some inputs.
 
     Args:
-        width: of the layers between the first and the last.
-        layers: linear layers, the first and the last included.
-        inputs: numbers of a sample.
-        classes: numbers that come out.
+        width: width of the hidden layers.
+        layers: number of linear layers, including the first and the last.
+        inputs: features per sample.
+        classes: number of classes.
     """
     sizes = [inputs, *[width] * (layers - 1), classes]
     modules: list[nn.Module] = []

@@ -122,7 +122,7 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "crossover",
             ("single",),
             "transfer, then arithmetic",
-            "from which size on the GPU beats the CPU",
+            "the size from which the GPU is faster than the CPU",
         ),
         "matmul": _probe("matmul", ("single",), "arithmetic", "matrix products: FLOP/s over size"),
         "sleep": Builtin(

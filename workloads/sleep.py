@@ -46,8 +46,8 @@ def build(alpha_ms: PerDevice = 0.0, beta_ms: PerDevice = 0.0) -> Workload:
     """A step that lasts alpha + beta·b ms for b samples on a device; both 0 is the zero sleep.
 
     Args:
-        alpha_ms: what a step takes however few samples it has; one number, or one per device.
-        beta_ms: what each sample adds; one number, or one per device.
+        alpha_ms: fixed time of a step; one number, or one per device.
+        beta_ms: time per sample; one number, or one per device.
     """
 
     def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,8 @@ def vit_b16(images: str = "", max_images: int = 10_000, num_workers: int = 4) ->
     """12 blocks of width 768 over patches of 16²; 86,567,656 parameters.
 
     Args:
-        images: a folder of images, one folder per class in it, or images alone; without it they are random.
-        max_images: the most files of it that are used, spread evenly over all.
+        images: a directory with a subdirectory per class, or with images only; by default random images.
+        max_images: the most files that are used, spread evenly over the directory.
         num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:

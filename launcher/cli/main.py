@@ -27,7 +27,7 @@ COMMANDS = {
     "job": Entry("job", "job", "Run a job file; the word `job` may be left out."),
     "check": Entry("check", "check", "Check a job file and print its plan; runs nothing."),
     "run": Entry("run", "run", "Run a training script unchanged; time and trace its steps."),
-    "report": Entry("report", "report", "Show the results of a run again, from its directory alone."),
+    "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
     "view": Entry("view", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
     "diff": Entry("diff", "diff", "Compare two runs, or two directories of traces; a gate for CI."),
     "trace": Entry("trace", "trace", "Show where the time goes in Kineto traces."),
@@ -92,8 +92,7 @@ def is_typo(word: str) -> bool:
 )
 @click.version_option(__version__, prog_name="gpurun")
 def cli() -> None:
-    """Run a training workload with every way of splitting its batch over this machine's devices, and compare
-    them.
+    """Measure and compare ways to split a training batch over this machine's devices.
 
     \b
     gpurun JOB.yaml [--out RUN] [--json] [--resume [RUN]] [--set KEY=VALUE]

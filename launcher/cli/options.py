@@ -22,11 +22,13 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a key of the job: steps.rounds=12.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
 only_rank_option = click.option(
     "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show only the output of rank N."
 )
-quiet_option = click.option("--quiet", is_flag=True, help="Don't show the ranks' output; their logs have it.")
+quiet_option = click.option(
+    "--quiet", is_flag=True, help="Don't show the ranks' output; it is still written to the logs."
+)
 
 
 def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -78,13 +80,15 @@ def node_options(command: F) -> F:
     """The flags that give a node its place among several."""
     options = (
         click.option(
-            "--node-rank", type=click.IntRange(0), help="This node's number, from 0: for `nodes: N`."
+            "--node-rank", type=click.IntRange(0), help="Rank of this node, from 0; for jobs with `nodes: N`."
         ),
         click.option(
-            "--rendezvous", metavar="HOST[:PORT]", help="Where the nodes meet; HOST is node 0. Port: 29400."
+            "--rendezvous",
+            metavar="HOST[:PORT]",
+            help="Address of node 0, where the nodes meet; default port: 29400.",
         ),
         click.option(
-            "--interface", metavar="NAME", help="Network interface; default: the one that leads to HOST."
+            "--interface", metavar="NAME", help="Network interface; default: the one that routes to HOST."
         ),
         click.option(
             "--join-timeout",

@@ -196,11 +196,11 @@ _ADVICE: dict[Kind, str] = {
     "host": "try larger batches, torch.compile or CUDA graphs",
     "transfer": "try larger batches, or accumulate gradients, so that it is needed less often",
     "split": "try split: balanced",
-    "straggler": "find out what slows that rank, or try split: balanced",
+    "straggler": "find out what slows that rank down, or try split: balanced",
 }
 _ADVICE_IF_BALANCED: dict[Kind, str] = {
     "split": "find out why the ranks take other times than when this split was found",
-    "straggler": "find out what slows that rank",
+    "straggler": "find out what slows that rank down",
 }
 _ADVICE_ON_CPU = _ADVICE | {"host": "try larger batches, fewer operators, or torch.compile"}
 

@@ -181,7 +181,7 @@ def _few_launches(a: VariantResult, b: VariantResult) -> str | None:
     if not few:
         return None
     runs = "both runs have" if len(few) == 2 else f"run {few[0]} has"
-    return f"{runs} only one launch, which says nothing of how launches scatter: set {MORE_LAUNCHES}"
+    return f"{runs} only one launch, so the variation between launches is unknown: set {MORE_LAUNCHES}"
 
 
 def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

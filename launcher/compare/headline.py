@@ -98,8 +98,8 @@ def _place(result: VariantResult) -> str:
 def _without_steps(ran: Sequence[VariantResult]) -> str:
     """The headline over programs that ran to their end, and of which nothing else is known."""
     if len(ran) > 1:
-        return f"{len(ran)} variants ran to their end; no steps were seen, so none is fastest."
-    return f"{variant_label(ran[0])} ran for {ran[0].wall_s:.1f} s; no steps were seen."
+        return f"{len(ran)} variants ran to their end; no steps were recorded, so none is fastest."
+    return f"{variant_label(ran[0])} ran for {ran[0].wall_s:.1f} s; no steps were recorded."
 
 
 def _not_ranked(results: Sequence[VariantResult], reasons: Sequence[str]) -> Conclusion:

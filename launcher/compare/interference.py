@@ -16,8 +16,8 @@ from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
 
 MOST_NAMED = 2
-LESS_AT_ONCE = "Stop what else runs here, or use fewer devices, then run it again."
-COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run it again."
+LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
+COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run again."
 
 
 def queue_percent(timed: Sequence[StepRecord]) -> float | None:

@@ -44,7 +44,7 @@ def _left_out(combination: SkippedCombination) -> str:
 
 def _lost_baseline(baseline: Measured) -> str:
     name, status = variant_label(baseline.variant), baseline.status.status
-    return f"The baseline {name} ended as {status}, so nothing is compared with it; name another `baseline`."
+    return f"The baseline {name} has the status {status}, so nothing is compared with it; choose another one."
 
 
 def _few_launches(baseline: Measured, others: list[Measured]) -> list[str]:
@@ -58,8 +58,8 @@ def _few_launches(baseline: Measured, others: list[Measured]) -> list[str]:
         variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_PAIRS
     )
     return [
-        f"Launches of the same processes scatter, so {names} can be compared with the baseline only over"
-        f" {MIN_PAIRS} pairs of launches (here {min(pairs)}): set {MORE_LAUNCHES}."
+        f"Identical launches vary, so comparing {names} with the baseline takes {MIN_PAIRS} pairs of launches"
+        f" (this run has {min(pairs)}): set {MORE_LAUNCHES}."
     ]
 
 
@@ -101,8 +101,10 @@ def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float
         return None
     if interval is not None and interval[0] <= exposed.trace <= interval[1]:
         return None
-    figures = f"{format_ms(exposed.trace)} ms in the trace, {format_ms(exposed.ablation)} by leaving it out"
-    likely = "it may slow compute down as well (contention, bucket copies)"
+    figures = (
+        f"{format_ms(exposed.trace)} ms in the trace, {format_ms(exposed.ablation)} ms by leaving it out"
+    )
+    likely = "communication may also slow down compute (contention, bucket copies)"
     if exposed.ablation < exposed.trace:
         likely = "ranks that don't communicate may compete for the hardware instead"
     return f"exposed communication: {figures}; {likely}"

@@ -154,7 +154,7 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
     if failure.also:
         parts.append(f"{_ranks(failure.also)} failed as well, a moment later")
     if failure.victims:
-        parts.append(f"because of that: {_ranks(failure.victims)} could not go on")
+        parts.append(f"because of that: {_ranks(failure.victims)} could not continue")
     if hint := remedy(f"{failure.message}\n{log}"):
         parts.append(hint)
     whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
@@ -298,7 +298,7 @@ def _what_happened(failure: Failure, host: str) -> str:
     if not failure.traceback:
         text += "".join(f"\n    {line.strip()}" for line in failure.message.strip().splitlines()[1:])
     if failure.secondary:
-        text += "\n    it only lost its peers; no rank recorded the cause"
+        text += "\n    it only lost the connection to the other ranks; no rank recorded the cause"
     return text
 
 

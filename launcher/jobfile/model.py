@@ -142,7 +142,7 @@ class JobSpec(Settings, Section):
     count what CUDA_VISIBLE_DEVICES leaves."""
     nodes: Annotated[int, whole(1, values.MAX_NODES)] = 1
     """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one,
-    and count from the first node's on. How they find each other: see `docs/cluster.md`."""
+    and count from the first node's on. How they find each other: see `docs/clusters.md`."""
     min_local_batch: Annotated[int, whole(0, 1)] = setting(1)
     """The fewest samples that `balanced` gives a device; 0 lets it do without devices that would not help."""
     compare: Compare = Compare()
@@ -154,26 +154,26 @@ class JobSpec(Settings, Section):
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     timeout_s: Duration = setting(600.0, kinds=EVERY_KIND, optional_for=frozenset({PROGRAM}))
-    """The most that a variant may take: `90s`, `10m`, `1h`, or plain seconds. Starting processes and building
-    the model, which comes before any variant, may take as long, and always a minute. A program has all the
-    time that it needs unless the job states this."""
+    """The most that a variant may take: `90s`, `10m`, `1h`, or a number of seconds. Starting processes and
+    building the model, which comes before any variant, may take as long, and at least a minute. A program has
+    no limit unless the job sets one."""
     hang_timeout_s: Duration | None = None
-    """How long no step may complete before the job counts as hanging: then the rank is named that the others
-    wait for. By default only `timeout` counts."""
+    """The time without a completed step after which the job counts as hanging; the report then names the rank
+    that the others wait for. By default only `timeout` applies."""
     on_hang: Literal["stop", "continue"] = "stop"
     """What to do about a hang: `stop` ends the variant, `continue` only reports it."""
     grace_s: Duration = 5.0
-    """How long ranks may take to end after SIGTERM, before SIGKILL: what handlers of the program need to
-    save. A second Ctrl-C doesn't wait."""
+    """The time between SIGTERM and SIGKILL, in which a program can save its state. A second Ctrl-C doesn't
+    wait."""
     restarts: Annotated[int, whole(0, 1000)] = 0
     """How often each launch may start again after a transient failure: a signal, the kernel's OOM
-    killer, a lost connection, a hang, most exceptions and exit codes; not after one that is a
-    mistake of the program or its installation, as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
-    `AttributeError`, `FileNotFoundError` or exit code 2 do. The pause before is 1 s, and doubles each time,
+    killer, a lost connection, a hang, most exceptions and exit codes; not after an error of
+    the program or its installation, such as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
+    `AttributeError`, `FileNotFoundError` or exit code 2. The pause before is 1 s, and doubles each time,
     up to 30 s."""
     bind: Literal["none", "numa", "cores"] = "none"
-    """On which cores each rank runs. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
-    over the nodes. `cores`: its own share of those, by whole cores."""
+    """The cores that each rank runs on. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
+    over the NUMA nodes. `cores`: its own share of those, in whole cores."""
     gradient_check: bool = setting(True, instead="")
     """Whether to compare, before the timing, each variant's gradient with that of the whole batch on one
     device."""

@@ -52,7 +52,7 @@ class Settings:
 
     workload: Annotated[str, Kind(values.parse_workload, TEXT)] | None = setting(
         None,
-        compare="Workloads to run, each by itself: they do different work, so none is called faster. A "
+        compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
         "built-in that has a batch of its own takes that where the job gives none.",
         is_task=True,
         builds_model=True,
@@ -122,9 +122,9 @@ class Settings:
         named=values.COUNT,
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
-    each device tries batches, in a process that may die of it, and keeps a margin. Only a few built-ins have
-    a batch of their own, which then is the default; `gpurun workloads` lists them. A program may state it, so
-    that its samples per second can be shown."""
+    each device tries batches in a separate process, which may run out of memory, and keeps a margin. Only a
+    few built-ins have a batch of their own, which then is the default; `gpurun workloads` lists them. For a
+    program it is optional: with it, the report shows samples per second."""
     precision: Annotated[str, one_of(("fp64", "fp32", "tf32", "bf16", "fp16"))] = setting(
         "fp32",
         compare="Precisions to compare.",
@@ -182,7 +182,7 @@ class Settings:
         {},
         compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "
         "the top.",
-        baseline="Parameters that the baseline has; others may be anything.",
+        baseline="Parameters that the baseline has; other parameters are ignored.",
         shape=ITEMS,
         absent={},
         builds_model=True,
@@ -205,7 +205,7 @@ class Settings:
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "
         "the top.",
-        baseline="Environment variables that the baseline has; others may be anything.",
+        baseline="Environment variables that the baseline has; other variables are ignored.",
         kinds=frozenset({PROGRAM}),
         instead="use `params` for the arguments of a workload",
         shape=ITEMS,

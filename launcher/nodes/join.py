@@ -162,7 +162,7 @@ def await_welcome(link: NodeLink, timeout_s: float) -> Welcome:
     if welcome is None:
         raise NodesError(
             f"node 0 was reached, but did not report within {timeout_s + ANSWER_S:g} s that all joined\n"
-            "    its gpurun was killed, the machine is down, or the network to it is cut"
+            "    possible causes: its gpurun was killed, the machine is down, or the connection is lost"
         )
     return welcome
 

@@ -251,4 +251,4 @@ class NodeLink:
 
     def _last_words(self) -> str:
         lines = self._process.last_words()
-        return f"; its last words: {lines[-1]}" if lines else ""
+        return f"; its last output: {lines[-1]}" if lines else ""

@@ -16,7 +16,7 @@ DEFAULT_JOIN_TIMEOUT_S = 600.0
 
 _WAYS = "\n    ".join(
     (
-        "say which node this is and where the nodes meet, one of:",
+        "set the node rank and the rendezvous address in one of these ways:",
         "gpurun JOB.yaml --node-rank 0 --rendezvous HOST:PORT    (HOST is node 0; the same on every node)",
         *(scheduler.start_hint for scheduler in SCHEDULERS.values()),
     )
@@ -58,12 +58,13 @@ def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> 
     rank = _first(flags.node_rank, (each.node_rank(environ) for each in known))
     endpoint = _first(flags.rendezvous or None, (each.rendezvous(environ) for each in known))
     if rank is None or endpoint is None:
-        missing = "which node this is" if rank is None else "where the nodes meet"
-        raise SpecError(f"the job has {num_nodes} nodes, and nothing says {missing}\n    {_WAYS}")
+        missing = "the rank of this node" if rank is None else "the rendezvous address"
+        raise SpecError(f"the job has {num_nodes} nodes, but {missing} is not set\n    {_WAYS}")
     _check_count(num_nodes, flags, environ)
     if not 0 <= rank < num_nodes:
         raise SpecError(
-            f"there is no node {rank}: the job has `nodes: {num_nodes}`, so they are 0 to {num_nodes - 1}"
+            f"node rank {rank} is out of range: the job has `nodes: {num_nodes}`, so its ranks are 0 to "
+            f"{num_nodes - 1}"
         )
     host, port = parse_endpoint(endpoint)
     run_id = _first(None, (each.run_id(environ) for each in known))
@@ -100,6 +101,6 @@ def _check_count(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -
         given = scheduler.num_nodes(environ)
         if given is not None and given != num_nodes:
             raise SpecError(
-                f"the job has `nodes: {num_nodes}`, and {scheduler.name} says {given}\n"
+                f"the job has `nodes: {num_nodes}`, but {scheduler.name} specifies {given}\n"
                 f"    make them equal: --set nodes={given}, or start {num_nodes} nodes"
             )

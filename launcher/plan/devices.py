@@ -87,9 +87,9 @@ def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) ->
     notes = []
     for name, gpu in _named_gpus(machine):
         if gpu.busy_with and name in devices:
-            notes.append(f"{name} is in use by others, which affects the times: {gpu.busy_with}")
+            notes.append(f"{name} is also used by other processes, which affects the times: {gpu.busy_with}")
         elif gpu.busy_with and wish == AUTO:
-            notes.append(f"{name} is left out, since others use it: {gpu.busy_with}")
+            notes.append(f"{name} is left out, because other processes use it: {gpu.busy_with}")
     return tuple(notes)
 
 
@@ -98,7 +98,8 @@ def device_notes(devices: tuple[str, ...], machine: MachineLike) -> tuple[str, .
     shared = [name for name, count in Counter(devices).items() if count > 1]
     if shared:
         backend = accelerator_of(devices[0]).backend.upper()
-        return (f"{', '.join(shared)} is shared by several ranks: {backend} refuses that, so DDP uses gloo",)
+        why = f"{backend} doesn't support that"
+        return (f"{', '.join(shared)} is shared by several ranks: {why}, so DDP uses gloo",)
     if accelerator_of(devices[0]).is_host and len(devices) > machine.cpu_cores:
         cores = plural(machine.cpu_cores, "core")
         return (f"{len(devices)} CPU devices share {cores}: they slow each other down",)

@@ -254,7 +254,7 @@ class WorkerPool:
         self._drop_server()
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
-        shown = f"; its last words:\n    {'    '.join(last_words[-5:])}" if last_words else ""
+        shown = f"; its last output:\n    {'    '.join(last_words[-5:])}" if last_words else ""
         raise MachineError(
             "the server that starts the ranks was killed or crashed, and the ranks with it "
             f"(out of memory? see the kernel's log){shown}"

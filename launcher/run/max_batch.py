@@ -173,7 +173,7 @@ class Search:
         )
         return (
             f"the largest batch was not found within {self.spec.timeout_s:g} s\n"
-            f"    so far these batches fit: {known}; raise `timeout`, or name a batch in place of `max`"
+            f"    so far these batches fit: {known}; raise `timeout`, or set a number instead of `max`"
         )
 
     def too_small(self, index: int) -> str:

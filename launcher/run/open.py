@@ -184,7 +184,7 @@ def are_runs(a: Path, b: Path) -> bool:
     if runs[0] != runs[1]:
         run, other = (a, b) if runs[0] else (b, a)
         raise SpecError(
-            f"{run} is a run and {other} is not; name two runs, "
+            f"{run} is a run and {other} is not; pass two runs, "
             f"or two directories of traces ({run}/variants/ID)"
         )
     return all(runs)
@@ -214,7 +214,7 @@ def traces_of(path: Path) -> list[Path]:
         )
     if len(folders) > 1:
         named = "".join(f"\n    gpurun trace {folder}" for folder in folders)
-        raise SpecError(f"{path} holds the traces of {len(folders)} variants; look at one of them:{named}")
+        raise SpecError(f"{path} holds the traces of {len(folders)} variants; choose one of them:{named}")
     return folders
 
 

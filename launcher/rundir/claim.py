@@ -146,7 +146,7 @@ def running_launch(run: RunDir) -> str:
     if found is None or not found.may_live:
         raise SpecError(f"{run.path}: this run is not in progress; for its output: gpurun logs {run.path}")
     if not found.is_here:
-        raise SpecError(f"{run.path} runs on {found.host}: use the command there")
+        raise SpecError(f"{run.path} is running on {found.host}: run this command there")
     if found.launch is None:
         raise SpecError(f"{run.path}: no rank is running right now; try again")
     return found.launch

@@ -135,7 +135,7 @@ def num_bytes(path: Path) -> int:
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
-    errno.EROFS: "the file system can only be read",
+    errno.EROFS: "write to another file system",
     errno.EACCES: "you have no write permission there",
     errno.EPERM: "you have no write permission there",
     errno.ENOTDIR: "a part of that path is a file, not a directory",

@@ -134,7 +134,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         "set -eu",
         f"cd {shlex.quote(str(wanted.folder))}",
         "",
-        "# A job that was preempted begins anew, perhaps on other nodes: its results are a run of their own.",
+        "# A preempted job starts again, possibly on other nodes, and writes to a run directory of its own.",
         f'out="runs/{wanted.spec.name}/slurm-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}}"',
         "",
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
@@ -152,8 +152,8 @@ def submit(script: Path, runner: Sequence[str] = ("sbatch",)) -> int:
     """
     if shutil.which(runner[0]) is None:
         raise MachineError(
-            f"there is no {runner[0]} here: submit from a machine of the Slurm cluster\n"
-            "    --dry-run prints the script, to be copied there"
+            f"{runner[0]} was not found; submit from a machine of the Slurm cluster\n"
+            "    --dry-run prints the script, which you can copy there"
         )
     done = subprocess.run(
         [*runner, "--parsable", str(script)],
@@ -165,7 +165,7 @@ def submit(script: Path, runner: Sequence[str] = ("sbatch",)) -> int:
     job_id = done.stdout.strip().partition(";")[0]
     if done.returncode != 0 or not job_id.isdecimal():
         reason = done.stderr.strip() or f"it answered {done.stdout.strip()!r}"
-        raise MachineError(f"Slurm refuses the job: {reason}\n    the script is {script}")
+        raise MachineError(f"Slurm rejected the job: {reason}\n    the script is {script}")
     return int(job_id)
 
 
@@ -196,7 +196,9 @@ def _directives(spec: JobSpec, nodes: int, options: SubmitOptions) -> list[str]:
     lines = [f"--{key}={_checked(key, str(value))}" for key, value in values.items() if value is not None]
     for option in options.further:
         if not option.startswith("-"):
-            raise SpecError(f"--sbatch {option!r} is no option of sbatch, such as --sbatch=--constraint=a100")
+            raise SpecError(
+                f"--sbatch {option!r} is not an option of sbatch; an example is --sbatch=--constraint=a100"
+            )
         lines.append(_checked("sbatch", option))
     return [*lines, "--requeue"]
 
@@ -211,7 +213,7 @@ def _named_gpus(spec: JobSpec) -> int | None:
 
 def _checked(key: str, value: str) -> str:
     if not _VALUE.fullmatch(value):
-        raise SpecError(f"--{key}: {value!r} can't stand in a batch script")
+        raise SpecError(f"--{key}: {value!r} is not allowed in a batch script")
     return value
 
 

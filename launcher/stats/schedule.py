@@ -45,6 +45,11 @@ def ablation_steps(block_steps: int) -> int:
     return min(block_steps, max(WINDOW_STEPS, block_steps // 4))
 
 
+def unsteady_text(num_steps: int) -> str:
+    """What to say of a variant whose warm-up ended before it was steady."""
+    return f"the step time did not settle within {num_steps} warm-up steps"
+
+
 def warmup_minimum(warmup: int) -> int:
     """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
     return max(warmup, 2 * WINDOW_STEPS)

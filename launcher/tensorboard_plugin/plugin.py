@@ -88,7 +88,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             if request.method not in ("GET", "HEAD"):
                 return json_response(request, {"error": "only GET is understood"}, 405)
             if not self._places.acquire(timeout=MAX_WAIT_S):
-                return json_response(request, {"error": "busy; ask again in a moment"}, 503)
+                return json_response(request, {"error": "busy; try again in a moment"}, 503)
             try:
                 return handler(request)
             except Refused as refused:
@@ -99,7 +99,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             except (IndexError, ValueError):
                 logger.exception("a trace's index is damaged, or we are wrong about it")
                 return json_response(
-                    request, {"error": "this can't be shown; the server's log says why"}, 500
+                    request, {"error": "this can't be shown; see the server's log for the reason"}, 500
                 )
             finally:
                 self._places.release()

@@ -89,7 +89,7 @@ def _explain_wait(report: TraceReport, share: float) -> str:
     return (
         f"{share:.0%} of {_time(report)} is waiting for other ranks, mostly for rank {last.rank}, "
         f"which came last {times} and cost the others {last.wait_caused_us / 1000:.1f} ms: "
-        "give it less work, or find out what slows it."
+        "give it less work, or find out what slows it down."
     )
 
 

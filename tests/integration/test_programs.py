@@ -76,7 +76,7 @@ def test_fsdp_and_data_loaders_have_their_steps_too(ran: Result) -> None:
 def test_a_program_without_steps_has_a_running_time_and_a_note(ran: Result) -> None:
     children = ran.variant("script-2-children")
     assert children["step_ms"] is None
-    assert "no steps were seen" in children["warnings"][0]
+    assert "no steps were recorded" in children["warnings"][0]
 
 
 def test_what_the_program_leaves_for_its_end_is_done(ran: Result) -> None:

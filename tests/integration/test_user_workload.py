@@ -289,7 +289,7 @@ def test_a_folder_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_pat
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     workload = built("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
     with pytest.raises(
-        ParamsError, match=r"^a global batch takes 8 images, but only 3 can be used: `images`"
+        ParamsError, match=r"^a global batch needs 8 images, but only 3 can be used: `images`"
     ):
         Trainer(workload, order(), 0)
 

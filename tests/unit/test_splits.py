@@ -80,7 +80,7 @@ def test_ratio_refuses_only_what_leaves_a_device_empty(global_batch: int, parts:
     if min(Fraction(global_batch * weight, sum(parts)) for weight in parts) >= 1:
         assert len(split_ratio(ratio, global_batch, len(parts))) == len(parts)
     elif global_batch < len(parts):
-        with pytest.raises(SpecError, match="nothing"):
+        with pytest.raises(SpecError, match="no samples"):
             split_ratio(ratio, global_batch, len(parts))
 
 

@@ -34,7 +34,7 @@ def lstm(length: int = 32) -> Workload:
     """Two layers of 256 over `length` random words of 10,000; 6,182,672 parameters, batches of 128.
 
     Args:
-        length: words of a sample.
+        length: words per sample.
 
     Raises:
         ValueError: the length is not positive.

@@ -65,9 +65,9 @@ def resnet50(
     """Bottlenecks [3, 4, 6, 3]; 25,557,032 parameters, published with batches of 16.
 
     Args:
-        version: 1 as in Shi et al. 2016, 1.5 as in most figures of today.
-        images: a folder of images, one folder per class in it, or images alone; without it they are random.
-        max_images: the most files of it that are used, spread evenly over all.
+        version: 1 as in Shi et al. 2016, or 1.5 as in most current benchmarks.
+        images: a directory with a subdirectory per class, or with images only; by default random images.
+        max_images: the most files that are used, spread evenly over the directory.
         num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:

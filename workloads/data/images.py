@@ -94,15 +94,13 @@ def read_folder(folder: Path, max_images: int) -> Found:
     """
     check(max_images=max_images)
     if not folder.exists():
-        raise ValueError(not_there("image folder", folder))
+        raise ValueError(not_there("image directory", folder))
     if not folder.is_dir():
-        raise ValueError(f"the image folder {folder} is a file")
+        raise ValueError(f"the image directory {folder} is a file")
     files = list(labelled_files(folder))
     if not files:
         endings = " ".join(sorted(SUFFIXES))
-        raise ValueError(
-            f"the image folder {folder} holds no image; files are taken by their ending: {endings}"
-        )
+        raise ValueError(f"the image directory {folder} contains no images; image files end in {endings}")
     chosen = (
         [files[i * len(files) // max_images] for i in range(max_images)] if len(files) > max_images else files
     )
@@ -180,5 +178,6 @@ def folded_notes(found: Found) -> tuple[str, ...]:
     if found.num_classes <= CLASSES:
         return ()
     return (
-        f"{found.num_classes:,} class folders on {CLASSES:,} outputs: labels are taken modulo {CLASSES:,}",
+        f"{found.num_classes:,} class directories for {CLASSES:,} outputs: "
+        f"labels are taken modulo {CLASSES:,}",
     )

@@ -58,7 +58,7 @@ def read_corpus(paths: list[Path], place: str, folder: Path) -> Corpus:
         if len(content) >= MAX_BYTES:
             break
     if not content:
-        reason = f"its files are no text: {listed(skipped)}" if skipped else "it has no file"
+        reason = f"its files are not text: {listed(skipped)}" if skipped else "it has no files"
         raise ValueError(f"there is no text in {place}: {reason}")
     text = torch.frombuffer(content[:MAX_BYTES], dtype=torch.uint8)
     return Corpus(text, skipped_notes(skipped, num_files, place))
@@ -85,8 +85,7 @@ def skipped_notes(skipped: list[str], num_files: int, place: str) -> tuple[str, 
     """What to say about files that were left out."""
     if not skipped:
         return ()
-    verb = "is" if len(skipped) == 1 else "are"
-    return (f"{len(skipped)} of {num_files} files in {place} {verb} no text and skipped: {listed(skipped)}",)
+    return (f"skipped {len(skipped)} of {num_files} files in {place}, not text: {listed(skipped)}",)
 
 
 def random_windows(size: int, length: int, generator: torch.Generator, text: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ def matmul(max_size: int = 2048) -> Probe:
     """Products of n x n matrices from 64 to `max_size` rows, in the job's precision.
 
     Args:
-        max_size: rows of the largest matrices; a GPU needs 8192 or more to show its best.
+        max_size: rows of the largest matrices; a GPU needs 8192 or more to reach its peak.
 
     Raises:
         ValueError: `max_size` is not positive.

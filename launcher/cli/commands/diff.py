@@ -18,7 +18,7 @@ from gpurun.launcher.errors import GateError, SpecError
     "fail_slower_percent",
     callback=parse_percent,
     metavar="PERCENT",
-    help="Exit with 5 if a variant of B is clearly slower by more than this: 3%.",
+    help="Exit with code 5 if a variant of B is clearly slower by more than this, such as 3%.",
 )
 @json_option
 def diff(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> None:
@@ -27,7 +27,8 @@ def diff(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> 
     Example: gpurun diff runs/gpt/before runs/gpt/latest --fail-slower 3%
 
     Exit codes: 0 ok, 2 the command line is wrong, or --fail-slower could not be decided (a variant has no
-    interval: both runs need several launches, `steps: {launches: 6}`), 5 --fail-slower tripped.
+    interval: both runs need several launches, `steps: {launches: 6}`), 5 a variant is slower than
+    --fail-slower allows.
     """
     from gpurun.launcher.run.open import are_runs
 

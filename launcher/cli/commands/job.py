@@ -26,7 +26,7 @@ from gpurun.launcher.errors import SpecError
     is_flag=False,
     flag_value="latest",
     metavar="[RUN]",
-    help="Continue a run, by default the newest of this job: measures only what is missing.",
+    help="Continue a run, by default the newest one of this job; only what is missing is measured.",
 )
 @node_options
 @only_rank_option

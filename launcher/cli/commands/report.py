@@ -58,10 +58,10 @@ FORMATS = {
     help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
 )
 def report(run: Path, formats: str) -> None:
-    """Show the results of a run again, from its directory alone; for an uneven split also the lines that put
-    it into a training script.
+    """Show the results of a run again, without running anything. If the fastest split is uneven, also print
+    the code to use it in a training script.
 
-    html writes RUN/report.html: one file that opens anywhere, offline, and can be sent by mail.
+    The format html writes RUN/report.html, a single file that opens offline in any browser.
 
     Example: gpurun report runs/gpt-splits/latest --format table,html
     """

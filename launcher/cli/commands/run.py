@@ -35,7 +35,9 @@ class ProgramCommand(click.Command):
 )
 @click.option("--devices", default="auto", metavar="DEVICES", help="auto, cuda, cpu:2, or cuda:0,cuda:1.")
 @out_option
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines; the same command on each.")
+@click.option(
+    "--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes; run the same command on each."
+)
 @node_options
 @only_rank_option
 @quiet_option
@@ -56,8 +58,8 @@ def run(
 
     Example: gpurun run train.py --devices cpu:2 -- --epochs 1
 
-    Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what is asked for, 4 the program
-    failed or ran out of memory, 130 interrupted.
+    Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, 4 the
+    program failed or ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 

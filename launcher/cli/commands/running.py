@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def stacks(run: Path, as_json: bool) -> None:
     """Show what every rank of a running job is doing, and which rank the others wait for.
 
-    Works whatever the ranks do, even in C code that holds the GIL, and they continue. It sends them a signal:
-    a sleep in C code that does not resume after a signal (EINTR) ends early.
+    The ranks are not stopped. This works even while a rank is in C code that holds the GIL. The ranks receive
+    a signal, so a sleep in C code that is not resumed after a signal (EINTR) ends early.
 
     Example: gpurun stacks runs/gpt-splits/latest
     """
@@ -67,7 +67,7 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
 @run_argument
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank; default: all.")
 @click.option("--launch", metavar="ID", help="Which launch of the run; default: the newest.")
-@click.option("--follow", "-f", is_flag=True, help="Print new lines as they come, until the run ends.")
+@click.option("--follow", "-f", is_flag=True, help="Print new lines as they appear, until the run ends.")
 def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
     """Print what the ranks of a run have written, each line with its rank.
 

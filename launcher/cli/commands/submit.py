@@ -27,8 +27,8 @@ def queue_options(command: F) -> F:
 @click.command()
 @job_argument
 @queue_options
-@click.option("--nodes", type=click.IntRange(1), help="Nodes; default: the job's `nodes`.")
-@click.option("--time", help="Time limit, as Slurm writes it: 2:00:00.")
+@click.option("--nodes", type=click.IntRange(1), help="Number of nodes; default: the job's `nodes`.")
+@click.option("--time", help="Time limit in Slurm's format: 2:00:00.")
 @click.option("--partition", help="Partition of the cluster.")
 @click.option("--account", help="Account to charge.")
 @click.option("--gpus-per-node", type=click.IntRange(1), help="GPUs to request on every node.")
@@ -56,7 +56,7 @@ def submit(
     Example: gpurun submit job.yaml --slurm --nodes 2 --time 1:00:00 --dry-run
 
     Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 the batch system is not installed
-    here or refuses the job.
+    here or rejects the job.
     """
     from gpurun.launcher.jobfile.load import load_job
     from gpurun.launcher.schedulers.base import Submission

@@ -12,7 +12,7 @@ from gpurun.launcher.errors import SpecError
 @click.command()
 @click.argument("paths", type=click.Path(path_type=Path), metavar="PATH...", nargs=-1, required=True)
 @click.option(
-    "--steps", callback=parse_steps, metavar="A:B", help="Only steps A to B, without B itself: 10:20."
+    "--steps", callback=parse_steps, metavar="A:B", help="Analyse only steps A to B (B excluded): 10:20."
 )
 @click.option(
     "--merge",
@@ -22,9 +22,9 @@ from gpurun.launcher.errors import SpecError
 )
 @json_option
 def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_json: bool) -> None:
-    """Show where the time goes in Kineto traces, of gpurun or of any other program.
+    """Show where the time goes in Kineto traces of gpurun or any other program.
 
-    PATH is a trace (*.json, *.json.gz) or a directory of traces: the ranks of one capture.
+    PATH is a trace (*.json, *.json.gz), or a directory with the traces of all ranks of one job.
 
     Example: gpurun trace runs/gpt/latest/variants/ddp-2-even
     """

@@ -13,7 +13,7 @@ from gpurun.launcher.errors import Problem, SpecError
 def workloads(names: tuple[str, ...], as_json: bool) -> None:
     """List the built-in workloads: what they do, what bounds them, and their parameters.
 
-    With a NAME, show that one alone, and what each of its parameters means.
+    With a NAME, show only that workload and what each of its parameters means.
 
     Example: gpurun workloads gpt
     """

@@ -134,10 +134,9 @@ def probe_summary(workload: str, results: Mapping[str, ProbeResult | None]) -> s
 def _sentences(workload: str, result: ProbeResult) -> list[str]:
     if workload == "crossover" and len(result.curves) == 2:
         if result.crossover_size is None:
-            return [
-                f"The GPU pays at no size up to {result.curves[0].points[-1].size} rows, transfer included"
-            ]
-        return [f"The GPU pays from {result.crossover_size} rows on, transfer included"]
+            largest = result.curves[0].points[-1].size
+            return [f"The GPU is slower at every size up to {largest} rows, transfer included"]
+        return [f"The GPU is faster from {result.crossover_size} rows on, transfer included"]
     return [text for curve_ in result.curves for text in _curve_sentence(curve_)]
 
 
@@ -153,7 +152,7 @@ def _curve_sentence(found: Curve) -> list[str]:
         return [f"{found.series}: {line}"]
     ends = " and ".join(_point_text(found, point) for point in (found.points[0], found.points[-1]))
     return [
-        f"{found.series}: {ends}; no straight line meets all sizes (the best is off by up to {off:,.1f} x)"
+        f"{found.series}: {ends}; no straight line fits all sizes (the best one is off by up to {off:,.1f} x)"
     ]
 
 

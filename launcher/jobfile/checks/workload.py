@@ -32,7 +32,7 @@ from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
 
-_FILES: Mapping[str, str] = {"text": "text", "images": "image folder"}
+_FILES: Mapping[str, str] = {"text": "text", "images": "image directory"}
 """Parameters that name a file or directory, and what to call it."""
 
 

@@ -9,7 +9,7 @@ def job_template() -> str:
 
 
 _TEMPLATE = """\
-# A job for gpurun. `gpurun check FILE` prints what it would do, `gpurun FILE` does it.
+# A job for gpurun. `gpurun check FILE` prints its plan, `gpurun FILE` runs it.
 # All keys: docs/job-file.md, or `gpurun schema` for your editor.
 
 workload: gpt              # `gpurun workloads` lists more; your own: train.py:build or package.module:build
@@ -22,20 +22,20 @@ compare:                   # every combination of these is measured
   strategy: [ddp]          # STRATEGIES
   split:                   # samples per device
     - even                 # as torch.chunk cuts the batch
-    # - [48, 16]           # these; for two devices, must add up to global_batch
+    # - [48, 16]           # one number per device; must add up to global_batch
     # - "3:1"              # in this ratio
-    # - balanced           # measured: what is best for these devices
+    # - balanced           # the best split for these devices, found by measuring
   # device_count: [1, 2]   # the first ones of `devices`
   # params: [{}, {}]       # merged into the params above
 
 # baseline: {split: even}  # what the others are compared with; by default the first variant
 
 steps:
-  warmup: 10               # at least, before timing begins
-  rounds: 28               # at the most; in a round every variant runs for 200 ms
-  early_stop: true         # as soon as every comparison is decided
+  warmup: 10               # at least this many steps before timing begins
+  rounds: 28               # at most; in each round every variant runs for 200 ms
+  early_stop: true         # stop as soon as every comparison is decided
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
-# hang_timeout: 2m         # no step for that long: say which rank the others wait for, then stop
+# hang_timeout: 2m         # no step for this long: report which rank the others wait for, then stop
 # restarts: 2              # after transient failures: signals, lost connections, hangs
 """

@@ -28,7 +28,7 @@ def render_diff(diff: Diff, width: int) -> str:
             line for one in diff.variants if one.note for line in _item(f"{one.label}: {one.note}", width)
         ]
     for unlike in diff.not_comparable:
-        lines += _item(f"{unlike.label}: not comparable, for it does other work: {unlike.reason}", width)
+        lines += _item(f"{unlike.label}: not comparable, since the work differs: {unlike.reason}", width)
     lines += _only(diff.only_in_a, "a", width) + _only(diff.only_in_b, "b", width)
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]

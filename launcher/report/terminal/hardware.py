@@ -18,7 +18,7 @@ def render_devices(machine: Machine, width: int) -> str:
     elif machine.nvml_error:
         lines.append(f"No GPUs: the NVIDIA driver doesn't answer ({machine.nvml_error}).")
     else:
-        lines.append("No NVIDIA GPUs that this process may use.")
+        lines.append("No NVIDIA GPU is available to this process.")
     return "\n".join(lines)
 
 

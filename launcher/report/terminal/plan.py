@@ -66,11 +66,11 @@ def _limits(plan: Plan, spec: JobSpec) -> str:
     if spec.kind.runs_program:
         return _program_limits(spec)
     ends_early = spec.steps.early_stop and len(plan.launches) == 1 and spec.kind.is_ranked
-    parts = ["rounds end early once all is decided" if ends_early else "all rounds are run"]
+    parts = ["rounds end early once every comparison is decided" if ends_early else "all rounds are run"]
     if spec.profile.steps and spec.kind.trains:
         steps = plural(spec.profile.steps, "step")
         parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
-    parts.append(f"a variant may take {format_duration(spec.timeout_s)}")
+    parts.append(f"each variant may take at most {format_duration(spec.timeout_s)}")
     sentence = "; ".join(parts)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -78,12 +78,12 @@ def _limits(plan: Plan, spec: JobSpec) -> str:
 def _program_limits(spec: JobSpec) -> str:
     """How the program's steps are used."""
     first = warmup_minimum(spec.steps.warmup)
-    parts = [f"Steps count once they are steady, after {first} at the least"]
+    parts = [f"Steps count once they are steady, after at least {first}"]
     if spec.profile.steps:
         traced = first_traced_step(spec.steps.warmup) + 1
         parts.append(f"steps {traced} to {traced + spec.profile.steps - 1} are traced instead")
     if spec.limit_s < float("inf"):
-        parts.append(f"a launch may take {format_duration(spec.limit_s)}")
+        parts.append(f"each launch may take at most {format_duration(spec.limit_s)}")
     return "; ".join(parts) + "."
 
 

@@ -39,7 +39,7 @@ class Merges:
         """The file, or why there is none, or `None` while it is being made; asking begins that."""
         home = find(traces, index.version)
         if home is None:
-            return "the traces have changed; ask again"
+            return "the traces have changed; try again"
         path = home / FILE
         with self._lock:
             if path.is_file() and not path.is_symlink():

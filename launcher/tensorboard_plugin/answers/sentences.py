@@ -38,7 +38,7 @@ def _all_compute(variant: VariantResult) -> str | None:
         return None
     return (
         f"{format_ms(slowest.compute_ms)} of {format_ms(slowest.span_ms)} ms are compute;"
-        f" nothing else takes a part worth mentioning{traced_and_timed(slowest.span_ms, variant)}"
+        f" no other part is significant{traced_and_timed(slowest.span_ms, variant)}"
     )
 
 

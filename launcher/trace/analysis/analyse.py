@@ -65,7 +65,7 @@ def combine(reads: Iterable[Read], notes: Sequence[str] = ()) -> Analysis:
     digests, problems = _split(reads)
     warnings = [*notes, *problems]
     if not digests:
-        raise TraceError("\n".join(["no trace that can be read:", *warnings]))
+        raise TraceError("\n".join(["none of the traces can be read:", *warnings]))
     ranked = assign_ranks(digests)
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
     warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]

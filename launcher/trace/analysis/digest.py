@@ -148,7 +148,7 @@ def _refuse_empty(trace: Trace, path: Path) -> None:
     if len(trace.gpu) or len(trace.ops) or trace.ranges:
         return
     reasons = [trace.skipped] if trace.skipped else []
-    reasons.append("no GPU work and no operators: nothing to analyse, left out")
+    reasons.append("no GPU work and no operators: nothing to analyse; left out")
     raise TraceError(f"{path}: {'; '.join(reasons)}")
 
 

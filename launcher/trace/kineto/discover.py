@@ -74,7 +74,7 @@ def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
         if not inside:
             warnings.append(f"{path}: symbolic link out of the directory, not followed")
         elif path.is_file() and is_merged(path):
-            warnings.append(f"{path}: all ranks merged into one trace by gpurun, left out")
+            warnings.append(f"{path}: a merged trace of all ranks, written by gpurun; left out")
         elif path.is_file():
             files.append(path)
 
@@ -100,7 +100,9 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
         if rank is None:
             rank = rank_in_name(digest.path.name)
             if rank is not None:
-                warnings.append(f"{digest.path}: doesn't say its rank; taken for rank {rank} by its name")
+                warnings.append(
+                    f"{digest.path}: doesn't state its rank; assumed to be rank {rank} by its name"
+                )
         if rank is None:
             nameless.append(digest)
         else:
@@ -108,8 +110,8 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     for digest in nameless:
         rank = next(number for number in range(len(digests) + len(taken)) if number not in taken)
         taken[rank] = digest
-        how = " by its place" if len(digests) > 1 else ""
-        warnings.append(f"{digest.path}: doesn't say its rank; taken for rank {rank}{how}")
+        how = " from its position" if len(digests) > 1 else ""
+        warnings.append(f"{digest.path}: doesn't state its rank; assumed to be rank {rank}{how}")
     return Ranked(tuple(sorted(taken.items(), key=lambda item: item[0])), tuple(warnings))
 
 
@@ -117,7 +119,7 @@ def _take(rank: int, digest: Digest, taken: dict[int, Digest], warnings: list[st
     other = taken.get(rank)
     if other is not None:
         first, last = sorted((other, digest), key=lambda each: each.base_ns + each.total.measure.start)
-        warnings.append(f"{first.path}: rank {rank} as in {last.path}, which was recorded later; left out")
+        warnings.append(f"{first.path}: same rank {rank} as {last.path}, which was recorded later; left out")
         digest = last
     taken[rank] = digest
 

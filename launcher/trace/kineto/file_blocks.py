@@ -207,7 +207,7 @@ class TraceFile(Generic[Event]):
             self._refuse_damage(b"[")
             raise TraceError(
                 f"{self.source.path}: cut off at byte {self._offset + size}: "
-                "the list of events never ends; record it again"
+                "the event list has no end; record the trace again"
             )
 
     def _refuse_damage(self, opening: bytes, text: bytes | bytearray | None = None) -> None:
@@ -242,4 +242,4 @@ class TraceFile(Generic[Event]):
             place, reason = find_damage(whole) or (len(whole), str(error))
             in_tail = place - (len(whole) - len(tail))
             position = in_tail + 1 if in_tail >= 0 else place - self._offset
-            raise self._damaged(position, f"the keys around the events: {reason}") from error
+            raise self._damaged(position, f"outside the event list: {reason}") from error

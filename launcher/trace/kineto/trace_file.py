@@ -41,7 +41,7 @@ class Source:
             data = self.file.read(num_bytes) if self.packed_bytes is None else self._read_some(num_bytes)
         except (OSError, EOFError, zlib.error) as error:
             raise TraceError(
-                f"{self.path}: damaged after byte {self.position} of its text: {error}"
+                f"{self.path}: damaged after byte {self.position} of the uncompressed data: {error}"
             ) from error
         self.position += len(data)
         self._refuse_bomb()
@@ -60,7 +60,7 @@ class Source:
         if self.position > max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * self.packed_bytes):
             raise TraceError(
                 f"{self.path}: {self.packed_bytes:,} bytes unpack to more than {self.position:,}: "
-                "a gzip bomb rather than a trace; unpack it yourself if it is one"
+                "this looks like a gzip bomb; if it is a trace, decompress it yourself"
             )
 
     def __enter__(self) -> Self:

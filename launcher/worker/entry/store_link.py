@@ -212,20 +212,20 @@ def why_refused(error: OSError | RuntimeError, options: LinkOptions) -> str:
     place = f"{options.host}:{options.port}"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
-            f"port {options.port} of node 0 ({options.own_host}) is taken by another program\n"
+            f"port {options.port} of node 0 ({options.own_host}) is in use by another program\n"
             f"    choose another one, on all nodes: --rendezvous {options.host}:{options.port + 1}"
         )
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
         return (
             f"this is node 0, so the rendezvous host has to be this machine; but {options.host} "
-            f"({options.address}) is no address of {options.own_host}"
+            f"({options.address}) is not an address of {options.own_host}"
         )
     if options.rank == 0:
         return f"node 0 can't listen on {place}: {error}"
     return (
         f"node {options.rank} ({options.own_host}) didn't reach node 0 at {place} within "
         f"{options.join_timeout_s:g} s\n"
-        "    is gpurun running there, as node 0? does a firewall let the port through?"
+        "    check that gpurun is running there as node 0, and that no firewall blocks the port"
     )
 
 

@@ -23,8 +23,8 @@ from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.runner import end_program, run_module, run_script, users_frames
 
 NO_STEPS = (
-    "no steps were seen, so only the running time is known: no optimizer stepped twice; "
-    "`with gpurun.step():` marks the steps of a loop without one"
+    "no steps were recorded, only the running time: no optimizer stepped at least twice; "
+    "in a loop without an optimizer, mark each step: `with gpurun.step():`"
 )
 
 
@@ -79,11 +79,11 @@ class ProgramRank:
         if steps.count == 0:
             warnings.append(NO_STEPS)
         elif steps.num_timed == 0:
-            warnings.append(f"only {steps.count} steps were seen, all of them warm-up: run more of them")
+            warnings.append(f"only {steps.count} steps were recorded, all of them warm-up: run more steps")
         elif tracer is not None and not tracer.written:
             last = tracer.first + tracer.order.steps
             warnings.append(
-                f"no trace: it is of steps {tracer.first + 1} to {last}, and needs one after them"
+                f"no trace: it covers steps {tracer.first + 1} to {last}, and the program must run one more"
             )
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpurun.launcher.rundir.records import Kind, StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, is_steady, warmup_minimum
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, is_steady, unsteady_text, warmup_minimum
 
 TAKEOVER_CALLS = 100
 """Calls of other optimizers without one of the current optimizer, after which another sets the boundaries."""
@@ -85,4 +85,4 @@ class Classifier:
         steady = is_steady(self._warmup_ns, minimum)
         self.is_warm = steady or count >= max(MAX_WARMUP_STEPS, minimum)
         if self.is_warm and not steady:
-            self.unsteady = f"no steady step within {count} warm-up steps"
+            self.unsteady = unsteady_text(count)

@@ -309,15 +309,15 @@ def checked_batch(batch: Any, size: int, what: str, place: Place | None) -> tupl
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         got = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-        raise UserError(f"{what} must give a pair", expected="(inputs, targets)", got=got, place=place)
+        raise UserError(f"{what} must be a pair", expected="(inputs, targets)", got=got, place=place)
     for name, tree in zip(("inputs", "targets"), batch, strict=True):
         if elsewhere := {str(tensor.device) for tensor in tensors_of(tree)} - {"cpu"}:
             got = f"{name} on {', '.join(sorted(elsewhere))}"
-            raise UserError(f"{what} must give CPU tensors", expected="tensors on cpu", got=got, place=place)
+            raise UserError(f"{what} must be CPU tensors", expected="tensors on cpu", got=got, place=place)
         if row_counts(tree) != {size}:
             rows = " and ".join(map(str, sorted(row_counts(tree)))) or "no"
             expected = f"{size} samples along dimension 0 of every tensor"
-            what_size = f"{what} gave a batch of the wrong size"
+            what_size = f"{what} has the wrong batch size"
             raise UserError(what_size, expected=expected, got=f"{name} with {rows} rows", place=place)
     return batch[0], batch[1]
 
@@ -334,7 +334,7 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
     size = len(workload.dataset)
     if isinstance(workload.dataset, ImageFolder):
         raise ParamsError(
-            f"a global batch takes {plural(num_samples, 'image')}, but only {size} can be used: "
+            f"a global batch needs {plural(num_samples, 'image')}, but only {size} can be used: "
             "`images` has too few, or `max_images` is too small"
         )
     expected, got = f"at least one global batch, {plural(num_samples, 'sample')}", plural(size, "sample")

@@ -171,7 +171,7 @@ def as_workload(name: str, built: Any, place: Place | None) -> Workload:
         if not is_right:
             value = values[attribute]
             got = f"{type(value).__name__} {value!r:.80}" if hasattr(built, attribute) else missing(built)
-            what = f"the workload of {name} has no usable {attribute!r}"
+            what = f"the workload of {name} has an invalid {attribute!r}"
             raise UserError(what, expected=expected, got=got, place=place)
     return workload
 

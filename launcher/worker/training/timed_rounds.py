@@ -8,7 +8,14 @@ import torch
 from gpurun.launcher.machine.gpu import EnergyMeter
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
-from gpurun.launcher.stats.schedule import Block, ablation_steps, block_steps, is_steady, round_blocks
+from gpurun.launcher.stats.schedule import (
+    Block,
+    ablation_steps,
+    block_steps,
+    is_steady,
+    round_blocks,
+    unsteady_text,
+)
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -62,9 +69,7 @@ class Bench:
             over_ranks = self.slowest([float(timing.step_ns) for timing in timings], variant)
             steps_ns += [round(step_ns) for step_ns in over_ranks]
         if not is_steady(steps_ns, minimum):
-            self.journal.add_facts(
-                variant.id, unsteady=f"no steady step within {len(steps_ns)} warm-up steps"
-            )
+            self.journal.add_facts(variant.id, unsteady=unsteady_text(len(steps_ns)))
         self.block_steps[variant.id] = block_steps(steps_ns, self.order.block_ms)
 
     def run_rounds(self) -> None:

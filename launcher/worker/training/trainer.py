@@ -209,7 +209,7 @@ def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
     with users_code("optimizer(parameters) failed", expected, place):
         optimizer = workload.optimizer(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        what = "optimizer(parameters) must give an optimizer"
+        what = "optimizer(parameters) must return an optimizer"
         raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
     return optimizer
 

@@ -108,7 +108,7 @@ def batch_warning(workload: Workload, source: Source, global_batch: int) -> str 
     if same(first.inputs, second.inputs) and same(first.targets, second.targets):
         return None
     return (
-        f"{place_of(workload.batch)}: batch(size, generator) gives different samples when it is called again "
+        f"{place_of(workload.batch)}: batch(size, generator) returns different samples when called again "
         "with the same generator, so the ranks don't share one batch: draw everything from `generator`"
     )
 
@@ -152,22 +152,22 @@ def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tre
 def check_loss(loss: object, device: torch.device, place: Place | None) -> None:
     """Raises `UserError` unless `loss` can be differentiated."""
     if not isinstance(loss, Tensor) or loss.dim():
-        what = "loss(outputs, targets) must give a scalar"
+        what = "loss(outputs, targets) must return a scalar"
         raise UserError(what, expected="a tensor of shape ()", got=describe(loss), place=place)
     check_devices("the loss", loss, device, place)
     if not loss.requires_grad:
         what = "the loss doesn't depend on the model's parameters"
-        got = "a loss without a gradient (detached, or computed from the targets alone)"
-        raise UserError(what, expected="a loss that backward() can follow", got=got, place=place)
+        got = "a loss that doesn't require a gradient (detached, or computed from the targets only)"
+        raise UserError(what, expected="a loss that requires a gradient", got=got, place=place)
 
 
 def check_devices(what: str, tree: Tree, device: torch.device, place: Place | None) -> None:
     """Raises `UserError` where a tensor is on another device."""
     elsewhere = {str(tensor.device) for tensor in tensors_of(tree)} - {str(device)}
     if elsewhere:
-        expected = f"tensors on {device}, like the model (constants of a model belong into register_buffer)"
+        expected = f"tensors on {device}, like the model (use register_buffer for constants of the model)"
         got = f"tensors on {', '.join(sorted(elsewhere))}"
-        raise UserError(f"{what} left the model's device", expected=expected, got=got, place=place)
+        raise UserError(f"{what} must be on the model's device", expected=expected, got=got, place=place)
 
 
 def describe(value: object) -> str:

@@ -320,7 +320,7 @@ def test_without_its_baseline_nothing_is_compared(files: Files) -> None:
     files.close(EVEN, status="failed", reason="rank 1 was killed by SIGSEGV")
     comparison = compare_run(files.run)
     assert [result.vs_baseline for result in comparison.variants] == [None, None]
-    assert any("baseline ddp 32/32 ended as failed" in note for note in comparison.notes)
+    assert any("baseline ddp 32/32 has the status failed" in note for note in comparison.notes)
     assert comparison.fastest == "ddp-2-48-16"
 
 
@@ -328,14 +328,14 @@ def test_facts_notes_and_combinations_left_out_are_carried(files: Files) -> None
     left_out = SkippedCombination({"strategy": "single", "device_count": 2}, "single has one device")
     write_splits(files)
     write_json(files.run.plan, splits_plan(left_out=(left_out,), notes=("two ranks share cuda:0",)))
-    facts = VariantFacts(1e-7, "one device", ("BatchNorm",), unsteady="no steady step within 30")
+    facts = VariantFacts(1e-7, "one device", ("BatchNorm",), unsteady="the step time did not settle")
     write_json(files.run.facts(UNEVEN.id), facts)
     write_json(files.run.host, {"hostname": "h"})
     comparison = compare_run(files.run)
     uneven = by_id(comparison)["ddp-2-48-16"]
     assert (uneven.gradient_error, uneven.gradient_reference) == (1e-7, "one device")
     assert uneven.warnings == ("BatchNorm",)
-    assert (uneven.status, uneven.reason) == ("unsteady", "no steady step within 30")
+    assert (uneven.status, uneven.reason) == ("unsteady", "the step time did not settle")
     assert known(uneven.vs_baseline).verdict == "slower"
     assert comparison.host == {"hostname": "h"}
     assert comparison.notes == (

@@ -203,10 +203,15 @@ def test_what_both_lose_is_no_reason() -> None:
     [
         (10.0, 12.0, None, None),  # 17 % of the ablation
         (0.5, 1.5, None, None),  # 1.7 % of the step
-        (5.0, 9.0, None, "5.00 ms in the trace, 9.00 by leaving it out; it may slow compute down"),
-        (9.0, 5.0, (4.0, 6.0), "5.00 by leaving it out; ranks that don't communicate may compete"),
+        (
+            5.0,
+            9.0,
+            None,
+            "5.00 ms in the trace, 9.00 ms by leaving it out; communication may also slow down compute",
+        ),
+        (9.0, 5.0, (4.0, 6.0), "5.00 ms by leaving it out; ranks that don't communicate may compete"),
         (9.0, 5.0, (1.0, 9.5), None),  # chance
-        (2.0, -1.0, None, "−1.0 by leaving it out"),
+        (2.0, -1.0, None, "−1.0 ms by leaving it out"),
         (None, 5.0, None, None),
         (5.0, None, None, None),
     ],
@@ -251,7 +256,7 @@ def test_a_rank_without_samples_waits_for_nobodys_larger_batch() -> None:
     ("slow", "advice"),
     [
         (rank(0, 40, 60.0), "find out why the ranks take other times than when this split was found."),
-        (rank(0, 24, 60.0), "find out what slows that rank."),
+        (rank(0, 24, 60.0), "find out what slows that rank down."),
     ],
 )
 def test_nobody_is_told_to_balance_a_balanced_split(slow: RankFigures, advice: str) -> None:

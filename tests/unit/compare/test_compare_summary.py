@@ -206,9 +206,9 @@ def test_programs_without_steps_have_run_all_the_same() -> None:
     plan: Any = SimpleNamespace(variants=(program,), baseline=program.id)
     failed = result("script-1", (), None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)
-    assert conclude(plan, [failed, one], None).summary == "script 2 ran for 3.1 s; no steps were seen."
+    assert conclude(plan, [failed, one], None).summary == "script 2 ran for 3.1 s; no steps were recorded."
     assert conclude(plan, [one, one], None).summary == (
-        "2 variants ran to their end; no steps were seen, so none is fastest."
+        "2 variants ran to their end; no steps were recorded, so none is fastest."
     )
     assert conclude(plan, [failed], None).summary == "No variant could be measured, so none is fastest."
     waiting = conclude(plan, [failed], None, complete=False)

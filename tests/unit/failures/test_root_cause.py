@@ -161,7 +161,7 @@ def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str)
 
 
 def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files: Any) -> None:
-    with pytest.raises(ParamsError, match=r"^params of gpt: width must be a multiple of heads") as refused:
+    with pytest.raises(ParamsError, match=r"^params of gpt: width must be divisible by heads") as refused:
         load_workload("gpt", {"width": 65}, ".")
     mistake = replace(
         record(0, 4.9, kind="user"),

@@ -215,7 +215,7 @@ def test_a_setting_of_another_kind_of_job_is_refused(tmp_path: Path, name: str, 
     )
     for place, changes in cases:
         path.write_text(json.dumps(JOBS[kind] | changes))
-        with pytest.raises(SpecError, match=f"`{place}` is for"):
+        with pytest.raises(SpecError, match=f"`{place}` applies to"):
             load_job(path)
 
 

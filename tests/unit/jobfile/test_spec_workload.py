@@ -444,11 +444,11 @@ def test_a_workload_that_is_none_does_not_make_a_batch_missing(tmp_path: Path) -
         ("params: {images: ''}", ""),
         (
             "params: {images: nope}",
-            "2:18: the image folder nope does not exist; relative paths start at the job file's directory",
+            "2:18: the image directory nope does not exist; relative paths start at the job file's directory",
         ),
-        ("params: {images: /nope}", "2:18: the image folder /nope does not exist"),
-        ("params: {images: ~/nope}", "2:18: the image folder HOME/nope does not exist"),
-        ("compare: {params: [{}, {images: /nope}]}", "2:33: the image folder /nope does not exist"),
+        ("params: {images: /nope}", "2:18: the image directory /nope does not exist"),
+        ("params: {images: ~/nope}", "2:18: the image directory HOME/nope does not exist"),
+        ("compare: {params: [{}, {images: /nope}]}", "2:33: the image directory /nope does not exist"),
         ("nodes: 2\nparams: {images: /nope}", ""),
     ],
 )

@@ -130,7 +130,7 @@ def test_without_a_driver_there_are_no_gpus_and_no_error() -> None:
     found = machine(nvmlInit=missing)
     assert found.gpus == ()
     assert found.nvml_error is None
-    assert "No NVIDIA GPUs" in render_devices(found, 80)
+    assert "No NVIDIA GPU is available" in render_devices(found, 80)
 
 
 def test_a_driver_that_fails_says_why() -> None:

@@ -44,17 +44,17 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        (NodeFlags(), {}, "nothing says which node this is"),
-        (NodeFlags(0), {}, "nothing says where the nodes meet"),
-        (NodeFlags(2, "a"), {}, "there is no node 2: the job has `nodes: 2`"),
+        (NodeFlags(), {}, "the rank of this node is not set"),
+        (NodeFlags(0), {}, "the rendezvous address is not set"),
+        (NodeFlags(2, "a"), {}, "node rank 2 is out of range: the job has `nodes: 2`"),
         (NodeFlags(0, "a:99999"), {}, "not HOST[:PORT]"),
         (NodeFlags(0, ":1"), {}, "not HOST[:PORT]"),
-        (NodeFlags(), {**PET, "PET_NNODES": "3"}, "`nodes: 2`, and PET_NNODES says 3"),
+        (NodeFlags(), {**PET, "PET_NNODES": "3"}, "`nodes: 2`, but PET_NNODES specifies 3"),
         (NodeFlags(), {**PET, "PET_NODE_RANK": "x"}, "PET_NODE_RANK should be a number"),
         (NodeFlags(), {**SLURM, "SLURM_STEP_NUM_NODES": "4"}, "--set nodes=4"),
         (NodeFlags(), {**SLURM, "SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
         (NodeFlags(), {**SLURM, "SLURM_STEP_NODELIST": "gpu[8-"}, "can't be read"),
-        (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "which node this is"),
+        (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "the rank of this node"),
     ],
 )
 def test_missing_and_contradictory_facts(flags: NodeFlags, environ: Mapping[str, str], words: str) -> None:

@@ -71,10 +71,10 @@ def test_auto_leaves_busy_gpus_out_and_says_so() -> None:
     found = resolve_devices("auto", BUSY)
     assert found == ("cuda:0", "cuda:2")
     notes = busy_notes("auto", found, BUSY)
-    assert notes == ("cuda:1 is left out, since others use it: python (7) uses 9.0 GiB",)
+    assert notes == ("cuda:1 is left out, because other processes use it: python (7) uses 9.0 GiB",)
     named = resolve_devices("cuda", BUSY)
     assert named == ("cuda:0", "cuda:1", "cuda:2")
-    assert "cuda:1 is in use by others" in busy_notes("cuda", named, BUSY)[0]
+    assert "cuda:1 is also used by other processes" in busy_notes("cuda", named, BUSY)[0]
     assert busy_notes(("cuda:0",), ("cuda:0",), BUSY) == ()
 
 

@@ -75,7 +75,7 @@ def test_a_pipe_gets_every_line_in_full() -> None:
     assert "…" not in shown
     assert "  strategy=ddp split=[48, 16]     the split [48, 16] is for 2 devices, not for 1\n" in shown
     assert shown.count("ddp-2-48-16") == 1 + 2 * 4
-    assert "a variant may take 10 min.\n" in shown
+    assert "each variant may take at most 10 min.\n" in shown
 
 
 def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def replace_params(**params: object) -> JobSpec:
 def test_only_a_single_launch_may_end_early() -> None:
     single = replace(PLAN, variants=(EVEN, UNEVEN), launches=PLAN.launches[:1])
     assert "2 variants in 1 launch, " in render_plan(single, SPEC, 80)
-    assert "Rounds end early once all is decided" in render_plan(single, SPEC, 80)
+    assert "Rounds end early once every comparison is decided" in render_plan(single, SPEC, 80)
     assert "All rounds are run" in render_plan(PLAN, SPEC, 80)
 
 

@@ -116,7 +116,7 @@ def test_batches_are_tried_beside_the_memory_of_ddps_buckets(text: str, keeps: b
 
 
 def test_max_is_one_batch_not_one_of_several() -> None:
-    with pytest.raises(SpecError, match="can't be one of several batches"):
+    with pytest.raises(SpecError, match="can't be compared with other batches"):
         job("compare: {global_batch: [8, max]}\n")
 
 
@@ -162,7 +162,7 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path)
 def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
     said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text()
     assert "within 120 s\n    so far these batches fit: 256 on cpu:0, 0 on cpu:1" in said
-    assert "raise `timeout`, or name a batch in place of `max`" in said
+    assert "raise `timeout`, or set a number instead of `max`" in said
 
 
 def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None:

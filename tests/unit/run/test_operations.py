@@ -171,7 +171,7 @@ def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
     run.running.write_bytes(msgspec.json.encode(claim(host="elsewhere", launch="01")))
     with pytest.raises(SpecError, match=r"on elsewhere.*\n.*remove .*running.json"), claimed(run):
         pass
-    with pytest.raises(SpecError, match="runs on elsewhere: use the command there"):
+    with pytest.raises(SpecError, match="is running on elsewhere: run this command there"):
         running_launch(run)
 
 

@@ -52,7 +52,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     [
         (errno.ENOSPC, "free some space"),
         (errno.EDQUOT, "quota"),
-        (errno.EROFS, "can only be read"),
+        (errno.EROFS, "write to another file system"),
         (errno.EACCES, "you have no write permission there"),
         (errno.ENOTDIR, "is a file, not a directory"),
     ],

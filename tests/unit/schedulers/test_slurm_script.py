@@ -58,9 +58,9 @@ def test_what_would_be_another_option_is_refused(options: SubmitOptions) -> None
 
 
 def test_without_slurm_and_with_a_slurm_that_refuses(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="there is no no-such-sbatch here"):
+    with pytest.raises(MachineError, match="no-such-sbatch was not found"):
         submit(tmp_path / "x", ("no-such-sbatch",))
-    with pytest.raises(MachineError, match="Slurm refuses the job: invalid partition"):
+    with pytest.raises(MachineError, match="Slurm rejected the job: invalid partition"):
         submit(tmp_path / "x", ("sh", "-c", "echo invalid partition >&2; exit 1"))
     assert submit(tmp_path / "x", ("sh", "-c", "echo '42;cluster'")) == 42
 

@@ -50,7 +50,7 @@ def test_the_explanation_speaks_of_traced_steps_and_says_where_timed_ones_are_ot
     alone = explanation(fast, replace(COMPARISON, variants=(fast,), fastest=fast.id))
     assert alone is not None
     assert alone.startswith("90.0 of 100 ms are compute")
-    assert alone.endswith("worth mentioning (in traced steps; timed ones take 50.0 ms).")
+    assert alone.endswith("is significant (in traced steps; timed ones take 50.0 ms).")
 
 
 def test_without_traces_nothing_is_explained() -> None:

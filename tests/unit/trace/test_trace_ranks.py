@@ -182,7 +182,7 @@ def test_ranks_by_name_then_by_place(tmp_path: Path) -> None:
     ranks = {rank.rank: rank.files[0].rpartition("/")[2] for rank in report.ranks}
     assert ranks == {0: "a.json", 1: "rank_1.pt.trace.json", 2: "b.json", 3: "num_workers_7.json"}
     assert sum("by its name" in warning for warning in report.warnings) == 1
-    assert sum("by its place" in warning for warning in report.warnings) == 3
+    assert sum("from its position" in warning for warning in report.warnings) == 3
 
 
 def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
@@ -198,12 +198,12 @@ def test_a_single_file_without_a_rank_is_told(tmp_path: Path, rank: str | None) 
     path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
     report = analyse_paths([path])
     assert [rank.rank for rank in report.ranks] == [0]
-    assert report.warnings == (f"{path}: doesn't say its rank; taken for rank 0",)
+    assert report.warnings == (f"{path}: doesn't state its rank; assumed to be rank 0",)
 
 
 def test_a_trace_without_events_is_no_rank(tmp_path: Path) -> None:
     empty = write(tmp_path / "a.json", [], **rank_info(0, 1))
-    with pytest.raises(TraceError, match="nothing to analyse, left out"):
+    with pytest.raises(TraceError, match="nothing to analyse; left out"):
         analyse_paths([empty])
     write(tmp_path / "b.json", [kernel("k", 0, 1)], **rank_info(1, 1))
     report = analyse_paths([tmp_path])
@@ -216,7 +216,7 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
     report = analyse_paths([tmp_path])
     assert [rank.total.compute_us for rank in report.ranks] == [2]
-    assert any("old.json: rank 0 as in" in warning for warning in report.warnings)
+    assert any("old.json: same rank 0 as" in warning for warning in report.warnings)
 
 
 def test_overlapping_and_repeated_steps_are_told(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_merged_trace_beside_the_ranks_is_passed_over(capture: Path, name: str
     merge_traces([capture], capture / name)
     first = (capture / name).read_bytes()
     report = analyse_paths([capture])
-    assert report.warnings == (f"{capture / name}: all ranks merged into one trace by gpurun, left out",)
+    assert report.warnings == (f"{capture / name}: a merged trace of all ranks, written by gpurun; left out",)
     assert report.ranks == alone.ranks
     merge_traces([capture], capture / name)  # once more, over the older one
     assert (capture / name).read_bytes() == first

@@ -90,7 +90,7 @@ def test_an_allreduce_on_one_device_is_refused_or_left_out() -> None:
     both = spec_of("workload: allreduce\ndevices: cpu:4\ncompare: {device_count: [1, 2]}\n")
     plan = build_plan(both, FakeMachine())
     assert [len(variant.devices) for variant in plan.variants] == [2]
-    assert "an all-reduce needs two devices" in plan.left_out[0].reason
+    assert "an all-reduce needs at least two devices" in plan.left_out[0].reason
 
 
 @dataclass
@@ -176,7 +176,9 @@ def test_the_gpu_pays_from_where_it_stays_ahead() -> None:
 def test_the_summary_gives_one_number() -> None:
     records = [record("CPU", 16, 1.0), record("GPU", 16, 9.0), record("CPU", 32, 9.0), record("GPU", 32, 2.0)]
     result = probe_result(records, "crossover", "NVIDIA H200", "fp32")
-    assert probe_summary("crossover", {"v": result}) == "The GPU pays from 32 rows on, transfer included."
+    assert (
+        probe_summary("crossover", {"v": result}) == "The GPU is faster from 32 rows on, transfer included."
+    )
     assert probe_summary("h2d", {"v": None}) == "h2d has measured nothing."
     two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
     no_line = probe_result(two_sizes, "allreduce", None, "fp32")

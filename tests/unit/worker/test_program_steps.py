@@ -193,7 +193,7 @@ def test_the_warm_up_ends_when_steps_are_steady() -> None:
 def test_a_warm_up_that_never_ends_is_said_to_be_unsteady() -> None:
     classifier, records = classified([1000 - 25 * step for step in range(35)])
     assert [record.kind for record in records].count("warmup") == 30
-    assert classifier.unsteady == "no steady step within 30 warm-up steps"
+    assert classifier.unsteady == "the step time did not settle within 30 warm-up steps"
 
 
 def test_more_warm_up_steps_can_be_asked_for() -> None:

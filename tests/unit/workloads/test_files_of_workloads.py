@@ -61,7 +61,7 @@ def test_of_many_images_some_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: None, "holds no image; files are taken by their ending"),
+        (lambda folder: None, "contains no images; image files end in"),
         (lambda folder: (folder / "x.png").write_text("x"), "none of the 1 images in"),
         (
             lambda folder: folder.rmdir(),
@@ -87,9 +87,7 @@ def test_text_is_that_of_all_files_in_order_and_the_rest_is_said(tmp_path: Path)
     (tmp_path / "d.txt").write_text("")
     found = open_corpus(str(tmp_path))
     assert bytes(found.text.tolist()) == b"hello world"
-    assert found.notes == (
-        f"2 of 4 files in {tmp_path} are no text and skipped: c.bin (binary), d.txt (empty)",
-    )
+    assert found.notes == (f"skipped 2 of 4 files in {tmp_path}, not text: c.bin (binary), d.txt (empty)",)
     workload = load_workload("gpt", {**TINY, "text": str(tmp_path)}, tmp_path)
     assert isinstance(workload, Workload)
     assert workload.notes == found.notes
@@ -117,7 +115,7 @@ def test_a_few_skipped_files_are_all_named(tmp_path: Path) -> None:
         (None, "text does not exist"),
         (b"", "there is no text in"),
         (b"\0", "(binary)"),
-        (b"abc", "has 3 bytes, but a sample takes 5"),
+        (b"abc", "has 3 bytes, but a sample needs 5"),
     ],
 )
 def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
@@ -156,7 +154,7 @@ def test_a_context_that_is_too_long_for_the_built_in_text(tmp_path: Path) -> Non
     with pytest.raises(ParamsError) as refused:
         load_workload("gpt", {**TINY, "context": 100_000_000}, tmp_path)
     assert str(refused.value) == (
-        "params of gpt: the built-in text has 4,194,304 bytes, but a sample takes 100,000,001"
+        "params of gpt: the built-in text has 4,194,304 bytes, but a sample needs 100,000,001"
     )
 
 
@@ -183,7 +181,7 @@ def test_files_that_are_none_are_named_with_their_folder(tmp_path: Path) -> None
     photo(tmp_path / "png" / "a.png")
     (text,) = open_corpus(str(tmp_path / "txt")).notes
     assert text.endswith(
-        "skipped: cat/gone.txt (a link to nothing), cat/null.txt (not a regular file), "
+        "not text: cat/gone.txt (a link to nothing), cat/null.txt (not a regular file), "
         "cat/pipe.txt (not a regular file)"
     )
     assert read_folder(tmp_path / "png", 10).skipped == (
@@ -201,7 +199,7 @@ def test_more_folders_than_classes_are_said(tmp_path: Path, monkeypatch: pytest.
     assert notes == ()
     photo(tmp_path / "foxes" / "a.png")
     workload = load_images(tmp_path)
-    assert workload.notes == ("3 class folders on 2 outputs: labels are taken modulo 2",)
+    assert workload.notes == ("3 class directories for 2 outputs: labels are taken modulo 2",)
     assert [workload.dataset[i][1] for i in range(3)] == [0, 1, 0]
 
 
