@@ -7,7 +7,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.guard import Guard
-from gpurun.launcher.processes.pools import WorkerPools
+from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 

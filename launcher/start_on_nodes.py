@@ -19,8 +19,8 @@ from gpurun.launcher.nodes.messages import End, LogText, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.guard import Guard
-from gpurun.launcher.processes.pools import WorkerPools
-from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.processes.incoming_signals import forwarded
+from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import write_bytes

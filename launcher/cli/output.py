@@ -59,7 +59,7 @@ def run_and_print(
     if resume is None:
         check_writable(out or Path("runs"))
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pools import early_servers
+        from gpurun.launcher.processes.pool_per_env import early_servers
 
         with early_servers(guard) as pools:
             from gpurun.launcher.cli.options import node_flags

@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.difference import Differences, planned_looks
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
@@ -26,6 +25,7 @@ from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.notes import findings, notes, restart_notes
 from gpurun.launcher.compare.ranking import standings
+from gpurun.launcher.compare.variant_difference import Differences, planned_looks
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json

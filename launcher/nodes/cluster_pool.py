@@ -27,7 +27,7 @@ from gpurun.launcher.nodes.messages import (
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
 from gpurun.launcher.processes.protocol import Exit, StartRequest
-from gpurun.launcher.processes.ranks import Pools, Ranks
+from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import FailureRecord
 

@@ -29,7 +29,7 @@ from gpurun.launcher.nodes.messages import (
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
 from gpurun.launcher.processes.protocol import StartRequest
-from gpurun.launcher.processes.ranks import Pools, Ranks
+from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.rundir.control import leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 

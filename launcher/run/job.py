@@ -19,9 +19,9 @@ from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool
-from gpurun.launcher.processes.ranks import Pools
-from gpurun.launcher.processes.signals import forwarded
+from gpurun.launcher.processes.rank_starter import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch

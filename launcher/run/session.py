@@ -17,7 +17,7 @@ from gpurun.launcher.inspect.hang_diagnosis import diagnose
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.processes.pool import OPTIMIZING
-from gpurun.launcher.processes.ranks import Pools, Ranks
+from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.run import decisions as do
 from gpurun.launcher.run.attempts import (
     attempt_id,

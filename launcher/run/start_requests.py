@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpurun.launcher.compare.difference import planned_looks
+from gpurun.launcher.compare.variant_difference import planned_looks
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import order_for, program_order

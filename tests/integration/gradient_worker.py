@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
-from gpurun.launcher.worker.training import step
+from gpurun.launcher.worker.training import forward_backward
 from gpurun.launcher.worker.training.batches import step_generator
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
-from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 
 SEED = 5
@@ -180,7 +180,7 @@ def checks(rank: int) -> dict[str, Any]:
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     state = torch.get_rng_state()
     found["right"] = check_gradients(trainer, launch, rank)
-    with mock.patch.object(step, "loss_weight", return_value=1.0):
+    with mock.patch.object(forward_backward, "loss_weight", return_value=1.0):
         found["plain"] = check_gradients(trainer, launch, rank)
     with mock.patch.object(trainer, "one_device_gradient", side_effect=MemoryError):
         found["small"] = check_gradients(trainer, launch, rank)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.processes.guard import split_process
+from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.pool import StartRequest, WorkerPool
-from gpurun.launcher.processes.signals import interruptible
 
 GRACE_S = 0.2
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import VariantConfig
-from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.gradient_worker import order
 

@@ -17,8 +17,8 @@ from gpurun.launcher.errors import ParamsError, VariantError
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.user_error import UserError
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from tests.known import known

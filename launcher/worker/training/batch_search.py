@@ -17,8 +17,8 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import text_of
 from gpurun.launcher.worker.training.balanced_split import check_memory, release
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.launcher.worker.training.step import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.probes.base import Probe
 

@@ -13,7 +13,7 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.profiling.on_request import profile_order, read_request, trace_path
 from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
-from gpurun.launcher.worker.training.step import NoClock
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 
 

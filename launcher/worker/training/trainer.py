@@ -27,7 +27,7 @@ from gpurun.launcher.worker.training.batches import (
     StepInput,
     check_dataset_size,
 )
-from gpurun.launcher.worker.training.step import NoClock, PhaseClock, forward_backward
+from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
 from gpurun.launcher.worker.training.try_out import batch_warning, try_out
 from gpurun.workloads.base import Workload
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from gpurun.launcher.splits import split_proportional
-from gpurun.launcher.worker.training import step
+from gpurun.launcher.worker.training import forward_backward
 
 Reduction = Literal["mean", "sum"]
 
@@ -24,7 +24,7 @@ def loss_weight(count: int, total: int, world_size: int, reduction: Reduction = 
 
     With masked targets, `count` and `total` are valid targets: of this rank, and of all ranks.
     """
-    return step.loss_weight(reduction, count, total, world_size)
+    return forward_backward.loss_weight(reduction, count, total, world_size)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.difference import planned_looks
 from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
+from gpurun.launcher.compare.variant_difference import planned_looks
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json

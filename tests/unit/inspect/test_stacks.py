@@ -34,10 +34,11 @@ IN_FORWARD = stack(
     f"{USER}:25 lookup",
     f"{USER}:14 forward",
     "torch/nn/parallel/distributed.py:1715 _run_ddp_forward",
-    "~/worker/training/step.py:75 forward_backward",
+    "~/worker/training/forward_backward.py:75 forward_backward",
 )
 IN_BACKWARD = stack(
-    "torch/autograd/graph.py:979 _engine_run_backward", "~/worker/training/step.py:78 forward_backward"
+    "torch/autograd/graph.py:979 _engine_run_backward",
+    "~/worker/training/forward_backward.py:78 forward_backward",
 )
 IN_BARRIER = stack(
     "torch/distributed/distributed_c10d.py:3000 all_reduce",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.processes.protocol import Exit, StartRequest
-from gpurun.launcher.processes.ranks import Ranks
+from gpurun.launcher.processes.rank_starter import Ranks
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord
 

@@ -18,7 +18,7 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import largest_batch
-from gpurun.launcher.processes.signals import interruptible
+from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import batch_curve_lines
 from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines

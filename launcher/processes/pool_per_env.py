@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from gpurun.launcher.processes.guard import Guard
+from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.pool import TRAINING, WorkerPool
-from gpurun.launcher.processes.signals import interruptible
 
 MOST_SERVERS = 4
 """Each holds an imported torch (about 300 MB). The least recently used one is ended first."""
