@@ -1,1 +1,1 @@
-"""Run directory in, `Comparison` out; pure, without torch."""
+"""Run directory in, `Comparison` out, without torch. What traces say is kept there, to be read once."""

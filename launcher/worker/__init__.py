@@ -1,4 +1,6 @@
-"""The only part that imports torch. It runs in child processes and answers through the run directory.
+"""A rank: with `workloads`, the only part that imports torch.
+
+It runs in child processes and answers through the run directory.
 
 Its directories import each other in one order, from the bottom: `accelerators` (what depends on the kind of
 device), `meters`, `base` (what all ranks need), `strategies`, `profiling`, `training` (workloads), `bench`
