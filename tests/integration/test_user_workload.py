@@ -146,7 +146,7 @@ MISTAKES = {
     "loss no scalar": (".square().mean()", ".square()", 10, "shape ()", "shape (2, 2)"),
     "loss no tensor": (".square().mean()", ".square().mean().item()", 10, "shape ()", "a float"),
     "loss elsewhere": (".square().mean()", ".square().mean().to('meta')", 10, "tensors on cpu", "meta"),
-    "loss detached": (".square().mean()", ".square().mean().detach()", 10, "backward()", "without a gradient"),
+    "loss detached": (".square().mean()", ".square().mean().detach()", 10, "requires a gradient", "doesn't require a gradient"),
     "exception in loss": ("    return (outputs", "    outputs.rows\n    return (outputs", 11, "scalar", "AttributeError"),
     "exception in optimizer": ("batch, loss)", "batch, loss, optimizer=lambda p: p.rows)", 13, "Optimizer", "AttributeError"),
     "optimizer that is none": ("batch, loss)", "batch, loss, optimizer=lambda p: 3)", 13, "a torch.optim.Optimizer", "int"),
@@ -259,7 +259,7 @@ def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: b
     warning = Trainer(built("train.py:build", {}, tmp_path), order(), 0).batch_warning
     if warns:
         assert warning is not None
-        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) gives different samples")
+        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) returns different samples")
     else:
         assert warning is None
 
@@ -301,5 +301,5 @@ def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: P
     variants = (VariantConfig("large", (2,), 1), VariantConfig("small", (1,), 1))
     trainer = Trainer(built("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
     trainer.prepare(variants[1], 0)
-    with pytest.raises(ParamsError, match="takes 2 images, but only 1 can"):
+    with pytest.raises(ParamsError, match="needs 2 images, but only 1 can"):
         trainer.prepare(variants[0], 0)
