@@ -89,8 +89,10 @@ def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_
     for path in (run.plan, *run.path.rglob("events.jsonl")):
         os.utime(path, (long_ago_s, long_ago_s))
     assert status(own(run)) == "stopped"
+    assert answer(run)["headline"] == "No variant has been measured yet, so none is fastest."
     with claimed(run):
         assert status(own(run)) == "running"
+        assert answer(run)["headline"] is None
         killed = replace(known(read(run)), start_ticks=1)
         write_json(run.running, killed)
         run.plan.touch()
@@ -129,6 +131,7 @@ def test_before_the_first_variant_is_done_the_plan_is_shown(run: RunDir) -> None
         (IDS[0], "planned", "ddp 32/32"),
         (IDS[1], "planned", "ddp 48/16"),
     ]
+    assert all(each["process_per_device"] for each in found["variants"])
 
 
 def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
