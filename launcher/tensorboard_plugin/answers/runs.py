@@ -12,6 +12,7 @@ from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines
 from gpurun.launcher.report.metrics import answer_figures, described
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     cost_sentences,
     explanation,
@@ -146,6 +147,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "id": variant.id,
         "label": variant_label(variant),
         "strategy": variant.strategy,
+        "process_per_device": strategy_named(variant.strategy).process_per_device,
         "devices": variant.devices,
         "split": variant.split,
         "precision": variant.precision,
@@ -165,6 +167,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         "id": TRACES,
         "label": listed.path.name,
         **unknown,
+        "process_per_device": True,
         "devices": [],
         "split": [],
         "figures": {},

@@ -48,7 +48,7 @@ function draw(host, progress) {
     host,
     progress.status === 'running'
       ? headline('Nothing can be ranked yet.', 'Variants that run in turns are ranked together, when their launch is done.')
-      : headline('No variant was measured completely.', null),
+      : headline(progress.headline ?? '', null),
     runningStrip(progress),
     el(
       'table',

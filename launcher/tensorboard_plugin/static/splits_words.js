@@ -8,7 +8,7 @@ const STATUS_WORDS = {
   unsteady: 'unsteady',
   failed: 'failed',
   timeout: 'ran out of time',
-  skipped: 'left out',
+  skipped: 'skipped',
   planned: 'not measured yet',
   running: 'running',
 };

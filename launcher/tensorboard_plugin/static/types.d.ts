@@ -76,6 +76,8 @@ interface PlannedVariant {
   id: string;
   label: string;
   strategy: string | null;
+  /** Whether its ranks are processes; otherwise one process has all devices. */
+  process_per_device: boolean;
   devices: string[];
   split: number[];
   precision: string | null;
@@ -209,6 +211,8 @@ type DrawnSteps = Pick<Steps, 'number' | 'round' | 'step_ms'>;
 interface ProgressAnswer {
   version: string;
   status: RunStatus;
+  /** The server's conclusion of a run without figures; `null` while it goes on. */
+  headline: string | null;
   time_s: number;
   stage: Stage | null;
   done: number | null;

@@ -39,7 +39,7 @@ export async function showWhere(host, app) {
   replace(
     host,
     leader
-      ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all))
+      ? headline(sentence(leader), many ? RANKS_SENTENCE : subSentence(all))
       : headline('No variant has figures yet.', null),
     problemNotes([], farNotes(shown)),
     el(
@@ -129,7 +129,7 @@ function blockOf(variant) {
 
 /** @param {Variant} variant @param {RankFigures} rank */
 function who(variant, rank) {
-  const device = variant.strategy === 'ddp' ? `rank ${rank.rank} \u00b7 ${rank.device}` : rank.device;
+  const device = variant.planned.process_per_device ? `rank ${rank.rank} \u00b7 ${rank.device}` : rank.device;
   return withBatch(device, [rank.local_batch]);
 }
 

@@ -7,17 +7,14 @@ import { isFarFromTimed, timedParts, tracedParts } from './phases.js';
 /**
  * What the leader's step consists of, in a sentence.
  * @param {Variant} leader
- * @param {Run} run
  */
-export function sentence(leader, run) {
+export function sentence(leader) {
   const rank = slowestRank(leader.ranks);
   const parts = tracedParts(rank) ?? timedParts(rank, leader.stepMs);
   if (!parts) return `${leader.label} takes ${three(leader.stepMs)} ms a step.`;
   const total = parts.reduce((sum, part) => sum + part.ms, 0);
   const [compute, ...rest] = parts;
   const loss = rest.reduce((most, part) => (part.ms > most.ms ? part : most));
-  const who =
-    leader === run.fastest && run.ranked.length > 1 ? `${leader.label}, the fastest,` : leader.label;
   const lost =
     loss.ms >= 0.005 * total
       ? `; the largest other part is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
@@ -25,7 +22,7 @@ export function sentence(leader, run) {
   const timed = isFarFromTimed(rank.span_ms, leader.stepMs)
     ? ` (in traced steps; timed ones take ${three(leader.stepMs)} ms)`
     : '';
-  return `${who} computes for ${number((100 * compute.ms) / total)} % of its step${lost}${timed}.`;
+  return `${leader.label} computes for ${number((100 * compute.ms) / total)} % of its step${lost}${timed}.`;
 }
 
 /**

@@ -13,11 +13,11 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
+from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.logdir import machine
 from gpurun.launcher.tensorboard_plugin.logdir.documents import status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.logdir.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
 from tests.known import known
 
@@ -89,8 +89,10 @@ def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_
     for path in (run.plan, *run.path.rglob("events.jsonl")):
         os.utime(path, (long_ago_s, long_ago_s))
     assert status(own(run)) == "stopped"
+    assert answer(run)["headline"] == "No variant has been measured yet, so none is fastest."
     with claimed(run):
         assert status(own(run)) == "running"
+        assert answer(run)["headline"] is None
         killed = replace(known(read(run)), start_ticks=1)
         write_json(run.running, killed)
         run.plan.touch()
@@ -129,6 +131,7 @@ def test_before_the_first_variant_is_done_the_plan_is_shown(run: RunDir) -> None
         (IDS[0], "planned", "ddp 32/32"),
         (IDS[1], "planned", "ddp 48/16"),
     ]
+    assert all(each["process_per_device"] for each in found["variants"])
 
 
 def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gpurun.launcher.compare.headline import ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
@@ -51,6 +52,7 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     return {
         "version": version(now, stage, rows, live),
         "status": now,
+        "headline": _without_figures(listed, plan, now) if plan else None,
         "time_s": time_s,
         "stage": stage,
         "done": 1.0 if now == "done" else done,
@@ -58,6 +60,13 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
         "variants": _with_status(listed, rows, stage),
         "live": live,
     }
+
+
+def _without_figures(listed: Listed, plan: Plan, now: str) -> str | None:
+    """The conclusion of a run that ended before any variant had figures; of other runs it is in `run`."""
+    if now == "running" or read_comparison(listed) is not None:
+        return None
+    return ranking_conclusion(None, plan.baseline, complete=now == "done").headline
 
 
 LaunchEvents = Sequence[tuple[Launch, Sequence[Event]]]
