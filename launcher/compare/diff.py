@@ -136,7 +136,11 @@ def why_undecided(diff: Diff) -> list[str]:
 
 def _work(run: Comparison, variant: VariantResult) -> dict[str, Any]:
     """What a step of the variant computes, and how: only where all of it is the same, times are compared."""
-    return {name: _value(name, run, variant) for name, setting in SETTINGS.items() if not setting.same_work}
+    return {
+        name: _value(name, run, variant)
+        for name, setting in SETTINGS.items()
+        if not setting.same_work and setting.holds(variant.kind, variant.strategy)
+    }
 
 
 def _value(name: str, run: Comparison, variant: VariantResult) -> Any:
@@ -148,7 +152,9 @@ def _value(name: str, run: Comparison, variant: VariantResult) -> Any:
 def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """What differs, in words; empty where it is the same work."""
     texts = (
-        (key, value_text(a[key]) or "none", value_text(b[key]) or "none") for key in a if a[key] != b[key]
+        (key, value_text(a[key]) or "none", value_text(b.get(key)) or "none")
+        for key in a
+        if a[key] != b.get(key)
     )
     return ", ".join(f"{key}: {old} → {new}" for key, old, new in texts)
 

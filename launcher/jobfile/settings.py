@@ -177,7 +177,8 @@ class Settings:
         option=True,
     )
     """MiB of gradients that `ddp` averages in one all-reduce, as `bucket_cap_mb` of DistributedDataParallel:
-    smaller buckets overlap more of the backward pass, larger ones cost fewer collectives."""
+    smaller buckets overlap more of the backward pass, larger ones cost fewer collectives. 25 is torch's
+    default, with a first bucket of 1 MiB."""
     params: Annotated[Mapping[str, Any], MAPPING] = setting(
         {},
         compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "

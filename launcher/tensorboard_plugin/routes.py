@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import (
     run_answer,
@@ -16,7 +17,6 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import (
 )
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer, straggler
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
-from gpurun.launcher.tensorboard_plugin.logdir.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer

@@ -4,19 +4,23 @@ What training code imports: `Workload` to describe a model, `step` to mark the s
 `gpurun.uneven` to train with an uneven split. torch is imported only with what needs it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpurun.launcher.stepping import step
 
 if TYPE_CHECKING:
+    from gpurun import uneven
     from gpurun.workloads.base import Workload, device_index, on_device
 
-__all__ = ["Workload", "device_index", "on_device", "step"]
+__all__ = ["Workload", "device_index", "on_device", "step", "uneven"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """What needs torch, imported at its first use."""
+    if name == "uneven":
+        return import_module("gpurun.uneven")
     if name in __all__:
         from gpurun.workloads import base
 

@@ -9,7 +9,7 @@ JOB = """
     workload: job.py:build
     devices: cpu:2
     global_batch: 4
-    compare: {bucket_mb: [1, 25]}
+    compare: {bucket_mb: [1, 25, 100]}
     steps: {warmup: 15, rounds: 2, launches: 1}
     profile: {steps: 0}
     gradient_check: false
@@ -59,7 +59,9 @@ def test_buckets_have_the_size_that_the_job_gives_them(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
-    small, large = (buckets(tmp_path, f"bucket_mb-{mib}") for mib in (1, 25))
-    assert (small[0], large) == (1 << 20, (25 << 20, 1))
+    small, default, large = (buckets(tmp_path, f"bucket_mb-{mib}") for mib in (1, 25, 100))
+    assert small[0] == 1 << 20
     assert small[1] > 4
-    assert {v["varied"]["bucket_mb"] for v in result.comparison["variants"]} == {1, 25}
+    assert default == (25 << 20, 2)  # as without a size: the first bucket is small
+    assert large == (100 << 20, 1)
+    assert {v["varied"]["bucket_mb"] for v in result.comparison["variants"]} == {1, 25, 100}

@@ -99,3 +99,11 @@ def python(folder: Path, *args: str, env: dict[str, str] | None = None) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_public_face_needs_no_torch_until_it_is_used() -> None:
+    code = (
+        "import gpurun, sys; assert 'torch' not in sys.modules; print(gpurun.uneven.UnevenBatches.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "UnevenBatches\n"

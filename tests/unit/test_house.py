@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from gpurun.launcher import FLOORS
@@ -41,6 +41,17 @@ DIALECT = ("told", "tells", "stands", "beside", "nobody", "disturbed", "disturba
 OLD_MODULES = {"account", "blame", "look", "doing", "pace", "link", "agree", "fit"}
 OLD_CLASSES = {"LaunchOrder", "Sight", "Said", "Taken", "Several", "Wrong", "LeftOut", "Unlike"}
 OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
+
+
+FROM_THE_FACE = {"__version__"}
+"""What modules below the public face may import from it; anything else needs what is above them."""
+OF_THE_FACE = FROM_THE_FACE | {"__file__", "__path__", "launcher", "workloads"}
+
+# Directories of one package that import each other: none may be added.
+KNOWN_CIRCLES = {
+    "gpurun.launcher.tensorboard_plugin": {"answers", "logdir"},
+    "gpurun.launcher.trace": {"analysis", "kineto"},
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,23 @@ def imports(module: Module) -> Iterator[Import]:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 yield Import(inner if inner in modules() else node.module or "", node.lineno)
+        elif isinstance(node, ast.Call) and node.args and _called(node) in {"import_module", "__import__"}:
+            name = _literal(node.args[0])
+            yield from [Import(name, node.lineno)] if name else []
+
+
+def _called(node: ast.Call) -> str:
+    return getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+
+
+def _literal(node: ast.expr) -> str:
+    """The text; of an f-string the package with which it begins."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return text.rpartition(".")[0]
+    return ""
 
 
 @cache
@@ -136,6 +164,45 @@ def test_imports_go_down() -> None:
     assert not above, "\n".join(above)
 
 
+def test_imports_by_name_are_found() -> None:
+    assert imported_by('importlib.import_module("gpurun.launcher.cli.main")') == ["gpurun.launcher.cli.main"]
+    assert imported_by('import_module(f"gpurun.launcher.cli.commands.{name}")') == [
+        "gpurun.launcher.cli.commands"
+    ]
+
+
+def planted(source: str) -> Module:
+    return Module(Path("launcher/x.py"), "gpurun.launcher.x", source, ast.parse(source))
+
+
+def imported_by(source: str) -> list[str]:
+    return [imported.module for imported in imports(planted(source))]
+
+
+def test_nothing_below_needs_the_face() -> None:
+    """`from gpurun import Workload` imports torch: below the face there is only the version, and paths."""
+    found = [
+        f"{module.path}:{line}: {name} of the public face"
+        for module in modules().values()
+        if module.package != FACE
+        for line, name in taken_from_face(module)
+    ]
+    assert not found, "\n".join(found)
+    assert taken_from_face(planted("from gpurun import Workload, __version__")) == [(1, "Workload")]
+    assert taken_from_face(planted("import gpurun\ngpurun.step()")) == [(2, "step")]
+
+
+def taken_from_face(module: Module) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.ImportFrom(module="gpurun", names=names):
+                found += [(node.lineno, one.name) for one in names if one.name not in FROM_THE_FACE]
+            case ast.Attribute(value=ast.Name(id="gpurun"), attr=name) if name not in OF_THE_FACE:
+                found.append((node.lineno, name))
+    return found
+
+
 def level_of(package: str) -> int:
     return LEVEL.get(package, len(FLOORS))
 
@@ -147,6 +214,34 @@ def test_packages_of_one_floor_import_in_no_circle() -> None:
         if imported.module in modules() and ours != theirs and LEVEL.get(ours) == LEVEL.get(theirs):
             level[ours].add(theirs)
     assert not [name for name in level if name in reachable(level, name)]
+
+
+def test_directories_of_one_package_import_in_no_circle() -> None:
+    circles = {
+        package: {name for name in edges if name in reachable(edges, name)}
+        for package, edges in siblings().items()
+        if package != "gpurun.launcher"  # floors
+    }
+    assert not {
+        package: names for package, names in circles.items() if names - KNOWN_CIRCLES.get(package, set())
+    }
+
+
+def siblings() -> dict[str, dict[str, set[str]]]:
+    """By package: which of its directories imports which others, at every level."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for module, imported in everything_imported():
+        if imported.module in modules():
+            ours, theirs = directories_of(module.name), directories_of(imported.module)
+            common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
+            if common < min(len(ours), len(theirs)):
+                found[".".join(ours[:common])][ours[common]].add(theirs[common])
+    return found
+
+
+def directories_of(module: str) -> list[str]:
+    parts = module.split(".")
+    return parts if modules()[module].is_init else parts[:-1]
 
 
 def reachable(edges: dict[str, set[str]], start: str) -> set[str]:

@@ -33,7 +33,7 @@ def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_j
 
     files = [found for path in paths for found in traces_of(path)]
     if merge is not None:
-        from gpurun.launcher.trace.kineto.discover import find_traces
+        from gpurun.launcher.trace.analysis.discover import find_traces
         from gpurun.launcher.trace.merged_file import place_for
 
         place_for(merge, find_traces(files).files)  # before the traces are read, which may take minutes

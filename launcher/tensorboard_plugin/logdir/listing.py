@@ -15,7 +15,7 @@ from typing import Literal
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.logdir.directories import Directory, inside, walk
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
-from gpurun.launcher.trace.kineto.discover import rank_in_name
+from gpurun.launcher.trace.analysis.discover import rank_in_name
 from gpurun.launcher.trace.merged_file import is_merged
 
 MAX_RUNS = 2000

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces
 from gpurun.launcher.trace.analysis.match import (
     Collective,
     Matched,
@@ -20,7 +21,6 @@ from gpurun.launcher.trace.analysis.match import (
     stragglers,
 )
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
-from gpurun.launcher.trace.kineto.discover import Ranked, assign_ranks, find_traces
 from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
 from gpurun.launcher.trace.parallel import Read, read_all
 

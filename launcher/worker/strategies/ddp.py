@@ -28,6 +28,12 @@ class Skippable(nn.Module):
         return torch.stack([p.sum() * 0 for p in self.model.parameters() if p.requires_grad]).sum()
 
 
+TORCHS_BUCKET_MB = 25
+"""What torch uses where no size is given; only then is its first bucket small, to start communication early.
+Source: torch/nn/parallel/distributed.py, `bucket_bytes_cap_default`.
+"""
+
+
 class Ddp:
     """One rank's replica; the process group must be there already."""
 
@@ -38,7 +44,7 @@ class Ddp:
         rank: int,
         find_unused: bool,
         skippable: bool = False,
-        bucket_mb: int = 25,
+        bucket_mb: int = TORCHS_BUCKET_MB,
     ) -> None:
         """Broadcasts rank 0's weights.
 
@@ -48,13 +54,14 @@ class Ddp:
             rank: position of the device in the split.
             find_unused: some parameters get no gradient; finding out which costs a walk through the graph.
             skippable: a split may leave a rank without samples.
-            bucket_mb: MiB of gradients that are averaged in one all-reduce.
+            bucket_mb: MiB of gradients that are averaged in one all-reduce; at 25, torch's default, the first
+                bucket holds 1 MiB.
         """
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
         self.model = DistributedDataParallel(
             Skippable(model) if skippable else model,
             device_ids=None if accelerator_of(device.type).is_host else [device],
-            bucket_cap_mb=bucket_mb,
+            bucket_cap_mb=None if bucket_mb == TORCHS_BUCKET_MB else bucket_mb,
             gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
             find_unused_parameters=find_unused,
         )

@@ -190,6 +190,12 @@ def test_these_are_other_work(name: str) -> None:
     assert not SETTINGS[name].same_work
 
 
+def test_diff_ignores_what_a_strategy_does_not_have(tmp_path: Path) -> None:
+    jobs = (job_of(tmp_path, "bucket_mb", {"strategy": "dp", "bucket_mb": mib}) for mib in (10, 25))
+    a, b = map(comparison_of, jobs)
+    assert not diff_runs(a, b).not_comparable
+
+
 def test_variants_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
     for name in VARYING:
         first, second = build_plan(varying(tmp_path, name), MACHINE).variants

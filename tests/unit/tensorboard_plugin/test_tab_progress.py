@@ -13,11 +13,11 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
+from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.logdir import machine
 from gpurun.launcher.tensorboard_plugin.logdir.documents import status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.logdir.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
 from tests.known import known
 
