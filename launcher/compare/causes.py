@@ -11,6 +11,7 @@ from typing import Literal
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
+from gpurun.launcher.trace.explain import PIN_MEMORY
 from gpurun.launcher.units import format_ms
 
 MENTION_FROM = 0.05
@@ -192,7 +193,7 @@ LARGE_FROM = 0.20
 
 _ADVICE: dict[Kind, str] = {
     "input": "raise num_workers, or do less work per sample",
-    "copies": "pin the memory and copy with non_blocking=True",
+    "copies": PIN_MEMORY,
     "host": "try larger batches, torch.compile or CUDA graphs",
     "transfer": "try larger batches, or accumulate gradients, so that it is needed less often",
     "split": "try split: balanced",

@@ -14,9 +14,11 @@ MENTION_FROM = 0.05
 
 MENTION_NEXT_FROM = 0.20
 
+PIN_MEMORY = "pin the memory and copy with non_blocking=True"
+
 _ADVICE = {
     "transfer": "moving data between ranks: overlap it with compute (other bucket sizes), or move less",
-    "copies": "copies that nothing overlaps: pin the memory and copy with non_blocking=True",
+    "copies": f"copies that nothing overlaps: {PIN_MEMORY}",
     "data": "waiting for input: more DataLoader workers, or less work per sample",
     "host": "waiting for the CPU to launch work: larger batches, torch.compile or CUDA graphs",
     "other": "gaps between work that was already launched: look for synchronisation and dependencies",

@@ -40,7 +40,16 @@ OWN_MODULE: dict[str, str] = {
 DIALECT = ("told", "tells", "stands", "beside", "nobody", "disturbed", "disturbance")
 OLD_MODULES = {"account", "blame", "look", "doing", "pace", "link", "agree", "fit"}
 OLD_CLASSES = {"LaunchOrder", "Sight", "Said", "Taken", "Several", "Wrong", "LeftOut", "Unlike"}
-OLD_FUNCTIONS = {"goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
+OLD_FUNCTIONS = {"blame", "pace", "goes_again", "too_late", "give_up_alike", "let_node_0_go_first"}
+PHRASES = (
+    r"which job\?",
+    r"failures? that can pass",
+    r"ma(?:de|kes?) no step",
+    r"is a mode of NVIDIA GPUs",
+    r"are at the \S+ ?%? level",
+    r"that by their curves no other beats",
+    r"hearts beat in the store",
+)
 
 
 FROM_THE_FACE = {"__version__"}
@@ -381,24 +390,88 @@ def read_by_strangers() -> list[Path]:
 
 
 def test_no_word_of_a_dialect() -> None:
-    word = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(DIALECT)})(?![a-z])", re.IGNORECASE)
-    found = [
+    assert not (found := lines_with(rf"(?<![A-Za-z])(?:{'|'.join(DIALECT)})(?![a-z])")), "\n".join(found)
+
+
+def test_no_phrase_of_a_dialect() -> None:
+    assert not (found := lines_with("|".join(PHRASES))), "\n".join(found)
+
+
+def lines_with(pattern: str) -> list[str]:
+    return [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
         for path in read_by_strangers()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        for match in word.finditer(line)
+        for match in re.finditer(pattern, line, re.IGNORECASE)
+    ]
+
+
+def test_messages_say_directory() -> None:
+    found = [
+        f"{module.path}:{line}: {text}"
+        for module in modules().values()
+        if module.package != FACE
+        for line, text in messages(module)
+        if re.search("(?<![A-Za-z])folders?(?![a-z])", text, re.IGNORECASE)
     ]
     assert not found, "\n".join(found)
 
 
+def messages(module: Module) -> Iterator[tuple[int, str]]:
+    """String literals and the constant parts of f-strings, docstrings apart."""
+    docstrings = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
 def test_no_name_of_old() -> None:
     old = OLD_CLASSES | OLD_FUNCTIONS
-    defined = [
-        f"{module.path}:{node.lineno}: {node.name}"
+    named = [
+        f"{module.path}:{line}: {name}"
         for module in modules().values()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in old
+        for line, name in identifiers(module)
+        if name in old
     ]
     files = [str(module.path) for module in modules().values() if module.path.stem in OLD_MODULES]
-    left = defined + files
+    left = named + files
     assert not left, "\n".join(left)
+
+
+def identifiers(module: Module) -> Iterator[tuple[int, str]]:
+    """All names in the code: of what is defined, imported, assigned, called or passed."""
+    for node in ast.walk(module.tree):
+        for field in ("name", "asname", "id", "attr", "arg"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                yield getattr(node, "lineno", 0), name
+
+
+# Sentences
+
+SENTENCE = 40
+SAID_TWICE: dict[str, str] = {}
+"""Sentences that two modules of the launcher have, each with the reason."""
+
+
+def test_no_sentence_is_written_twice() -> None:
+    where = defaultdict(set)
+    for module in modules().values():
+        if module.name.startswith("gpurun.launcher."):
+            for _, text in messages(module):
+                for sentence in sentences(text):
+                    where[sentence].add(str(module.path))
+    doubled = {sentence: sorted(paths) for sentence, paths in where.items() if len(paths) > 1}
+    assert doubled.keys() == SAID_TWICE.keys(), doubled
+
+
+def sentences(text: str) -> list[str]:
+    """What reads as a sentence: four words or more, between stops, colons and ends of lines."""
+    parts = (part.strip(" ,.;:()`'\"") for part in re.split(r"(?<=[.;:!?])\s+|\n", text))
+    return [part for part in parts if len(part) >= SENTENCE and part.count(" ") >= 3]
+
+
+def test_sentences_are_found_in_longer_texts() -> None:
+    advice = "pin the memory and copy with non_blocking=True"
+    tree = planted(f'"""{advice}"""\nprint(f"{{copies}}: {advice}")')
+    assert [sentence for _, text in messages(tree) for sentence in sentences(text)] == [advice]

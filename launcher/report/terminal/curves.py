@@ -201,6 +201,8 @@ def _interval(ci: Interval | None) -> str:
 
 BAR_CELLS = 40
 MARK = "knee: the first within 10 % of the best"
+KNEE = "Knee: the smallest batch within 10 % of the highest throughput."
+NO_KNEE = "No knee: only the largest batch is within 10 % of the best."
 
 
 def batch_curve_lines(curves: Sequence[BatchCurve]) -> list[str]:
@@ -222,5 +224,5 @@ def _picture(curve: BatchCurve) -> list[str]:
     lines = [f"Throughput of {curve.label} over its global batch:"]
     lines += [f"  {line}" for line in grid(("batch", "samples/s", "", ""), rows, right=(0, 1))]
     if curve.knee is None:
-        lines.append("  No knee: only the largest batch is within 10 % of the best.")
+        lines.append(f"  {NO_KNEE}")
     return lines

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpurun.launcher.compare.causes import TRACED_AS_TIMED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines
 from gpurun.launcher.report.metrics import answer_figures, described
+from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
@@ -89,6 +91,8 @@ def run_answer(run: RunDir | Listed) -> dict[str, Any]:
         "headline": comparison.answer if comparison else None,
         "details": comparison.details if comparison else None,
         "facts": fact_lines(comparison) if comparison else [],
+        "knee": {"some": KNEE, "none": NO_KNEE},
+        "traced_as_timed": TRACED_AS_TIMED,
         "metrics": described(comparison.variants) if comparison else [],
         "variants": variants(listed),
     }

@@ -38,6 +38,16 @@ export class Run {
     return this.answer.status === 'running';
   }
 
+  /**
+   * Whether traced steps are so far from the timed ones that neither represents the other.
+   * @param {number | null | undefined} tracedMs
+   * @param {number | null} stepMs
+   */
+  isFarFromTimed(tracedMs, stepMs) {
+    if (!tracedMs || !stepMs) return false;
+    return Math.abs(tracedMs / stepMs - 1) > this.answer.traced_as_timed;
+  }
+
   /** Those with figures, fastest first; in the plan's order where they can't be ranked. */
   get ranked() {
     const ranked = this.variants.filter((variant) => variant.isRanked);

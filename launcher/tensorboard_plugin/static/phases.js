@@ -51,19 +51,6 @@ export function scaledParts(rank, stepMs) {
   return parts.map((part) => ({ ...part, ms: part.ms * scale }));
 }
 
-/** From this share of the timed step on, traced steps are called different (launcher/compare/causes.py). */
-const TRACED_AS_TIMED = 0.15;
-
-/**
- * Whether traced steps are so far from the timed ones that neither represents the other.
- * @param {number | null | undefined} tracedMs
- * @param {number | null} stepMs
- */
-export function isFarFromTimed(tracedMs, stepMs) {
-  if (!tracedMs || !stepMs) return false;
-  return Math.abs(tracedMs / stepMs - 1) > TRACED_AS_TIMED;
-}
-
 /**
  * Without a trace: what phases and ablation show. Transfer then includes the waiting.
  * @param {RankFigures | null | undefined} rank

@@ -182,7 +182,7 @@ class View {
     const shown = new Set(this.passing.map((variant) => variant.id));
     const curves = this.run.comparison?.batch_curves ?? [];
     const passing = curves.filter((curve) => curve.points.some((point) => shown.has(point.variant)));
-    return [batchCharts(passing), balancedPanels([...this.passing, ...this.others])];
+    return [batchCharts(passing, this.app.run.answer.knee), balancedPanels([...this.passing, ...this.others])];
   }
 
   table() {

@@ -8,13 +8,13 @@ import { labelEvery, last } from './scale.js';
 const HEIGHT = 250;
 /** Curves in one plot; further ones get a plot of their own. */
 const TOGETHER = 4;
-const NO_KNEE = 'No knee: only the largest batch is within 10 % of the best.';
 
 /**
  * Charts of these curves; `null` where there are none.
  * @param {BatchCurve[]} curves
+ * @param {KneeSentences} said
  */
-export function batchCharts(curves) {
+export function batchCharts(curves, said) {
   if (!curves?.length) return null;
   const groups = Array.from({ length: Math.ceil(curves.length / TOGETHER) }, (_, index) =>
     curves.slice(index * TOGETHER, (index + 1) * TOGETHER),
@@ -23,7 +23,7 @@ export function batchCharts(curves) {
     'section',
     { class: 'batches', 'aria-label': 'Throughput over the global batch' },
     el('h2', {}, 'Throughput over the global batch'),
-    groups.map((group) => el('figure', {}, chart(group), el('figcaption', { class: 'muted' }, caption(group)))),
+    groups.map((group) => el('figure', {}, chart(group), el('figcaption', { class: 'muted' }, caption(group, said)))),
     curves.map((curve) =>
       hiddenTable(
         `${curve.label}: throughput over the global batch`,
@@ -38,12 +38,12 @@ export function batchCharts(curves) {
   );
 }
 
-/** @param {BatchCurve[]} curves */
-function caption(curves) {
+/** @param {BatchCurve[]} curves @param {KneeSentences} said */
+function caption(curves, said) {
   const open = curves.filter((curve) => curve.knee == null).map((curve) => curve.label);
-  const known = open.length < curves.length ? 'Knee: the smallest batch within 10 % of the highest throughput.' : '';
+  const known = open.length < curves.length ? said.some : '';
   if (!open.length) return known;
-  return curves.length === 1 ? NO_KNEE : [known, `${open.join('; ')}: ${lowerFirst(NO_KNEE)}`].filter(Boolean).join(' ');
+  return curves.length === 1 ? said.none : [known, `${open.join('; ')}: ${lowerFirst(said.none)}`].filter(Boolean).join(' ');
 }
 
 /** @param {BatchCurve[]} curves */

@@ -3,7 +3,6 @@
 import { headline, optionsOf, picker, searchField } from './controls.js';
 import { el, hiddenTable, replace } from './dom.js';
 import { duration, lowerFirst, number, plural, three } from './format.js';
-import { isFarFromTimed } from './phases.js';
 import { problemNotes } from './states.js';
 import { exits } from './tl_exits.js';
 import { keyHints, legendHere } from './tl_legend.js';
@@ -92,7 +91,7 @@ function subSentence({ app, variant, meta, endNs }) {
  * @param {TimelineFacts} view
  */
 function farFromTimed({ app, variant, meta }) {
-  return !app.run.isTraces && isFarFromTimed(meanStepMs(meta.steps), variant.stepMs)
+  return !app.run.isTraces && app.run.isFarFromTimed(meanStepMs(meta.steps), variant.stepMs)
     ? ['Traced steps are far from the timed ones: what is seen here is not what was measured.']
     : [];
 }

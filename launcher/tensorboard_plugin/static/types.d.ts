@@ -37,6 +37,9 @@ interface RunAnswer {
   headline: string | null;
   details: string | null;
   facts: string[];
+  knee: KneeSentences;
+  /** Up to this share of the timed step, traced ones count as equal to it. */
+  traced_as_timed: number;
   metrics: Metric[];
   variants: PlannedVariant[];
 }
@@ -183,6 +186,12 @@ interface BatchCurve {
   label: string;
   points: BatchPoint[];
   knee: number | null;
+}
+
+/** What is said of batch curves with a knee, and of those without. */
+interface KneeSentences {
+  some: string;
+  none: string;
 }
 
 interface BatchPoint {

@@ -39,9 +39,9 @@ export async function showWhere(host, app) {
   replace(
     host,
     leader
-      ? headline(sentence(leader), many ? RANKS_SENTENCE : subSentence(all))
+      ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all))
       : headline('No variant has figures yet.', null),
-    problemNotes([], farNotes(shown)),
+    problemNotes([], farNotes(shown, run)),
     el(
       'div',
       { class: 'controls' },

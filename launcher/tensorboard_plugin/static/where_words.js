@@ -2,13 +2,14 @@
 
 import { number, plural, three } from './format.js';
 import { slowestRank } from './model.js';
-import { isFarFromTimed, timedParts, tracedParts } from './phases.js';
+import { timedParts, tracedParts } from './phases.js';
 
 /**
  * What the leader's step consists of, in a sentence.
  * @param {Variant} leader
+ * @param {Run} run
  */
-export function sentence(leader) {
+export function sentence(leader, run) {
   const rank = slowestRank(leader.ranks);
   const parts = tracedParts(rank) ?? timedParts(rank, leader.stepMs);
   if (!parts) return `${leader.label} takes ${three(leader.stepMs)} ms a step.`;
@@ -19,7 +20,7 @@ export function sentence(leader) {
     loss.ms >= 0.005 * total
       ? `; the largest other part is ${lossWord(loss.name)}, ${three(loss.ms)} of ${three(total)} ms`
       : '';
-  const timed = isFarFromTimed(rank.span_ms, leader.stepMs)
+  const timed = run.isFarFromTimed(rank.span_ms, leader.stepMs)
     ? ` (in traced steps; timed ones take ${three(leader.stepMs)} ms)`
     : '';
   return `${leader.label} computes for ${number((100 * compute.ms) / total)} % of its step${lost}${timed}.`;
@@ -28,10 +29,11 @@ export function sentence(leader) {
 /**
  * A warning where bars aren't the steps that rank their variants; none where they are.
  * @param {Variant[]} variants
+ * @param {Run} run
  */
-export function farNotes(variants) {
+export function farNotes(variants, run) {
   const far = variants.filter((variant) =>
-    isFarFromTimed(slowestRank(variant.ranks)?.span_ms, variant.stepMs),
+    run.isFarFromTimed(slowestRank(variant.ranks)?.span_ms, variant.stepMs),
   );
   const which = far.length === 1 ? far[0].label : plural(far.length, 'variant');
   return far.length
