@@ -38,7 +38,7 @@ def quiet(naps: Path) -> Result:
 
 def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further(naps: Path) -> None:
     said = (naps / "stdout").read_text()
-    assert "Bars: compute =  transfer #" in said
+    assert "Bars: compute =" in said
     assert json.loads((naps / "run" / "comparison.json").read_text())["summary"] in said
     assert "gpurun view run" in said
 

@@ -219,12 +219,15 @@ class View {
   }
 
   /**
-   * Room for the longest label, within reason.
+   * Room for the longest label and interval, within reason.
    * @returns {{ style?: Style }}
    */
   labelRoom() {
     const labels = this.rows.map((row) => (row.isNoise ? `${row.label} again (noise)` : row.label));
-    return { style: { '--label-px': `${Math.ceil(widest(labels, 13))}px` } };
+    const intervals = this.rows.map((row) => row.figures.step_ms?.uncertainty ?? '');
+    const room = { '--label-px': labels, '--unit-px': intervals };
+    const widths = Object.entries(room).map(([name, texts]) => [name, `${Math.ceil(widest(texts, 13))}px`]);
+    return { style: Object.fromEntries(widths) };
   }
 
   /** @param {number} first @param {number} end */
