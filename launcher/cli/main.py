@@ -102,6 +102,18 @@ def cli() -> None:
     """
 
 
+def missing_argument(error: click.MissingParameter) -> str:
+    """What is missing, and where to get one or to see an example."""
+    from gpurun.launcher.cli.options import JOB_METAVAR, MISSING_JOB
+
+    if error.param is None or error.ctx is None:
+        return error.format_message()
+    name = error.param.make_metavar(error.ctx)
+    if name == JOB_METAVAR:
+        return MISSING_JOB
+    return f"missing argument {name}; `{error.ctx.command_path} --help` shows an example"
+
+
 def main() -> None:
     """Runs the command; users' mistakes become a message and an exit code, ours keep their traceback."""
     gc.disable()  # imports make many objects and no garbage: looking for some is a tenth of the start-up
@@ -109,6 +121,9 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(Interrupted.exit_code)
+    except click.MissingParameter as error:
+        click.echo(f"gpurun: {missing_argument(error)}", err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from gpurun.launcher.nodes.rendezvous import NodeFlags
 
 F = TypeVar("F", bound=Callable[..., Any])
-job_argument = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
+JOB_METAVAR = "JOB.yaml"
+MISSING_JOB = f"missing argument {JOB_METAVAR}; `gpurun init` writes one"
+job_argument = click.argument("job", type=click.Path(path_type=Path), metavar=JOB_METAVAR)
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 out_option = click.option(
     "--out", type=click.Path(path_type=Path), help="The run directory; default: runs/NAME/TIME."

@@ -61,6 +61,20 @@ def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
         assert f"job.yaml:{line}:" in result.err
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("job", "missing argument JOB.yaml; `gpurun init` writes one"),
+        ("check", "missing argument JOB.yaml; `gpurun init` writes one"),
+        ("report", "missing argument RUN; `gpurun report --help` shows an example"),
+        ("diff", "missing argument A; `gpurun diff --help` shows an example"),
+    ],
+)
+def test_a_missing_argument_is_named_with_what_to_do(tmp_path: Path, command: str, words: str) -> None:
+    result = gpurun(tmp_path, command)
+    assert (result.code, result.err) == (2, f"gpurun: {words}\n")
+
+
 def test_what_is_no_job_file(tmp_path: Path) -> None:
     assert "this is a directory" in gpurun(tmp_path, "check", ".").err
     missing = gpurun(tmp_path, "nothing.yaml")

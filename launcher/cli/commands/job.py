@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from gpurun.launcher.cli.options import (
+    MISSING_JOB,
     json_option,
     node_options,
     only_rank_option,
@@ -52,12 +53,9 @@ def job(
 
     quit_on_interrupt()  # until `run_job` handles it; the supervisor cleans up whatever exists by then
     if job_file is None and resume is not None and resume.is_file() and resume.name != "latest":
-        job_file, resume = (
-            resume,
-            Path("latest"),
-        )  # `gpurun --resume job.yaml`
+        job_file, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job_file is None and resume is None:
-        raise SpecError("missing argument JOB.yaml; `gpurun init` writes one")
+        raise SpecError(MISSING_JOB)
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import Invocation
