@@ -111,7 +111,7 @@ def missing_argument(error: click.MissingParameter) -> str:
     name = error.param.make_metavar(error.ctx)
     if name == JOB_METAVAR:
         return MISSING_JOB
-    return f"missing argument {name}; `{error.ctx.command_path} --help` shows an example"
+    return f"missing argument {name}; `gpurun {error.ctx.info_name} --help` shows an example"
 
 
 def main() -> None:
