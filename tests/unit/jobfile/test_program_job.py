@@ -16,15 +16,7 @@ from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Restart
-
-
-@dataclass(frozen=True)
-class Gpu:
-    uuid: str
-    name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-    kind: str = "cuda"
+from tests.unit.plan.machines import FakeGpu as Gpu
 
 
 @dataclass(frozen=True)
