@@ -27,10 +27,9 @@ from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
-from gpurun.launcher.stats.launches import t_interval
+from gpurun.launcher.stats.launches import launches_interval, t_interval
 from gpurun.launcher.stats.looks import look_at
-from gpurun.launcher.stats.median import launches_interval, median_interval
-from gpurun.launcher.stats.paired import round_differences
+from gpurun.launcher.stats.paired import median_interval, round_differences
 from gpurun.launcher.strategies import STRATEGIES, Reach
 
 CI_ALPHA = 0.05

@@ -19,8 +19,9 @@ from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import RoundTime, StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.rundir.records.measured import Kind
+from gpurun.launcher.stats.launches import launches_interval
 from gpurun.launcher.stats.looks import decided_variants, look_at
-from gpurun.launcher.stats.median import launches_interval, median_interval
+from gpurun.launcher.stats.paired import median_interval
 from tests.known import known
 
 

@@ -9,8 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpurun.launcher.stats.launches import launch_pair_interval, t_interval, t_quantile, welch_interval
-from gpurun.launcher.stats.median import launches_interval, median_interval, order_rank
+from gpurun.launcher.stats.launches import (
+    launch_pair_interval,
+    launches_interval,
+    t_interval,
+    t_quantile,
+    welch_interval,
+)
+from gpurun.launcher.stats.paired import median_interval, order_rank
 from tests.known import known
 
 PROBABILITIES = (0.5, 0.6, 0.9, 0.95, 0.975, 0.992, 0.995, 0.9975, 1 - 0.025 / 6, 0.9999, 0.999999)
