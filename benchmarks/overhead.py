@@ -107,7 +107,6 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
         baseline=None,
         warmup=10,
         rounds=ROUNDS,
-        looks=((ROUNDS, 0.05),),
     )
     torch.manual_seed(0)
     workload = built()

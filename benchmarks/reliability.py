@@ -108,7 +108,7 @@ def order(folder: Path, name: str) -> LaunchConfig:
     return LaunchConfig(
         launch=name, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
         devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
-        baseline=None, warmup=0, rounds=1, looks=(),
+        baseline=None, warmup=0, rounds=1,
     )  # fmt: skip
 
 

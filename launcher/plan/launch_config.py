@@ -17,7 +17,6 @@ from gpurun.launcher.rundir.records import (
     LaunchConfig,
     ProfileConfig,
     ProgramConfig,
-    RoundTime,
     VariantConfig,
     VariantRef,
 )
@@ -33,8 +32,6 @@ def order_for(
     run_dir: Path,
     job_dir: Path,
     machine: MachineLike,
-    looks: tuple[tuple[int, float], ...],
-    prior: Mapping[str, tuple[RoundTime, ...]],
     found: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     caps: tuple[int, ...] = (),
 ) -> LaunchConfig:
@@ -44,8 +41,6 @@ def order_for(
     only: later ones repeat its work.
 
     Args:
-        looks: (rounds so far, α of one comparison): when to look, at which level.
-        prior: rounds of earlier launches that the looks count as well, by variant.
         found: samples of balanced splits that an earlier launch has found, by variant.
         caps: the most samples of each device of the job, where they are known.
     """
@@ -69,8 +64,6 @@ def order_for(
         baseline=plan.baseline if plan.baseline in launch.variants else None,
         warmup=spec.steps.warmup,
         rounds=launch.rounds,
-        looks=looks,
-        prior=prior,
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpurun.launcher.compare.variant_difference import planned_looks
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import order_for, program_order
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.processes.protocol import SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
-from gpurun.launcher.run.attempts import num_restarts, variant_rounds
+from gpurun.launcher.run.attempts import num_restarts
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Event, RoundTime
+from gpurun.launcher.rundir.records import Event
 
 PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
@@ -48,7 +47,6 @@ class Starter:
 
     def write_config(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
         """The one file that the workers of an attempt read."""
-        one_group = len({other.group for other in self.plan.launches}) == 1
         config = order_for(
             self.plan,
             self.spec,
@@ -56,8 +54,6 @@ class Starter:
             run_dir=self.run.path.resolve(),
             job_dir=self.job_dir,
             machine=self.machine,
-            looks=planned_looks(self.plan, self.spec.steps.early_stop),
-            prior=self.prior(variants) if one_group else {},
             found=self.found_splits(launch),
             caps=found.caps if (found := self.run.read_max_batch()) else (),
         )
@@ -65,10 +61,6 @@ class Starter:
         baseline = config.baseline if config.baseline in variants else None
         attempt = replace(config, launch=name, variants=chosen, rounds=rounds, baseline=baseline)
         write_json(self.run.launch_config(name), attempt)
-
-    def prior(self, variants: Sequence[str]) -> Mapping[str, tuple[RoundTime, ...]]:
-        """Rounds that were measured before, which early stopping counts as well."""
-        return {v: variant_rounds(self.run, self.plan, v) for v in variants}
 
     def found_splits(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
         """Balanced splits of this launch whose samples an earlier launch or attempt has found."""

@@ -3,9 +3,10 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import TypeVar
+
+T = TypeVar("T")
 
 WINDOW_STEPS = 5
 TOLERANCE = 0.02
@@ -60,28 +61,11 @@ def first_traced_step(warmup: int) -> int:
     return warmup_minimum(warmup) + TIMED_BEFORE_TRACE
 
 
-@dataclass(frozen=True)
-class Block:
-    """Some steps of one variant in one round."""
-
-    variant: str
-    kind: Literal["timed", "aa"]
-    """`aa`: the baseline's second block; what differs between its two blocks is noise."""
-    order: int
-    """Position in the round, from 0."""
-
-
-def round_blocks(variants: Sequence[str], baseline: str | None, seed: str) -> tuple[Block, ...]:
-    """The blocks of one round: every variant once, the baseline twice, shuffled.
+def shuffled(variants: Sequence[T], seed: str) -> tuple[T, ...]:
+    """The order of a round.
 
     Args:
-        variants: those that are still measured.
-        baseline: the variant to measure twice, if it is among them.
         seed: names the round, in a run and launch; the order depends on nothing else.
     """
-    kinds: list[tuple[str, Literal["timed", "aa"]]] = [(variant, "timed") for variant in variants]
-    if baseline is not None and baseline in variants:
-        kinds.append((baseline, "aa"))
     # A text seeds by its hash (SHA-512), which is the same in every process, unlike `hash()`.
-    random.Random(seed).shuffle(kinds)
-    return tuple(Block(variant, kind, order) for order, (variant, kind) in enumerate(kinds))
+    return tuple(random.Random(seed).sample(variants, len(variants)))

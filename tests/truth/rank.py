@@ -263,5 +263,4 @@ def launch_order(session: Session) -> LaunchConfig:
         baseline=None,
         warmup=0,
         rounds=0,
-        looks=(),
     )

@@ -65,8 +65,6 @@ def planned(tmp_path: Path) -> tuple[Plan, LaunchConfig]:
         run_dir=tmp_path,
         job_dir=tmp_path,
         machine=machine,
-        looks=(),
-        prior={},
     )
     return plan, config
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.launcher.machine import LOOPBACK
-from gpurun.launcher.rundir.records.measured import RoundTime
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
 
 
@@ -28,6 +27,8 @@ class VariantConfig:
     accumulate: int
     balance: BalanceConfig | None = None
     """If set, `split` is only the start: the launch measures the devices, and finds the best split."""
+    rounds: int | None = None
+    """Rounds that it takes part in, the launch's first ones; `None`: all."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,6 @@ class LaunchConfig:
     """The baseline's id if it is measured in this launch; it is then measured twice (A/A)."""
     warmup: int
     rounds: int
-    """The most rounds of this launch."""
-    looks: tuple[tuple[int, float], ...]
-    """(rounds so far, α of one comparison): when, and at which level, to check for an early stop. One entry:
-    no early stop."""
-    prior: Mapping[str, tuple[RoundTime, ...]] = field(default_factory=dict)
-    """Rounds of earlier launches, by variant, which those checks count as well."""
     gradient_check: bool = True
     profile: ProfileConfig | None = None
     block_ms: float = 200.0

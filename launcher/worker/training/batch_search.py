@@ -121,7 +121,6 @@ def trainer_of(order: MaxBatchConfig) -> Trainer:
         baseline=None,
         warmup=0,
         rounds=0,
-        looks=(),
     )
     return Trainer(workload, launch, order.index)
 

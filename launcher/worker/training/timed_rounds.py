@@ -1,19 +1,17 @@
 """Times the variants of a launch: warm-up until steady, then rounds of interleaved blocks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from gpurun.launcher.machine.gpu import EnergyMeter
-from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
-from gpurun.launcher.stats.looks import decided_variants
+from gpurun.launcher.rundir.records import Kind, LaunchConfig, VariantConfig
 from gpurun.launcher.stats.schedule import (
-    Block,
     ablation_steps,
     block_steps,
     is_steady,
-    round_blocks,
+    shuffled,
     unsteady_text,
 )
 from gpurun.launcher.strategies import STRATEGIES
@@ -28,6 +26,8 @@ from gpurun.launcher.worker.training.trainer import Trainer
 MAX_WARMUP_STEPS = 30
 WARMUP_CHUNK = 5
 """Steps between two checks whether the warm-up is steady; the medians compared are of as many."""
+CONTROL = "~control"
+"""After the baseline's id: the id of its second variant."""
 PREFETCH_BYTES = 256 << 20
 MAX_PREFETCH_STEPS = 64
 
@@ -51,13 +51,19 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.noise = noise_meter(self.device)
+        self.measured = with_control(self.order)
 
     def run(self) -> None:
         """Warms up and measures; results are in the journal."""
-        for variant in self.order.variants:
-            self.journal.enter("warmup", variant.id)
+        for variant in self.measured:
+            self.journal.enter("warmup", self.named(variant))
             self.warm_up(variant)
-        self.run_rounds()
+        for round_ in range(1, self.order.rounds + 1):
+            self.run_round(round_)
+
+    def named(self, variant: VariantConfig) -> str:
+        """The variant whose results these are: the control's are the baseline's."""
+        return variant.id.removesuffix(CONTROL)
 
     def warm_up(self, variant: VariantConfig) -> None:
         """At least `warmup` steps, until two medians of 5 agree; sets how many steps a block has."""
@@ -65,41 +71,22 @@ class Bench:
         minimum = max(self.order.warmup, 2 * WARMUP_CHUNK)
         while not is_steady(steps_ns, minimum) and len(steps_ns) < max(MAX_WARMUP_STEPS, minimum):
             timings = self.run_steps(variant, WARMUP_CHUNK)
-            self.journal.add_steps(variant.id, "warmup", timings)
+            self.journal.add_steps(self.named(variant), "warmup", timings)
             over_ranks = self.slowest([float(timing.step_ns) for timing in timings], variant)
             steps_ns += [round(step_ns) for step_ns in over_ranks]
         if not is_steady(steps_ns, minimum):
-            self.journal.add_facts(variant.id, unsteady=unsteady_text(len(steps_ns)))
+            self.journal.add_facts(self.named(variant), unsteady=unsteady_text(len(steps_ns)))
         self.block_steps[variant.id] = block_steps(steps_ns, self.order.block_ms)
 
-    def run_rounds(self) -> None:
-        """Every round runs each undecided variant once, in a fresh order, and the baseline twice."""
-        done: dict[str, list[RoundTime]] = {key: list(times) for key, times in self.order.prior.items()}
-        samples = {variant.id: sum(variant.split) for variant in self.order.variants}
-        decided: set[str] = set()
-        for round_ in range(1, self.order.rounds + 1):
-            active = [variant.id for variant in self.order.variants if variant.id not in decided]
-            for variant_id, step_ns in self.run_round(round_, active).items():
-                done.setdefault(variant_id, []).append(RoundTime(self.order.launch, round_, step_ns))
-            decided |= decided_variants(done, self.order.baseline, self.order.looks, samples)
-            if self.all_decided(decided):
-                return
-
-    def all_decided(self, decided: set[str]) -> bool:
-        """Whether early stopping leaves nothing to measure; a variant alone is measured to the end."""
-        others = {variant.id for variant in self.order.variants} - {self.order.baseline}
-        return bool(others) and others <= decided
-
-    def run_round(self, round_: int, active: list[str]) -> Mapping[str, float]:
-        """Step time of each variant in this round: the slowest rank's mean over its block, in ns."""
-        by_id = {variant.id: variant for variant in self.order.variants}
-        seed = f"{self.order.draw}/{self.order.launch}/{round_}"
-        blocks = round_blocks(active, self.order.baseline, seed)
-        means_ns = [self.run_block(by_id[block.variant], block, round_) for block in blocks]
-        slowest_ns = self.slowest(means_ns, by_id[blocks[-1].variant])
+    def run_round(self, round_: int) -> None:
+        """A block of each variant that has as many rounds, in a fresh order."""
+        active = [variant for variant in self.measured if round_ <= (variant.rounds or self.order.rounds)]
+        blocks = shuffled(active, f"{self.order.draw}/{self.order.launch}/{round_}")
+        for order, variant in enumerate(blocks):
+            self.run_block(variant, round_, order)
+        self.slowest([], blocks[-1])
         if round_ <= self.order.ablation_rounds:
             self.ablate(round_, active, len(blocks))
-        return {b.variant: ns for b, ns in zip(blocks, slowest_ns, strict=True) if b.kind == "timed"}
 
     def slowest(self, values: list[float], variant: VariantConfig) -> list[float]:
         """Element by element, the largest value over ranks; then the requested traces of `variant`.
@@ -110,22 +97,23 @@ class Bench:
         self.requests.answer(newest, self.trainer, variant, self.peers)
         return largest
 
-    def ablate(self, round_: int, active: list[str], first_order: int) -> None:
+    def ablate(self, round_: int, active: Sequence[VariantConfig], first_order: int) -> None:
         """A block of each variant in which the ranks don't communicate; weights are as before afterwards.
 
         It comes after the round's timed blocks, which it must not affect.
         """
         state = self.trainer.save_state()
-        chosen = [variant for variant in self.order.variants if variant.id in active]
+        chosen = [variant for variant in self.order.variants if variant in active]
         for order, variant in enumerate(chosen, first_order):
             self.journal.enter("round", variant.id, round_)
             timings = self.run_steps(variant, ablation_steps(self.block_steps[variant.id]), sync=False)
             self.journal.add_steps(variant.id, "ablation", timings, round_, order)
         self.trainer.restore_state(state)
 
-    def run_block(self, variant: VariantConfig, block: Block, round_: int) -> float:
-        """Runs and records one block; this rank's mean step in ns."""
-        self.journal.enter("round", variant.id, round_)
+    def run_block(self, variant: VariantConfig, round_: int, order: int) -> None:
+        """Runs and records one block."""
+        name = self.named(variant)
+        self.journal.enter("round", name, round_)
         runtime = runtime_of(self.device)
         runtime.reset_peak(self.device)
         self.noise.clear()
@@ -133,9 +121,8 @@ class Bench:
         timings = self.run_steps(variant, self.block_steps[variant.id])
         energy_mj = energy_between_mj(before_mj, self.meter.read_mj())
         peak, noise = runtime.peak_bytes(self.device), self.noise.per_step(len(timings))
-        kind: Kind = block.kind
-        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
-        return sum(timing.step_ns for timing in timings) / len(timings)
+        kind: Kind = "timed" if name == variant.id else "aa"
+        self.journal.add_steps(name, kind, timings, round_, order, peak, noise, energy_mj)
 
     def run_steps(self, variant: VariantConfig, num_steps: int, sync: bool = True) -> list[StepTiming]:
         """Steps in portions, each from a start that all ranks share; inputs are drawn between portions.
@@ -166,6 +153,15 @@ class Bench:
             (largest,) = self.peers.maximum([float(nbytes)])
             self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(PREFETCH_BYTES // largest)))
         return self.prefetch[variant.id]
+
+
+def with_control(order: LaunchConfig) -> tuple[VariantConfig, ...]:
+    """The variants, and the baseline once more as a variant of its own, with its own warm-up and inputs.
+
+    What differs between the two is noise.
+    """
+    controls = (replace(v, id=v.id + CONTROL) for v in order.variants if v.id == order.baseline)
+    return (*order.variants, *controls)
 
 
 def energy_between_mj(before_mj: float | None, after_mj: float | None) -> float | None:

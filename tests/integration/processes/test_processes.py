@@ -75,7 +75,7 @@ def order_in(folder: Path, launch: str) -> Path:
     order = LaunchConfig(
         launch=launch, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
         devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
-        baseline=None, warmup=0, rounds=1, looks=(),
+        baseline=None, warmup=0, rounds=1,
     )  # fmt: skip
     path = RunDir(folder).launch_config(launch)
     write_json(path, order)

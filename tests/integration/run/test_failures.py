@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from gpurun.launcher.stats.schedule import round_blocks
+from gpurun.launcher.stats.schedule import shuffled
 from tests.integration.command import MODEL_JOB, gpurun, misbehaving, write
 
 ON_6_2 = "x.shape[0] == 2 and calls > 20"
@@ -90,9 +90,8 @@ def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
     """Variants whose turn in this round came before that of `variant`: it is kept where the round failed."""
     order = json.loads((run / "launches" / launch / "launch.json").read_text())
     variants = [one["id"] for one in order["variants"]]
-    blocks = round_blocks(variants, order["baseline"], f"{order['run_dir']}/{launch}/{round_}")
-    timed = [block.variant for block in blocks if block.kind == "timed"]
-    return set(timed[: timed.index(variant)])
+    blocks = shuffled([*variants, "control"], f"{order['run_dir']}/{launch}/{round_}")
+    return set(blocks[: blocks.index(variant)])
 
 
 def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def order(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> Lau
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=("cpu",) * world, backend="gloo" if strategy == "ddp" else None, precision="fp64", seed=SEED,
-        threads=1, variants=variants, baseline=variants[0].id, warmup=1, rounds=1, looks=(),
+        threads=1, variants=variants, baseline=variants[0].id, warmup=1, rounds=1,
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def check(model: nn.Module, precision: str = "fp64") -> dict[str, Any]:
     launch = LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp", devices=("cpu", "cpu"),
         backend=None, precision=precision, seed=0, threads=1, variants=variants, baseline=None, warmup=1,
-        rounds=1, looks=(),
+        rounds=1,
     )  # fmt: skip
     trainer = Trainer(Workload(model, batch, F.cross_entropy), launch, 0)
     return check_gradients(trainer, launch, 0)["uneven"]

@@ -52,7 +52,7 @@ def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] 
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1,
     )  # fmt: skip
 
 

@@ -180,7 +180,7 @@ for devices in ("xpu", "[xpu:0, xpu:1]", "[XPU-a, xpu:1]"):
     assert [process.env["ZE_AFFINITY_MASK"] for process in launch.processes] == ["XPU-a", "XPU-b"]
     assert {process.env["CUDA_VISIBLE_DEVICES"] for process in launch.processes} == {""}
     order = order_for(plan, spec, launch, run_dir=Path("/r"), job_dir=Path("/j"), machine=machine,
-        looks=((8, 0.05),), prior={})
+       )
     assert (order.devices, order.backend) == (("xpu:0", "xpu:0"), "xccl")
 for wrong, words in (("[xpu:0, cuda:0]", "CUDA and XPU devices"), ("npu", "expected devices")):
     text = f"name: t\\nworkload: gpt\\nglobal_batch: 8\\ndevices: {wrong}\\n"

@@ -43,8 +43,6 @@ def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
             run_dir=Path("/run"),
             job_dir=Path("/job"),
             machine=machine,
-            looks=((8, 0.05),),
-            prior={},
         )
         for launch in plan.launches
     ]
@@ -142,8 +140,6 @@ def test_an_order_holds_all_that_workers_need() -> None:
         baseline="ddp-2-even",
         warmup=10,
         rounds=28,
-        looks=((8, 0.05),),
-        prior={},
         gradient_check=True,
         profile=ProfileConfig(3),
         ablation_rounds=6,

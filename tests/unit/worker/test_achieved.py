@@ -120,7 +120,6 @@ def order(strategy: str, devices: tuple[str, ...]) -> LaunchConfig:
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy, devices=devices,
         backend=None, precision="bf16", seed=0, threads=1, variants=(), baseline=None, warmup=1, rounds=1,
-        looks=(),
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def orders(text: str) -> list[LaunchConfig]:
     spec, machine = spec_of(text), FakeMachine(cpu_cores=4)
     plan = build_plan(spec, machine)
     return [
-        order_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine, looks=(), prior={})
+        order_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine)
         for launch in plan.launches
         if launch.repetition == 0
     ]
@@ -142,7 +142,7 @@ def order(split: tuple[int, ...], **changes: object) -> LaunchConfig:
     base = LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp",
         devices=("cpu",) * len(split), backend=None, precision="fp64", seed=0, threads=1,
-        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1, looks=(),
+        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1,
     )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 

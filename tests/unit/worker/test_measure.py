@@ -1,16 +1,14 @@
-"""Scheduling and early stopping with a clock and a trainer whose every time is known."""
+"""Scheduling with a clock and a trainer whose every time is known."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchConfig, RoundTime, StepRecord, VariantConfig
-from gpurun.launcher.stats.looks import looks
+from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone
@@ -58,7 +56,7 @@ class FakeTrainer:
             self.unsynced.append(step_input.variant.id)
             self.now_ns -= 10 * MS  # what communication takes
         extra_ms = self.warm_up_ms.pop(0) if self.warm_up_ms else 0.0
-        step_ms = self.step_ms[step_input.variant.id]
+        step_ms = self.step_ms[step_input.variant.id.removesuffix("~control")]
         self.now_ns += round((extra_ms + (step_ms if isinstance(step_ms, float) else next(step_ms))) * MS)
         clock.mark("forward")
         self.ran.append(step_input.variant.id)
@@ -79,7 +77,6 @@ def bench(
     tmp_path: Path,
     step_ms: dict[str, float | Iterator[float]],
     rounds: int = 28,
-    early: bool = True,
     **changes: Any,
 ) -> tuple[Bench, FakeTrainer]:
     variants = tuple(VariantConfig(name, (4, 4), 1) for name in step_ms)
@@ -99,7 +96,6 @@ def bench(
         "baseline": next(iter(step_ms)),
         "warmup": 10,
         "rounds": rounds,
-        "looks": looks(rounds, len(step_ms) - 1, early),
     }
     order = LaunchConfig(**{**fields, **changes})
     trainer = FakeTrainer(step_ms)
@@ -116,7 +112,7 @@ def records(tmp_path: Path, variant: str) -> list[StepRecord]:
 
 
 def test_a_block_lasts_200_ms_and_times_only_steps(tmp_path: Path) -> None:
-    made, _ = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3, early=False)
+    made, _ = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3)
     made.run()
     timed = [record for record in records(tmp_path, "a") if record.kind == "timed"]
     assert [record.round for record in timed] == [1] * 7 + [2] * 7 + [3] * 7
@@ -125,10 +121,10 @@ def test_a_block_lasts_200_ms_and_times_only_steps(tmp_path: Path) -> None:
 
 
 def test_every_round_has_every_variant_once_and_the_baseline_twice_in_changing_order(tmp_path: Path) -> None:
-    made, trainer = bench(tmp_path, {"a": 200.0, "b": 200.0, "c": 200.0}, rounds=12, early=False)
+    made, trainer = bench(tmp_path, {"a": 200.0, "b": 200.0, "c": 200.0}, rounds=12)
     made.run()
-    rounds = [tuple(trainer.ran[30 + 4 * i : 34 + 4 * i]) for i in range(12)]
-    assert all(sorted(order) == ["a", "a", "b", "c"] for order in rounds)
+    rounds = [tuple(trainer.ran[40 + 4 * i : 44 + 4 * i]) for i in range(12)]
+    assert all(sorted(order) == ["a", "a~control", "b", "c"] for order in rounds)
     assert len(set(rounds)) > 3
     blocks = {(r.round, r.order) for kind in ("a", "b", "c") for r in records(tmp_path, kind) if r.round}
     assert blocks == {(round_, order) for round_ in range(1, 13) for order in range(4)}
@@ -136,45 +132,40 @@ def test_every_round_has_every_variant_once_and_the_baseline_twice_in_changing_o
 
 
 def test_no_sample_is_drawn_twice_and_memory_for_inputs_is_bounded(tmp_path: Path) -> None:
-    made, trainer = bench(tmp_path, {"a": 10.0}, rounds=2, early=False)
+    made, trainer = bench(tmp_path, {"a": 10.0}, rounds=2)
     made.run()
-    steps = [step for _, step in trainer.drawn][1:]  # the first draw only asked for the size
+    steps = [step for name, step in trainer.drawn if name == "a"][
+        1:
+    ]  # the first draw only asked for the size
     assert steps == list(range(len(steps)))
-    assert made.prefetch == {"a": 2}
+    assert made.prefetch["a"] == 2
 
 
-def test_decided_variants_leave_and_the_baseline_stays(tmp_path: Path) -> None:
-    made, _ = bench(tmp_path, {"a": 200.0, "b": 240.0, "c": cycle([190.0, 215.0, 199.0])})
+def test_a_variant_may_have_fewer_rounds_than_the_others(tmp_path: Path) -> None:
+    variants = (VariantConfig("a", (4, 4), 1), VariantConfig("b", (4, 4), 1, rounds=2))
+    made, _ = bench(tmp_path, {"a": 200.0, "b": 200.0}, rounds=5, variants=variants)
     made.run()
     rounds = {
-        name: max(record.round for record in records(tmp_path, name) if record.kind == "timed")
-        for name in "abc"
+        name: [record.round for record in records(tmp_path, name) if record.kind == "timed"] for name in "ab"
     }
-    assert rounds["b"] < rounds["a"]
-    assert rounds["a"] == rounds["c"]
+    assert rounds == {"a": [1, 2, 3, 4, 5], "b": [1, 2]}
 
 
-def test_all_decided_ends_the_launch(tmp_path: Path) -> None:
-    made, _ = bench(tmp_path, {"a": 200.0, "b": 260.0})
+def test_the_control_has_a_warm_up_and_inputs_of_its_own(tmp_path: Path) -> None:
+    """Otherwise it would begin where the baseline's block has left the allocator."""
+    made, trainer = bench(tmp_path, {"a": 200.0, "b": 200.0}, rounds=1)
     made.run()
-    assert max(record.round for record in records(tmp_path, "a")) == 8
-
-
-def test_rounds_of_an_earlier_attempt_count_at_the_looks(tmp_path: Path) -> None:
-    before = {
-        name: tuple(RoundTime("01-ddp-2", i, ns * MS) for i in range(1, 7))
-        for name, ns in (("a", 200), ("b", 260))
-    }
-    made, _ = bench(tmp_path, {"a": 200.0, "b": 260.0}, prior=before, launch="01-ddp-2~2")
-    made.run()
-    assert max(record.round for record in records(tmp_path, "a")) == 2
+    assert [record.kind for record in records(tmp_path, "a")].count("warmup") == 20
+    assert [step for name, step in trainer.drawn if name == "a~control"] == [0, *range(11)]
+    assert not RunDir(tmp_path).variant("a~control").exists()
 
 
 def test_warm_up_goes_on_until_steady_and_says_when_it_never_is(tmp_path: Path) -> None:
     made, trainer = bench(tmp_path, {"a": 100.0}, rounds=1)
     trainer.warm_up_ms = [300.0] * 5 + [150.0] * 5 + [0.0] * 100
     made.run()
-    assert len([record for record in records(tmp_path, "a") if record.kind == "warmup"]) == 20
+    of_control = 10
+    assert [r.kind for r in records(tmp_path, "a")].count("warmup") == 20 + of_control
     assert made.journal.facts == {}
 
     made, trainer = bench(tmp_path / "other", {"a": 100.0}, rounds=1)
@@ -183,11 +174,11 @@ def test_warm_up_goes_on_until_steady_and_says_when_it_never_is(tmp_path: Path) 
     facts = made.journal.facts["a"]
     assert facts.unsteady is not None
     assert "30 warm-up steps" in facts.unsteady
-    assert len([record for record in records(tmp_path / "other", "a") if record.kind == "warmup"]) == 30
+    assert [r.kind for r in records(tmp_path / "other", "a")].count("warmup") == 30 + of_control
 
 
 def test_steps_without_communication_follow_the_timed_ones_of_the_first_rounds(tmp_path: Path) -> None:
-    made, trainer = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3, early=False, ablation_rounds=2)
+    made, trainer = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3, ablation_rounds=2)
     made.run()
     found = {name: [r for r in records(tmp_path, name) if r.kind == "ablation"] for name in "ab"}
     assert [record.round for record in found["a"]] == [1] * 5 + [2] * 5
@@ -202,4 +193,4 @@ def test_the_slowest_rank_decides(tmp_path: Path) -> None:
     made, _ = bench(tmp_path, {"a": 100.0}, rounds=1)
     made.peers = SlowPeer(extra_ns=100.0 * MS)
     made.run()
-    assert made.block_steps == {"a": 1}
+    assert made.block_steps["a"] == 1

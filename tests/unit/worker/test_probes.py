@@ -114,7 +114,7 @@ def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
     order = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
     )  # fmt: skip
     work = FakeWork()
     journal = Journal(order, 0)
@@ -217,7 +217,7 @@ def test_a_busy_machine_is_told_beside_the_curves(tmp_path: Path) -> None:
     order = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3, looks=(),
+        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
     )  # fmt: skip
     work, journal = FakeWork(), Journal(order, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
