@@ -16,7 +16,7 @@ workload: sleep
 params: {{alpha_ms: 100, beta_ms: 0}}
 devices: cpu:{RANKS}
 global_batch: {RANKS}
-steps: {{rounds: 100000, early_stop: false}}
+steps: {{rounds: 100000}}
 profile: {{steps: 0}}
 gradient_check: false
 hang_timeout: 60s

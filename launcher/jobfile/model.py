@@ -89,6 +89,8 @@ class Baseline(Section, derived=_named()):
         def __getattr__(self, key: str) -> Any: ...
 
 
+SIZES = frozenset({"rounds", "launches"})
+"""Keys of `steps` that fix the size of a run."""
 _ALL_STEPS = "all its steps count; `steps.launches` says how often it is run"
 
 
@@ -99,14 +101,12 @@ class Steps(Section):
     warmup: Annotated[int, whole(0, 100_000)] = 10
     """Steps before timing begins, at least; a variant that is not steady yet takes more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
-    """Rounds at the most. In a round every variant runs once, for at least 200 ms, in a random order."""
-    early_stop: bool = setting(True, instead=_ALL_STEPS)
-    """Whether to stop as soon as every comparison is decided. The error rate stays the same: looking early
-    costs some precision, which the intervals show."""
+    """Rounds of a run of fixed size, over all launches of a group of processes. In a round every variant runs
+    once, for at least 200 ms, in a random order."""
     launches: Annotated[int, whole(1, 100)] | None = None
-    """How often each group of processes is launched. By default 1 where only splits are compared, and 6 where
-    several strategies, precisions or device counts are: their times come from different processes, and those
-    scatter."""
+    """How often a run of fixed size launches each group of processes. By default 1 where only splits are
+    compared, which says nothing of other launches, and 6 where several strategies, precisions or device
+    counts are: their times come from different processes, and those scatter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +151,14 @@ class JobSpec(Settings, Section):
     """Which variant the others are compared with: values of the keys that vary. By default the first one."""
     steps: Steps = Steps()
     """How much is measured."""
+    until: Literal["decided", "fixed"] = "decided"
+    """When to stop. `decided`: short launches are repeated until the fastest variant is known and how the
+    others compare with it, or until `budget` is spent; variants that are clearly slower get fewer rounds.
+    `fixed`: after `steps.rounds` in `steps.launches`; a job that states one of these has a fixed size, and a
+    variant alone has as well."""
+    budget_s: Duration = 180.0
+    """The most time to decide in, from the first launch on. Every variant is launched once, however long that
+    takes; a launch begins only if it is likely to end in time."""
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     timeout_s: Duration = setting(600.0, kinds=EVERY_KIND, optional_for=frozenset({PROGRAM}))
@@ -195,10 +203,20 @@ class JobSpec(Settings, Section):
         """The most that a variant may take; a program, which may train for days, has no default."""
         return self.timeout_s if self.kind.has_time_limit or "timeout" in self.stated else float("inf")
 
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether the job says how much is measured, not only when all is decided."""
+        is_stated = not SIZES.isdisjoint(self.steps.stated)
+        return self.until == "fixed" or is_stated or not self.kind.is_ranked
+
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""
-        job = plain(self, without=keys_without_effect(self, self.kind))
-        job["steps"] = plain(self.steps, without=keys_without_effect(self.steps, self.kind))
+        is_fixed = self.has_fixed_size
+        without = {"budget"} if is_fixed else set()
+        job = plain(self, without=keys_without_effect(self, self.kind) | without)
+        job["until"] = "fixed" if is_fixed else "decided"
+        sizes = frozenset() if is_fixed else SIZES
+        job["steps"] = plain(self.steps, without=keys_without_effect(self.steps, self.kind) | sizes)
         job["compare"] = {key: value for key, value in job["compare"].items() if value}
         return job
 

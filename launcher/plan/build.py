@@ -9,7 +9,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, visible_gpus
-from gpurun.launcher.plan.estimate import estimate_s
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.ids import group_id, make_unique
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
@@ -21,8 +21,12 @@ from gpurun.launcher.strategies import STRATEGIES
 
 __all__ = ["Group", "build_plan", "estimate_s"]
 
-LAUNCHES_TO_COMPARE = 6
-"""With fewer pairs of launches a comparison across launches stays inconclusive."""
+MOST_LAUNCHES = 64
+"""Of a group, until all is decided: what differs by less than those can detect is hardly worth the time."""
+SHORTEST_LAUNCH_S = 1.0
+"""With its warm-up no launch is shorter: a budget can't be enough for more."""
+ROUNDS_OF_A_LAUNCH = 5
+"""While nothing is known about what launches and rounds scatter by."""
 
 ASSUMED_SAMPLES = 64
 """On each device, in a plan that is made before the largest batch is known."""
@@ -52,9 +56,8 @@ def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) 
     assumed, notes = assume_batch(spec, machine, nodes)
     expansion = expand(assumed, machine, nodes)
     groups = _groups(expansion.variants)
-    is_compared = len(groups) > 1 and spec.kind.is_ranked
-    repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_compared else 1)
-    _check_size(spec, groups, repetitions)
+    size = _size(spec, groups)
+    _check_size(spec, groups, size.repetitions)
     _check_ranks(spec, expansion.variants)
     return Plan(
         name=spec.name,
@@ -62,10 +65,40 @@ def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) 
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(spec, groups, repetitions, tuple(nodes) or (machine,)),
+        launches=_launches(spec, groups, size, tuple(nodes) or (machine,)),
         notes=(*notes, *expansion.notes),
         nodes=tuple(nodes),
+        budget_s=size.budget_s,
     )
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    repetitions: int
+    """Launches of each group; the most there can be, with a budget."""
+    rounds: int
+    """Of a launch."""
+    budget_s: float | None
+    """`None`: the size is fixed."""
+
+
+def _size(spec: JobSpec, groups: tuple[Group, ...]) -> Size:
+    """A fixed size, or short launches that are repeated until all is decided."""
+    variants = [variant for group in groups for variant in group.variants]
+    is_compared = len(variants) > 1 and all(variant.same_task(variants[0]) for variant in variants)
+    if spec.has_fixed_size or not is_compared:
+        is_across = len(groups) > 1 and spec.kind.is_ranked
+        repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_across else 1)
+        return Size(
+            repetitions, math.ceil(spec.steps.rounds / repetitions) if spec.kind.has_rounds else 1, None
+        )
+    fit = math.ceil(spec.budget_s / (SHORTEST_LAUNCH_S * len(groups)))
+    per_repetition = sum(group.variants[0].world_size for group in groups)
+    most = min(MOST_LAUNCHES, fit, MAX_PROCESSES // per_repetition)
+    rounds = ROUNDS_OF_A_LAUNCH if spec.kind.has_rounds else 1
+    return Size(max(most, LAUNCHES_TO_COMPARE), rounds, spec.budget_s)
 
 
 def assume_batch(
@@ -97,17 +130,16 @@ def _group_name(first: Variant) -> str:
 
 
 def _launches(
-    spec: JobSpec, groups: tuple[Group, ...], repetitions: int, machines: Sequence[MachineLike]
+    spec: JobSpec, groups: tuple[Group, ...], size: Size, machines: Sequence[MachineLike]
 ) -> tuple[Launch, ...]:
     """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
-    rounds = math.ceil(spec.steps.rounds / repetitions) if spec.kind.has_rounds else 1
     order = [
         (repetition, group)
-        for repetition in range(repetitions)
+        for repetition in range(size.repetitions)
         for group in (groups if repetition % 2 == 0 else groups[::-1])
     ]
     launches = (
-        _launch(spec, f"{position:02d}-{group.name}", group, repetition, rounds, machines)
+        _launch(spec, f"{position:02d}-{group.name}", group, repetition, size.rounds, machines)
         for position, (repetition, group) in enumerate(order, start=1)
     )
     return tuple(_bound(launch, spec.bind, machines) for launch in launches)

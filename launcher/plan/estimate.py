@@ -1,9 +1,14 @@
 """How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
+from dataclasses import dataclass, replace
+
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
+from gpurun.launcher.rundir.earlier import Earlier
 
+LAUNCHES_TO_COMPARE = 6
+"""With fewer launches of each there is no verdict on what other launches would show."""
 ABLATION_ROUNDS = 6
 """The fewest that give the ablation a 95 % interval: a sweep takes longer by a fraction of these rounds."""
 
@@ -16,24 +21,83 @@ _STEADY_STEPS = 10
 
 
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:
-    """How many of the launch's rounds, the first ones; later launches of a group repeat its work.
+    """How many of the launch's rounds, the first ones: six over the first launches of a group.
 
     Like the traces, the ablation explains and doesn't compare: a job that wants none of it has neither.
     """
-    wanted = (
-        spec.kind.trains and spec.profile.steps > 0 and launch.repetition == 0 and len(launch.processes) > 1
-    )
-    return min(ABLATION_ROUNDS, launch.rounds) if wanted else 0
+    wanted = spec.kind.trains and spec.profile.steps > 0 and len(launch.processes) > 1
+    before = launch.repetition * launch.rounds
+    return min(max(ABLATION_ROUNDS - before, 0), launch.rounds) if wanted else 0
 
 
 def estimate_s(plan: Plan, spec: JobSpec) -> float:
-    """Seconds that the run takes at the most if its steps are short; early stops make it shorter.
+    """Seconds that the run takes at the most if its steps are short.
 
     0 for a program, of which nothing can be said.
     """
+    if plan.budget_s is not None:
+        return max(plan.budget_s, sum(_launch_s(plan, spec, x) for x in plan.launches if x.repetition == 0))
     if not spec.kind.has_rounds:
         return 0.0
     return sum(_launch_s(plan, spec, launch) for launch in plan.launches)
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """What the launches of a run can show."""
+
+    launches: int
+    """Of each group that fit in the budget, or are planned."""
+    is_shared: bool
+    """Whether all variants are in the same launches, so that they can be compared within one."""
+    percent: float | None = None
+    """The smallest difference that is found with 80 % chance; `None`: not known, or none."""
+    scatter_percent: float | None = None
+    """Of launches, in an earlier run."""
+    enough_s: float | None = None
+    """The time that the fewest launches for a verdict take."""
+
+    @property
+    def is_too_little(self) -> bool:
+        return self.launches < LAUNCHES_TO_COMPARE
+
+
+def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable | None:
+    """What differences a run can show, as far as that is known before; `None`: it compares nothing."""
+    first, *others = plan.variants
+    if not (others and spec.kind.is_ranked and all(other.same_task(first) for other in others)):
+        return None
+    groups = {launch.group for launch in plan.launches}
+    launches = len(plan.launches) // len(groups)
+    enough_s = None
+    if plan.budget_s is not None and (repetition_s := _repetition_s(plan, spec, earlier)):
+        enough_s = LAUNCHES_TO_COMPARE * repetition_s * _shortest(plan, spec)
+        fit = max(1, int(plan.budget_s / repetition_s))
+        launches = min(launches, max(fit, LAUNCHES_TO_COMPARE) if enough_s <= plan.budget_s else fit)
+    scatter = earlier.scatter_percent(is_shared=len(groups) == 1) if earlier is not None else None
+    if scatter is None:
+        return Detectable(launches, len(groups) == 1, enough_s=enough_s)
+    from gpurun.launcher.stats.power import detectable_percent  # loads numpy
+
+    percent = detectable_percent(scatter, launches)
+    return Detectable(launches, len(groups) == 1, percent, scatter, enough_s)
+
+
+def _shortest(plan: Plan, spec: JobSpec) -> float:
+    """Share of a launch's time that it takes with a single round."""
+    if not spec.kind.has_rounds:
+        return 1.0
+    later = [launch for launch in plan.launches if launch.repetition == 1]
+    shortest = (_launch_s(plan, spec, replace(launch, rounds=1)) for launch in later)
+    return sum(shortest) / sum(_launch_s(plan, spec, launch) for launch in later)
+
+
+def _repetition_s(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> float:
+    """Seconds for a launch of each group, by an earlier run of the job, else if steps are short."""
+    later = [launch for launch in plan.launches if launch.repetition == 1]
+    if earlier is not None and earlier.launch_s is not None:
+        return earlier.launch_s * len(later)
+    return sum(_launch_s(plan, spec, launch) for launch in later) if spec.kind.has_rounds else 0.0
 
 
 def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:

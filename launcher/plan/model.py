@@ -129,6 +129,9 @@ class Plan:
     """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
     nodes: tuple[Node, ...] = ()
     """By node rank, where the job has several."""
+    budget_s: float | None = None
+    """Launches are repeated until all is decided, or for so long; `launches` are those that there can be.
+    `None`: all are run."""
 
     @property
     def address(self) -> str:

@@ -1,6 +1,6 @@
 """Which launches of a run were made, and what is still missing, read from the run directory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpurun.launcher.compare.figures.rounds import round_times
 from gpurun.launcher.plan.model import Launch, Plan
@@ -39,22 +39,36 @@ def finished_variants(run: RunDir, launch: Launch) -> set[str]:
     return finished
 
 
-def remaining(run: RunDir, plan: Plan, launch: Launch) -> Remaining:
-    """What is still missing of a launch; the baseline runs next to it where it can: rounds are pairs."""
-    missing = missing_variants(run, launch)
+def remaining(run: RunDir, plan: Plan, launch: Launch, chosen: Mapping[str, int] | None) -> Remaining:
+    """What is still missing of a launch; the baseline runs next to it where it can: rounds are pairs.
+
+    Args:
+        chosen: rounds of each variant that is measured from now on; `None`: of all, as planned.
+    """
+    started = attempts(run, launch)
+    rounds = planned_rounds(run, plan, launch, started, chosen)
+    finished = finished_variants(run, launch)
+    lost = {v for v in rounds if (s := run.read_status(v)) and s.status in UNRANKED}
+    missing = [v for v in rounds if v not in finished | lost]
     status = run.read_status(plan.baseline)
     usable = status is None or status.status in ("ok", "unsteady")
-    variants = [v for v in launch.variants if v in missing or (v == plan.baseline and usable)]
-    rounds = launch.rounds - rounds_done(run, plan, launch, missing)
-    started, restarts = len(attempts(run, launch)), num_restarts(run, launch)
-    return Remaining(tuple(missing), tuple(variants), rounds, started, restarts)
+    done = rounds_done(run, plan, launch, missing)
+    next_ = {
+        v: max(1, num - done) for v, num in rounds.items() if v in missing or (v == plan.baseline and usable)
+    }
+    return Remaining(tuple(missing), next_, len(started), num_restarts(run, launch))
 
 
-def missing_variants(run: RunDir, launch: Launch) -> list[str]:
-    """Variants of a launch that are still to be measured, in the plan's order."""
-    finished = finished_variants(run, launch)
-    lost = {v for v in launch.variants if (s := run.read_status(v)) and s.status in UNRANKED}
-    return [v for v in launch.variants if v not in finished | lost]
+def planned_rounds(
+    run: RunDir, plan: Plan, launch: Launch, started: Sequence[str], chosen: Mapping[str, int] | None
+) -> dict[str, int]:
+    """Rounds of each variant of a launch: with a budget, those with which it began, or those chosen."""
+    if plan.budget_s is not None and started:
+        head = run.read_launch_head(started[0])
+        return {variant.id: variant.rounds or head.rounds for variant in head.variants}
+    if chosen is not None:
+        return {v: chosen[v] for v in launch.variants if v in chosen}
+    return dict.fromkeys(launch.variants, launch.rounds)
 
 
 def rounds_done(run: RunDir, plan: Plan, launch: Launch, variants: Sequence[str]) -> int:
@@ -75,3 +89,9 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
     return {variant.id for variant in run.read_launch_head(attempt).variants}
+
+
+def spent_s(run: RunDir) -> float:
+    """Seconds that the launches of a run have taken so far, from their ranks' first event to the last."""
+    logs = (run.read_events(path.parent.name) for path in run.path.glob("launches/*/events.jsonl"))
+    return sum((events[-1].time_ns - events[0].time_ns) / 1e9 for events in logs if events)

@@ -5,7 +5,7 @@ next one.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
@@ -40,6 +40,8 @@ class ReadRemaining:
 
     position: int
     """Of the launch in the plan."""
+    rounds: Mapping[str, int] | None = None
+    """Of each variant that is measured from now on; `None`: as planned."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Start:
     position: int
     attempt: int
     """Counts from 1 within the launch."""
-    variants: tuple[str, ...]
-    rounds: int
+    rounds: Mapping[str, int]
+    """Of each variant."""
     preloads: Literal["before", "after"] | None = None
     """When what only later ranks need is imported for them; that takes as long as the first ones build."""
 
@@ -144,6 +146,14 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Review:
+    """Decide what is measured next, all groups having been launched as often; compare what there is."""
+
+    repetitions: int
+    """How often."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """End the run: all launches are done, or there was this error. No rank runs any more."""
 
@@ -152,7 +162,8 @@ class Finish:
 
 Effect = (
     ReadRemaining | Start | Wait | Diagnose | Stop | Explain | ReportFullDisk | Restart | Settle | Compare
-)
+    | Review
+)  # fmt: skip
 Action = Effect | Finish
 
 
@@ -165,10 +176,8 @@ class Remaining:
 
     missing: tuple[str, ...]
     """Variants that are still to be measured."""
-    variants: tuple[str, ...] = ()
-    """Those to run next: the missing ones, and the baseline with them."""
-    rounds: int = 0
-    """To run."""
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    """To run next, by variant: the missing ones, and the baseline with them."""
     attempts: int = 0
     """Started so far, of this launch."""
     restarts: int = 0
@@ -212,7 +221,15 @@ class Explained:
     failure: Failure
 
 
-Happened = Remaining | Started | Tick | Diagnosed | Stopped | Explained | None
+@dataclass(frozen=True)
+class Reviewed:
+    """What is measured next."""
+
+    rounds: Mapping[str, int]
+    """Of each variant in every launch; none: all is decided, or the budget is spent."""
+
+
+Happened = Remaining | Reviewed | Started | Tick | Diagnosed | Stopped | Explained | None
 """`None`: an action without a result was executed."""
 
 
@@ -224,7 +241,14 @@ class State:
     """The state of a run."""
 
     limits: Limits
-    num_launches: int
+    repetitions: tuple[int, ...]
+    """Of the planned launches, in their order."""
+    has_budget: bool
+    """Whether to review after each repetition what is measured next."""
+    rounds: Mapping[str, int] | None = None
+    """By the last review."""
+    reviewed: int = 0
+    """Repetitions of which that was a review."""
     position: int = 0
     """Of the launch that runs now."""
     has_run: bool = False
@@ -243,9 +267,9 @@ class State:
 Next = tuple[State, Action]
 
 
-def begin(num_launches: int, limits: Limits) -> Next:
-    """The first action of a run."""
-    return _read_remaining(State(limits, num_launches))
+def begin(repetitions: Sequence[int], limits: Limits, has_budget: bool = False) -> Next:
+    """The first action of a run, whose launches have these repetitions."""
+    return _read_remaining(State(limits, tuple(repetitions), has_budget))
 
 
 def step(state: State, happened: Happened) -> Next:
@@ -253,6 +277,8 @@ def step(state: State, happened: Happened) -> Next:
     match happened:
         case Remaining():
             return _on_remaining(state, happened)
+        case Reviewed():
+            return _on_reviewed(state, happened.rounds)
         case Started():
             return _waits(state, Watch.begin(happened.num_ranks, happened.now_s))
         case Tick():
@@ -270,32 +296,54 @@ def step(state: State, happened: Happened) -> Next:
 
 
 def _read_remaining(state: State) -> Next:
-    if state.position == state.num_launches:
+    if state.position == len(state.repetitions):
+        return _review(state, state.repetitions[-1] + 1) or (state, Finish())
+    return replace(state, watch=None, late=None), ReadRemaining(state.position, state.rounds)
+
+
+def _review(state: State, repetitions: int) -> Next | None:
+    """The review of so many repetitions, unless it has been made or there is no budget."""
+    if not state.has_budget or repetitions == state.reviewed:
+        return None
+    return replace(state, reviewed=repetitions), Review(repetitions)
+
+
+def _on_reviewed(state: State, rounds: Mapping[str, int]) -> Next:
+    if not rounds:
         return state, Finish()
-    return replace(state, watch=None, late=None), ReadRemaining(state.position)
+    return _read_remaining(replace(state, rounds=rounds))
 
 
 def _on_remaining(state: State, remaining: Remaining) -> Next:
     """Runs what is missing of the launch; the next launch follows when nothing is."""
+    if not remaining.attempts and (review := _review(state, state.repetitions[state.position])):
+        return review
     if remaining.missing:
         return replace(state, remaining=remaining, has_run=True, may_run=True), _start(state, remaining)
     following = replace(state, position=state.position + 1, has_run=False)
-    return (following, Compare()) if state.has_run else _read_remaining(following)
+    is_compared = state.has_run and not (state.has_budget and _ends_repetition(state))
+    return (following, Compare()) if is_compared else _read_remaining(following)
+
+
+def _ends_repetition(state: State) -> bool:
+    """Whether the launch is the last one of its repetition: then comes a review, which compares."""
+    return len(set(state.repetitions[state.position : state.position + 2])) == 2 or (
+        state.position + 1 == len(state.repetitions)
+    )
 
 
 def _start(state: State, remaining: Remaining) -> Start:
     """Launches after the first, and further attempts, find more modules imported."""
-    is_first = state.position == 0 and state.num_launches > 1
+    is_first = state.position == 0 and len(state.repetitions) > 1
     preloads: Literal["before", "after"] | None
     preloads = "before" if remaining.attempts else "after" if is_first else None
-    rounds = max(1, remaining.rounds)
-    return Start(state.position, remaining.attempts + 1, remaining.variants, rounds, preloads)
+    return Start(state.position, remaining.attempts + 1, remaining.rounds, preloads)
 
 
 def _on_tick(state: State, tick: Tick) -> Next:
     watch = _watch(state).after(tick, state.limits)
     if watch.is_over:
-        return replace(state, watch=watch), Stop("ended", watch.exits, state.remaining.variants)
+        return replace(state, watch=watch), Stop("ended", watch.exits, tuple(state.remaining.rounds))
     if late := watch.late(state.limits):
         watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
         return replace(state, watch=watch), Diagnose(late, watch.variant)
@@ -311,7 +359,7 @@ def _on_diagnosed(state: State, found: Diagnosed) -> Next:
     if not found.late.stops:
         return _waits(state, watch)
     ended = Ended(late=found.late.text(found.hang), hang=found.hang, variant=watch.variant)
-    return replace(state, late=ended), Stop("late", watch.exits, state.remaining.variants)
+    return replace(state, late=ended), Stop("late", watch.exits, tuple(state.remaining.rounds))
 
 
 def _on_stopped(state: State, stopped: Stopped) -> Next:
@@ -320,7 +368,7 @@ def _on_stopped(state: State, stopped: Stopped) -> Next:
         return state, Finish(state.error)
     if state.late is not None:
         return _conclude(state, state.late)
-    if stopped.finished >= set(state.remaining.variants):
+    if stopped.finished >= set(state.remaining.rounds):
         return state, Settle(Ended())
     exits = _watch(state).exits + stopped.exits
     full = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]

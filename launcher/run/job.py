@@ -24,12 +24,14 @@ from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.rank_starter import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
+from gpurun.launcher.run.attempts import spent_s
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
+from gpurun.launcher.rundir.earlier import find_earlier
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
 from gpurun.launcher.units import plural
@@ -148,9 +150,11 @@ def carry_out(
         notify: gets the messages about failures as well, for users at other terminals.
     """
     plan = ready.plan
-    tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
+    spent = spent_s(ready.run) if plan.budget_s else 0.0
+    tracker = Tracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
     with Progress(sys.stderr) as progress:
-        progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
+        earlier = find_earlier(plan.name, ready.machine.hostname)
+        progress.say("\n".join((*headlines(plan, ready.spec, earlier), *plan.notes)))
 
         def say(text: str) -> None:
             progress.say(text)
@@ -189,9 +193,12 @@ class Tracker:
 
     plan: Plan
     estimate_s: float
+    """Of a run with a budget, what is left of it."""
     run: RunDir
     started_s: float = 0.0
     first: int | None = None
+    started: int = 0
+    """Launches."""
 
     def __post_init__(self) -> None:
         self.started_s = time.monotonic()
@@ -201,6 +208,7 @@ class Tracker:
         position = self.plan.launches.index(launch)
         self.first = position if self.first is None else self.first
         within = event.round / event.rounds if event and event.rounds else 0.0
+        self.started += event is None
         elapsed_s = time.monotonic() - self.started_s
         label = None
         if event is not None and event.variant is not None:
@@ -210,8 +218,8 @@ class Tracker:
             stage=event.stage if event else "start",
             round=event.round if event else 0,
             rounds=event.rounds if event else launch.rounds,
-            launch=position + 1,
-            launches=len(self.plan.launches),
+            launch=self.started if self.plan.budget_s else position + 1,
+            launches=None if self.plan.budget_s else len(self.plan.launches),
             elapsed_s=elapsed_s,
             remaining_s=self.remaining_s(position - self.first + within, elapsed_s),
         )
@@ -219,7 +227,7 @@ class Tracker:
     def remaining_s(self, launches_done: float, elapsed_s: float) -> float | None:
         """From the speed so far, once enough is done; before that, from the estimate while it holds."""
         left = len(self.plan.launches) - (self.first or 0) - launches_done
-        if launches_done >= SPEED_FROM_LAUNCHES:
+        if launches_done >= SPEED_FROM_LAUNCHES and self.plan.budget_s is None:
             return left * elapsed_s / launches_done
         return self.estimate_s - elapsed_s if elapsed_s < self.estimate_s else None
 

@@ -39,10 +39,11 @@ class Status:
     rounds: int
     launch: int
     """Counts from 1."""
-    launches: int
+    launches: int | None
+    """`None`: as many as it takes to decide."""
     elapsed_s: float
     remaining_s: float | None
-    """`None` while nothing is known about it."""
+    """`None` while nothing is known about it; where `launches` is `None`, the most that is left."""
 
 
 class Progress:
@@ -93,7 +94,7 @@ def progress_line(status: Status, width: int) -> Text:
     """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns."""
     counted = f"step {status.round}" if status.stage == "run" else f"round {status.round} of {status.rounds}"
     doing = STAGES.get(status.stage) or counted
-    launch = f"launch {status.launch} of {status.launches}" if status.launches > 1 else ""
+    launch = _launch(status) if status.launches != 1 else ""
     name = set_cell_size(status.variant or "", min(max(len(status.variant or ""), 12), 32))
     head = Text.assemble("  ", name, "  ", _bar(status), "  ")
     tail = "   ".join(part for part in (doing, launch, _left(status)) if part)
@@ -107,10 +108,14 @@ def progress_line(status: Status, width: int) -> Text:
 def log_line(status: Status) -> str:
     """`launch 2 of 3 after 50 s, about 2 min left`; before the first, nothing is known."""
     if status.launch == 1:
-        return f"launch 1 of {status.launches}"
-    left = f", about {_left(status)}" if status.remaining_s is not None else ""
-    after = f" after {format_duration(status.elapsed_s)}"
-    return f"launch {status.launch} of {status.launches}{after}{left}"
+        return _launch(status)
+    about = "about " if status.launches else ""
+    left = f", {about}{_left(status)}" if status.remaining_s is not None else ""
+    return f"{_launch(status)} after {format_duration(status.elapsed_s)}{left}"
+
+
+def _launch(status: Status) -> str:
+    return f"launch {status.launch}" + (f" of {status.launches}" if status.launches else "")
 
 
 def _bar(status: Status) -> Text:
@@ -121,4 +126,5 @@ def _bar(status: Status) -> Text:
 
 
 def _left(status: Status) -> str:
-    return "" if status.remaining_s is None else f"{format_duration(status.remaining_s)} left"
+    at_most = "" if status.launches else "at most "
+    return "" if status.remaining_s is None else f"{at_most}{format_duration(status.remaining_s)} left"

@@ -44,7 +44,7 @@ class RunningAttempt:
 
     def start(self, action: do.Start) -> None:
         """Starts the ranks."""
-        requests = self.starter.prepare(self.launch, self.name, action.variants, action.rounds)
+        requests = self.starter.prepare(self.launch, self.name, action.rounds)
         entered(self.run, self.name)
         self.relay.follow(self.own_logs())
         if action.preloads == "before":

@@ -14,6 +14,7 @@ from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.run import decisions as do
 from gpurun.launcher.run.attempts import remaining
+from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.outcomes import record_outcomes
 from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.run.start_requests import Starter
@@ -60,6 +61,7 @@ class Session:
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
         self.ranks = self.pools.get(self.plan.variants[0].env)
+        self.budget = Budget(self.plan, self.run, self.clock.monotonic)
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -68,7 +70,9 @@ class Session:
             MachineError: the run directory can't be written any more.
             Interrupted: by Ctrl-C or SIGTERM, after the processes are gone.
         """
-        state, action = do.begin(len(self.plan.launches), limits_of(self.starter.spec))
+        repetitions = [launch.repetition for launch in self.plan.launches]
+        has_budget = self.plan.budget_s is not None
+        state, action = do.begin(repetitions, limits_of(self.starter.spec), has_budget)
         while not isinstance(action, do.Finish):
             try:
                 state, action = do.step(state, self.perform(action))
@@ -82,7 +86,10 @@ class Session:
         """Executes an action; its result."""
         match action:
             case do.ReadRemaining():
-                return remaining(self.run, self.plan, self.plan.launches[action.position])
+                launch = self.plan.launches[action.position]
+                return remaining(self.run, self.plan, launch, action.rounds)
+            case do.Review():
+                return do.Reviewed(self.budget.review(action.repetitions, self.compare))
             case do.Start():
                 return self.start(action)
             case do.Wait():

@@ -28,24 +28,21 @@ class Starter:
     job_dir: Path
     machine: MachineLike
 
-    def prepare(
-        self, launch: Launch, name: str, variants: Sequence[str], rounds: int
-    ) -> tuple[StartRequest, ...]:
+    def prepare(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> tuple[StartRequest, ...]:
         """Writes what the ranks read; what to start.
 
         Args:
             name: of the attempt: `03-ddp-2~2`.
-            variants: to be measured.
-            rounds: to be run.
+            rounds: to be run, of each variant that is to be measured.
         """
         program = program_of(self.plan, launch)
         if program is None:
-            self.write_config(launch, name, variants, rounds)
+            self.write_config(launch, name, rounds)
             return self.rank_requests(launch, name, None)
         self.begin_program(launch, name, program)
         return (self.store_request(name, program), *self.rank_requests(launch, name, program))
 
-    def write_config(self, launch: Launch, name: str, variants: Sequence[str], rounds: int) -> None:
+    def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
         """The one file that the workers of an attempt read."""
         config = order_for(
             self.plan,
@@ -57,9 +54,14 @@ class Starter:
             found=self.found_splits(launch),
             caps=found.caps if (found := self.run.read_max_batch()) else (),
         )
-        chosen = tuple(variant for variant in config.variants if variant.id in variants)
-        baseline = config.baseline if config.baseline in variants else None
-        attempt = replace(config, launch=name, variants=chosen, rounds=rounds, baseline=baseline)
+        most = max(rounds.values())
+        variants = tuple(
+            replace(variant, rounds=num if num < most else None)
+            for variant in config.variants
+            if (num := rounds.get(variant.id))
+        )
+        baseline = config.baseline if config.baseline in rounds else None
+        attempt = replace(config, launch=name, variants=variants, rounds=most, baseline=baseline)
         write_json(self.run.launch_config(name), attempt)
 
     def found_splits(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:

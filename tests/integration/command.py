@@ -104,7 +104,7 @@ MODEL_JOB = """
     devices: cpu:2
     global_batch: 8
     compare: {split: [even, [6, 2], [5, 3]]}
-    steps: {rounds: 3, early_stop: false}
+    steps: {rounds: 3}
     profile: {steps: 0}
 """
 

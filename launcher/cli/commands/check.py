@@ -32,5 +32,7 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
         show_json(plan)
         return
     from gpurun.launcher.report.terminal.plan import render_plan
+    from gpurun.launcher.rundir.earlier import find_earlier
 
-    click.echo(render_plan(plan, spec, width(), plain=not sys.stdout.isatty()))
+    earlier = find_earlier(spec.name, machine.hostname)
+    click.echo(render_plan(plan, spec, width(), plain=not sys.stdout.isatty(), earlier=earlier))

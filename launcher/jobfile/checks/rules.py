@@ -11,7 +11,7 @@ from gpurun.launcher.jobfile.checks.kind import find_kind_mistakes
 from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
 from gpurun.launcher.jobfile.kinds import KIND_KEYS
-from gpurun.launcher.jobfile.model import Baseline
+from gpurun.launcher.jobfile.model import SIZES, Baseline
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import ITEMS
 from gpurun.launcher.jobfile.settings import SETTINGS
@@ -24,6 +24,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     devices = named_devices(draft.spec.devices) if knows_devices else None
     return [
         *find_kind_mistakes(draft),
+        *_no_effect(draft),
         *_missing_batch(draft),
         *_max_of_nodes(draft),
         *_wrong_sums(draft),
@@ -32,6 +33,19 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
         *find_workload_mistakes(draft, job_dir),
         *find_program_mistakes(draft, job_dir),
     ]
+
+
+def _no_effect(draft: Draft) -> Iterator[Problem]:
+    """A budget, or an end when all is decided, in a run of fixed size."""
+    spec = draft.spec
+    if not spec.has_fixed_size:
+        return
+    sizes = sorted(SIZES & spec.steps.stated)
+    by = f"`steps.{sizes[0]}`" if sizes else "`until: fixed`" if spec.kind.is_ranked else "a micro-benchmark"
+    wrong = {"until": spec.until == "decided" and (sizes or not spec.kind.is_ranked), "budget": True}
+    for key in (key for key, is_wrong in wrong.items() if is_wrong and key in spec.stated):
+        hint = "only a run that ends when all is decided has a budget; remove one of them"
+        yield spec.key_problem((key,), f"`{key}` has no effect: {by} makes for a run of fixed size", hint)
 
 
 def _missing_batch(draft: Draft) -> Iterator[Problem]:

@@ -30,10 +30,9 @@ compare:                   # every combination of these is measured
 
 # baseline: {split: even}  # what the others are compared with; by default the first variant
 
-steps:
-  warmup: 10               # at least this many steps before timing begins
-  rounds: 28               # at most; in each round every variant runs for 200 ms
-  early_stop: true         # stop as soon as every comparison is decided
+until: decided             # launches are repeated until the fastest variant is known …
+budget: 3m                 # … at most for this long
+# steps: {rounds: 28, launches: 6}  # or a fixed size; in each round every variant runs for 200 ms
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
 # hang_timeout: 2m         # no step for this long: report which rank the others wait for, then stop

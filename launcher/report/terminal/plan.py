@@ -1,26 +1,32 @@
 """What `gpurun check` shows: everything that a run will do, before it does any of it."""
 
+import math
 import shlex
 import sys
 
 from gpurun.launcher.compare.label import split_label, value_text, varied_texts
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.plan.estimate import estimate_s
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, Detectable, detectable, estimate_s
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
+from gpurun.launcher.rundir.earlier import Earlier
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural
 
 
-def render_plan(plan: Plan, spec: JobSpec, width: int, plain: bool = False) -> str:
+def render_plan(
+    plan: Plan, spec: JobSpec, width: int, plain: bool = False, earlier: Earlier | None = None
+) -> str:
     """Text at most `width` wide: tables are cut there, all else is wrapped.
 
     Args:
         plain: for a file or a pipe: every line in full, whatever its length.
+        earlier: a run that shows how much launches scatter.
     """
     if plain:
         width = sys.maxsize
-    head = [*headlines(plan, spec), _limits(plan, spec)]
+    first, size, *power = headlines(plan, spec, earlier)
+    head = [first, size, _limits(plan, spec), *power]
     lines = [line for text in head for line in wrap(text, width)]
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
@@ -31,9 +37,37 @@ def render_plan(plan: Plan, spec: JobSpec, width: int, plain: bool = False) -> s
     return "\n".join(lines)
 
 
-def headlines(plan: Plan, spec: JobSpec) -> tuple[str, str]:
-    """What is run, on what, and how long that takes: the first lines of a plan and of a run."""
-    return _header(plan, spec), _size(plan, spec)
+def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:
+    """What is run, on what, how long that takes and what it can show: the first lines of a plan and a run."""
+    found = detectable(plan, spec, earlier)
+    power = _power(plan, found) if found else None
+    return (_header(plan, spec), _size(plan, spec), *([power] if power else []))
+
+
+def _power(plan: Plan, found: Detectable) -> str | None:
+    """What differences the run can show, where that is known; what it can't in any case."""
+    more = f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
+    if found.is_too_little and plan.budget_s is not None:
+        enough = math.ceil((found.enough_s or 0.0) / 10) * 10
+        fit = f"about {plural(found.launches, 'launch')} of each fit{'s' * (found.launches == 1)} in"
+        return (
+            f"No verdict is likely: {fit} the budget, and it takes "
+            f"{LAUNCHES_TO_COMPARE}. Set `budget: {enough}s`, or compare less."
+        )
+    if found.is_too_little and not found.is_shared:
+        return (
+            f"No verdict is possible with {plural(found.launches, 'launch')} of each: it takes "
+            f"{LAUNCHES_TO_COMPARE}. Set {more}."
+        )
+    if found.is_too_little:
+        its = "its one launch" if found.launches == 1 else f"its {found.launches} launches"
+        return f"Verdicts will hold for {its} only; to cover others, set {more}."
+    if found.percent is None or found.scatter_percent is None:
+        return None
+    return (
+        f"Differences of {found.percent:.2g} % and more can be detected by about {found.launches} launches "
+        f"of each, which scattered by {found.scatter_percent:.2g} % in an earlier run."
+    )
 
 
 def _header(plan: Plan, spec: JobSpec) -> str:
@@ -54,22 +88,31 @@ def _all_devices(plan: Plan) -> str:
 
 
 def _size(plan: Plan, spec: JobSpec) -> str:
-    variants = "1 variant" if len(plan.variants) == 1 else f"{len(plan.variants)} variants"
-    launches = "1 launch" if len(plan.launches) == 1 else f"{len(plan.launches)} launches"
+    variants = plural(len(plan.variants), "variant")
+    if plan.budget_s is not None:
+        most = f"{plan.budget_s:g} s" if plan.budget_s <= 120 else format_duration(plan.budget_s)
+        return f"{variants}, launched again and again until all is decided, for at most {most}"
+    launches = plural(len(plan.launches), "launch")
     if not spec.kind.has_rounds:
         return f"{variants} in {launches}"
     return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
 
 
 def _limits(plan: Plan, spec: JobSpec) -> str:
-    """What ends a run. Several launches never end early: their verdicts need all of them."""
+    """How much is measured, besides the number of launches."""
     if spec.kind.runs_program:
         return _program_limits(spec)
-    ends_early = spec.steps.early_stop and len(plan.launches) == 1 and spec.kind.is_ranked
-    parts = ["rounds end early once every comparison is decided" if ends_early else "all rounds are run"]
+    rounds = plural(plan.launches[0].rounds, "round")
+    has_budget = plan.budget_s is not None
+    parts = [
+        f"the first launches have {rounds}, later ones as many as pays"
+        if has_budget
+        else "all rounds are run"
+    ]
     if spec.profile.steps and spec.kind.trains:
         steps = plural(spec.profile.steps, "step")
-        parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
+        after = "once, " if has_budget else "then "
+        parts.append(f"{after}{steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
     parts.append(f"each variant may take at most {format_duration(spec.timeout_s)}")
     sentence = "; ".join(parts)
     return f"{sentence[0].upper()}{sentence[1:]}."
@@ -108,18 +151,21 @@ def _variant_lines(plan: Plan, width: int) -> list[str]:
 
 
 def _variant_row(plan: Plan, variant: Variant) -> tuple[str, ...]:
-    launches = [launch for launch in plan.launches if variant.id in launch.variants]
-    rounds = sum(launch.rounds for launch in launches)
-    times = (
-        f"{len(launches)} × {launches[0].rounds}" if len({x.rounds for x in launches}) == 1 else str(rounds)
-    )
     return (
         variant.id,
         split_label(variant) or str(variant.global_batch or "-"),
         devices_text(variant.devices),
-        times,
+        _rounds_text(plan, variant),
         "baseline" if variant.id == plan.baseline else "",
     )
+
+
+def _rounds_text(plan: Plan, variant: Variant) -> str:
+    """`6 × 5`; with a budget nobody knows of how many launches."""
+    rounds = [launch.rounds for launch in plan.launches if variant.id in launch.variants]
+    if len(set(rounds)) > 1:
+        return str(sum(rounds))
+    return f"{'…' if plan.budget_s is not None else len(rounds)} × {rounds[0]}"
 
 
 def devices_text(devices: tuple[str, ...]) -> str:
@@ -128,10 +174,11 @@ def devices_text(devices: tuple[str, ...]) -> str:
 
 
 def _launch_lines(plan: Plan, width: int) -> list[str]:
-    """Every launch in the order of the run."""
+    """Every launch in the order of the run; with a budget the first of each group."""
     rows = [
         (launch.id, str(len(launch.processes)), str(launch.rounds), " ".join(launch.variants))
         for launch in plan.launches
+        if plan.budget_s is None or launch.repetition == 0
     ]
     return [
         cut(line, width) for line in grid(("launch", "processes", "rounds", "variants"), rows, right=(1, 2))

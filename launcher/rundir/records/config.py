@@ -100,6 +100,8 @@ class VariantRef:
     """A variant, in both kinds of configurations."""
 
     id: str
+    rounds: int | None = None
+    """As in `VariantConfig`."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class LaunchHead:
     """What both kinds of configurations have in common."""
 
     variants: tuple[VariantRef, ...]
+    rounds: int = 1
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ devices: cpu:1
 nodes: 2
 global_batch: 8
 compare: {split: [even, [6, 2], [2, 6]]}
-steps: {rounds: 2, early_stop: false}
+steps: {rounds: 2}
 profile: {steps: 1}
 """
 PICKY = """

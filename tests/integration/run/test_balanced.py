@@ -16,7 +16,7 @@ JOB = """
     devices: cpu:2
     global_batch: 32
     compare: {split: [even, balanced]}
-    steps: {rounds: 4, early_stop: false}
+    steps: {rounds: 4}
     profile: {steps: 0}
 """
 """By hand (25, 7): 26 and 26.5 ms; even takes 49. The bounds leave room for one sample."""
@@ -112,7 +112,7 @@ FAILING = """
     devices: cpu:2
     global_batch: 8
     compare: {split: [even, balanced]}
-    steps: {rounds: 2, early_stop: false}
+    steps: {rounds: 2}
     profile: {steps: 0}
 """
 

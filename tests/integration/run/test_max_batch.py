@@ -9,7 +9,7 @@ JOB = """
     devices: cpu:2
     global_batch: max
     compare: {split: [even, balanced]}
-    steps: {rounds: 2, early_stop: false}
+    steps: {rounds: 2}
     profile: {steps: 0}
     gradient_check: false
 """

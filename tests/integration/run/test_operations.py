@@ -18,7 +18,7 @@ JOB = """
     workload: model.py:build
     devices: cpu:2
     global_batch: 8
-    steps: {rounds: 100000, early_stop: false}
+    steps: {rounds: 100000}
     profile: {steps: 0}
     gradient_check: false
 """

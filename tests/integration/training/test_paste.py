@@ -35,7 +35,7 @@ JOB = """
     devices: cpu:2
     global_batch: 8
     split: [5, 3]
-    steps: {rounds: 2, warmup: 1, early_stop: false}
+    steps: {rounds: 2, warmup: 1}
     profile: {steps: 0}
 """
 

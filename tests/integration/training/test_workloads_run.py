@@ -47,7 +47,7 @@ def test_classics_run_on_their_own_batches_and_are_shown_next_to_the_published(t
         strategy: single
         global_batch: 2
         compare: {workload: [alexnet_r, lstm]}
-        steps: {rounds: 1, launches: 1, early_stop: false}
+        steps: {rounds: 1, launches: 1}
         profile: {steps: 0}
         gradient_check: false
         """,

@@ -30,7 +30,7 @@ compare:
   device_count: [1, 2]
   split: [even, [48, 16], "3:1"]
 baseline: {strategy: ddp, split: even}
-steps: {warmup: 10, rounds: 28, early_stop: true, launches: 6}
+steps: {warmup: 10, rounds: 28, launches: 6}
 profile: {steps: 3, shapes: false, memory: false, stacks: false}
 timeout: 10m
 gradient_check: true

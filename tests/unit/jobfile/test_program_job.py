@@ -119,7 +119,7 @@ def test_ranks_know_how_often_they_have_been_started_again(tmp_path: Path) -> No
     failed = [Restart(0, attempt, 1, "why") for attempt in ("01-script-1", "01-script-1~2", "02-other")]
     append_lines(run.restarts, failed)
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
-    _, rank = starter.prepare(launch, "01-script-1~3", launch.variants, 1)
+    _, rank = starter.prepare(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
 
 

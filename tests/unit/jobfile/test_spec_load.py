@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,12 +30,8 @@ def test_defaults(tmp_path: Path) -> None:
     spec = job(tmp_path, SMALL)
     assert (spec.name, spec.devices, spec.strategy, spec.split) == ("job", "auto", "ddp", "even")
     assert (spec.precision, spec.accumulate, spec.seed, spec.device_count) == ("fp32", 1, 0, None)
-    assert (spec.steps.warmup, spec.steps.rounds, spec.steps.early_stop, spec.steps.launches) == (
-        10,
-        28,
-        True,
-        None,
-    )
+    assert (spec.steps.warmup, spec.steps.rounds, spec.steps.launches) == (10, 28, None)
+    assert (spec.until, spec.budget_s, spec.has_fixed_size) == ("decided", 180.0, False)
     assert (spec.profile.steps, spec.profile.stacks, spec.timeout_s, spec.gradient_check) == (
         3,
         False,
@@ -56,7 +53,7 @@ compare:
   split: [even, [48, 16], "3:1", 1:1]
   params: [{}, {layers: 2}]
 baseline: {strategy: ddp, split: even, params: {layers: 2}}
-steps: {warmup: 5, rounds: 14, early_stop: false, launches: 8}
+steps: {warmup: 5, rounds: 14, launches: 8}
 profile: {steps: 0}
 timeout: 1.5h
 gradient_check: false
@@ -72,6 +69,44 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert spec.baseline.params == {"layers": 2}
     assert spec.timeout_s == 5400.0
     assert spec.steps.launches == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "is_fixed", "resolved"),
+    [
+        ("", False, {"until": "decided", "budget": 180.0}),
+        ("budget: 100s", False, {"until": "decided", "budget": 100.0}),
+        ("until: fixed", True, {"until": "fixed"}),
+        ("steps: {rounds: 3}", True, {"until": "fixed"}),
+        ("steps: {launches: 3}", True, {"until": "fixed"}),
+        ("steps: {warmup: 3}", False, {"until": "decided", "budget": 180.0}),
+    ],
+)
+def test_a_size_takes_the_place_of_the_budget(
+    tmp_path: Path, more: str, is_fixed: bool, resolved: dict[str, Any]
+) -> None:
+    spec = job(tmp_path, f"{SMALL}{more}\n")
+    assert spec.has_fixed_size is is_fixed
+    plain = spec.resolved()
+    assert {key: plain[key] for key in ("until", "budget") if key in plain} == resolved
+    assert ("rounds" in plain["steps"]) is is_fixed
+    again = job(tmp_path, json.dumps(plain))
+    assert (again.has_fixed_size, again.resolved()) == (is_fixed, plain)
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (
+            "budget: 1m\nsteps: {rounds: 3}",
+            "`budget` has no effect: `steps.rounds` makes for a run of fixed size",
+        ),
+        ("budget: 1m\nuntil: fixed", "`budget` has no effect: `until: fixed` makes for a run of fixed size"),
+        ("until: decided\nsteps: {launches: 3}", "`until` has no effect: `steps.launches` makes for"),
+    ],
+)
+def test_a_budget_for_a_fixed_size_is_a_mistake(tmp_path: Path, more: str, found: str) -> None:
+    assert found in mistakes(tmp_path, f"{SMALL}{more}\n")
 
 
 def test_the_resolved_job_is_plain_data_and_loads_again(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None
 
 
 def test_an_error_before_the_first_launch_has_nothing_to_stop() -> None:
-    state, action = do.begin(1, Limits(60.0, None, False, 0, False))
+    state, action = do.begin((0,), Limits(60.0, None, False, 0, False))
     assert action == do.ReadRemaining(0)
     assert do.fail(state, CTRL_C)[1] == do.Finish(CTRL_C)
 

@@ -1,0 +1,164 @@
+"""What a run with a budget measures next: which variants, in how many rounds, and whether there is time.
+
+Close rivals get the rounds; a variant that is far behind needs few to be shown to be slower.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.compare.ranking import following
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.run.attempts import attempts, spent_s
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import Event, Look
+from gpurun.launcher.stats.power import best_rounds, detectable_percent
+from gpurun.launcher.stats.sequential import next_look
+
+ASSUMED_PERCENT = 10.0
+"""What launches, and rounds, scatter by until it is known."""
+AROUND_S = 1.0
+"""What a launch takes before its ranks' first event, after the last one, and to be compared."""
+ONCE = frozenset({"balance", "check", "profile"})
+"""Stages that only the first launches have."""
+
+
+@dataclass
+class Budget:
+    """The time of a run that ends when all is decided, and what is done with it."""
+
+    plan: Plan
+    run: RunDir
+    now_s: Callable[[], float]
+    """By a monotonic clock."""
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    """Of each variant in the launches since the last review."""
+
+    def __post_init__(self) -> None:
+        self.started_s = self.now_s() - spent_s(self.run)
+
+    @property
+    def total_s(self) -> float:
+        return self.plan.budget_s or 0.0
+
+    def review(self, repetitions: int, compare: Callable[[], Comparison]) -> Mapping[str, int]:
+        """Compares what there is, as a look where one is due; the rounds of each variant from now on.
+
+        None if all is decided, or no other repetition fits.
+        """
+        pace = pace_of(self.events(repetitions - 1))
+        elapsed_s = self.now_s() - self.started_s
+        has_time = elapsed_s + pace.expected_s(self.planned(), self.plan.baseline) <= self.total_s
+        has_time &= any(launch.repetition >= repetitions for launch in self.plan.launches)
+        look = due_look(self.run.read_looks(), repetitions, elapsed_s / self.total_s, has_time)
+        if look is not None:
+            append_lines(self.run.looks, [look])
+        comparison = compare()
+        left_s = self.total_s - elapsed_s
+        self.rounds = next_rounds(comparison, repetitions, pace, left_s) if has_time else {}
+        return self.rounds
+
+    def events(self, repetition: int) -> list[list[Event]]:
+        """Of a repetition's launches, by their last attempts."""
+        names = [attempts(self.run, x) for x in self.plan.launches if x.repetition == repetition]
+        return [self.run.read_events(tries[-1]) for tries in names if tries]
+
+    def planned(self) -> Mapping[str, int]:
+        """Rounds of the last repetition."""
+        return self.rounds or {v.id: self.plan.launches[0].rounds for v in self.plan.variants}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one repetition, a launch of each group, took."""
+
+    start_s: float
+    """Without rounds, and without what only the first launches do."""
+    block_s: float
+    """A variant's block in a round."""
+
+    def expected_s(self, rounds: Mapping[str, int], baseline: str) -> float:
+        """The time for a repetition of so many rounds; the baseline runs twice in each."""
+        return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(baseline, 0))
+
+
+def pace_of(launches: Sequence[Sequence[Event]]) -> Pace:
+    """From the events of a repetition's launches."""
+    stages = [
+        (event.stage, (after.monotonic_ns - event.monotonic_ns) / 1e9)
+        for events in launches
+        for event, after in pairwise(events)
+    ]
+    blocks_s = [seconds for stage, seconds in stages if stage == "round"]
+    start_s = sum(seconds for stage, seconds in stages if stage not in (*ONCE, "round"))
+    return Pace(start_s + AROUND_S * len(launches), median(blocks_s) if blocks_s else 0.0)
+
+
+def due_look(looks: Sequence[Look], repetitions: int, elapsed: float, has_time: bool) -> Look | None:
+    """The look to take after so many repetitions; `None`: none is due, or it has been taken.
+
+    Args:
+        looks: taken so far.
+        elapsed: share of the budget.
+        has_time: whether another repetition fits; after the last one all of the allowed error is spent.
+    """
+    before = looks[-1].launches if looks else 0
+    if repetitions <= before or (has_time and repetitions < next_look(before)):
+        return None
+    return Look(repetitions, min(elapsed, 1.0) if has_time else 1.0)
+
+
+def next_rounds(comparison: Comparison, repetitions: int, pace: Pace, left_s: float) -> dict[str, int]:
+    """Rounds of each variant in the next launches; empty if all is decided.
+
+    Args:
+        comparison: of what has been measured.
+        repetitions: so far.
+        pace: of the last one.
+        left_s: of the budget.
+    """
+    chosen = following(comparison)
+    if chosen.is_decided and repetitions >= next_look(0):
+        return {}
+    look = next_look(repetitions)
+    most = _most_rounds(comparison, len(chosen.variants), look - repetitions, pace, left_s)
+    behind = _behind_percent(comparison)
+    return {
+        variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most)
+        for variant in chosen.variants
+    }
+
+
+def _most_rounds(comparison: Comparison, num: int, launches: int, pace: Pace, left_s: float) -> int:
+    """Rounds of close rivals: what makes the most of the time, if the launches until the next look fit."""
+    round_s = pace.block_s * (num + 1)
+    if round_s == 0:
+        return 1
+    found = comparison.scatter
+    best = best_rounds(pace.start_s, round_s, found.launch_percent, found.round_percent)
+    fit = int((left_s / launches - pace.start_s) / round_s)
+    return min(best, fit) if fit > 0 else best
+
+
+def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, most: int) -> int:
+    """The fewest with which a variant so far behind the leader is shown to be slower at the next look."""
+    found = comparison.scatter
+    known = [percent for percent in (found.launch_percent, found.apart_percent) if percent is not None]
+    launch = max(known, default=ASSUMED_PERCENT)
+    round_ = ASSUMED_PERCENT if found.round_percent is None else found.round_percent
+    for rounds in range(1, most):
+        detected = detectable_percent((launch**2 + round_**2 / rounds) ** 0.5, look)
+        if detected is not None and detected <= behind_percent:
+            return rounds
+    return most
+
+
+def _behind_percent(comparison: Comparison) -> dict[str, float]:
+    """How much slower each variant is than the leader, per sample."""
+    times = {
+        one.id: one.step_ms.median / (one.global_batch or 1) for one in comparison.variants if one.step_ms
+    }
+    fastest = times.get(comparison.leader or "")
+    return {variant: 100 * (time / fastest - 1) for variant, time in times.items()} if fastest else {}
