@@ -50,8 +50,9 @@ class Budget:
         """
         pace = pace_of(self.events(repetitions - 1))
         elapsed_s = self.now_s() - self.started_s
-        has_time = elapsed_s + pace.expected_s(self.planned(), self.plan.baseline) <= self.total_s
-        has_time &= any(launch.repetition >= repetitions for launch in self.plan.launches)
+        shortest_s = pace.expected_s(dict.fromkeys(self.planned(), 1), self.plan.baseline)
+        is_planned = any(launch.repetition >= repetitions for launch in self.plan.launches)
+        has_time = is_planned and elapsed_s + shortest_s <= self.total_s
         look = due_look(self.run.read_looks(), repetitions, elapsed_s / self.total_s, has_time)
         if look is not None:
             append_lines(self.run.looks, [look])
@@ -138,8 +139,8 @@ def _most_rounds(comparison: Comparison, num: int, launches: int, pace: Pace, le
         return 1
     found = comparison.scatter
     best = best_rounds(pace.start_s, round_s, found.launch_percent, found.round_percent)
-    fit = int((left_s / launches - pace.start_s) / round_s)
-    return min(best, fit) if fit > 0 else best
+    fits = [int((left_s / num_launches - pace.start_s) / round_s) for num_launches in (launches, 1)]
+    return min(best, next((fit for fit in fits if fit > 0), 1))
 
 
 def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, most: int) -> int:
