@@ -6,12 +6,9 @@ Student's t distribution takes the standard library alone; scipy is the referenc
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import fmean, median, stdev, variance
+from statistics import fmean, stdev, variance
 
 from gpurun.launcher.stats.verdict import Interval
-
-MIN_PAIRS = 6
-"""With fewer pairs of launches a t-interval depends on its assumption of a normal distribution alone."""
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
@@ -22,24 +19,6 @@ def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
     centre = fmean(values)
     half_width = t_quantile(1 - alpha / 2, num_values - 1) * stdev(values) / math.sqrt(num_values)
     return centre - half_width, centre + half_width
-
-
-def launches_interval(launch_medians: Sequence[float], alpha: float = 0.05) -> Interval | None:
-    """Interval of the typical launch median: a t-interval on logarithms; `None` with fewer than 2 launches.
-
-    It is widened, if necessary, to contain the median of `launch_medians`, which is shown with it: on the log
-    scale the interval is centred on the mean, which can differ for skewed launches.
-    """
-    logs = t_interval([math.log(value) for value in launch_medians], alpha)
-    if logs is None:
-        return None
-    middle = median(launch_medians)
-    return min(math.exp(logs[0]), middle), max(math.exp(logs[1]), middle)
-
-
-def launch_pair_interval(differences: Sequence[float], alpha: float) -> Interval | None:
-    """t-interval of ln(median A / median B) over pairs of neighbouring launches; `None` below 6 pairs."""
-    return t_interval(differences, alpha) if len(differences) >= MIN_PAIRS else None
 
 
 def welch_interval(values: Sequence[float], baseline: Sequence[float], alpha: float) -> Interval | None:

@@ -1,9 +1,9 @@
 """What a run directory holds about one variant, read once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
+from gpurun.launcher.compare.figures.rounds import RoundKey, launch_logs, round_times
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
@@ -31,8 +31,10 @@ class Measured:
     timed: tuple[RoundTime, ...]
     aa: tuple[RoundTime, ...]
     """The baseline's second blocks; empty for the others."""
-    launch_medians_ns: Mapping[int, float]
-    """By repetition."""
+    logs: Mapping[int, Mapping[RoundKey, float]]
+    """ln(step time in ns) of its rounds, by repetition."""
+    aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
+    """The same of `aa`."""
     balance: Balance | None = None
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
@@ -60,6 +62,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     if damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", damage[0])
     points = run.read_points(variant.id)
+    aa = round_times(steps, world_size, "aa")
+    repetitions = {launch.id: launch.repetition for launch in launches}
     return Measured(
         variant=replace(variant, split=balance.best.split) if balance else variant,
         group=launches[0].group if launches else "",
@@ -68,8 +72,9 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         facts=facts,
         steps=steps,
         timed=timed,
-        aa=round_times(steps, world_size, "aa"),
-        launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+        aa=aa,
+        logs=launch_logs(timed, repetitions),
+        aa_logs=launch_logs(aa, repetitions),
         balance=balance,
         points=points,
         wall_s=_wall_s(run, variant) if variant.kind.runs_program else (),

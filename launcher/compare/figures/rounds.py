@@ -1,7 +1,7 @@
 """Step records of all ranks → step times of rounds and launches."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 
 from gpurun.launcher.rundir.records import Kind, RoundTime, StepRecord
 from gpurun.launcher.stats.paired import round_step_ns
@@ -41,16 +41,18 @@ def planned_launch(launch: str) -> str:
     return launch.partition("~")[0]
 
 
-def launch_medians(rounds: Iterable[RoundTime], repetitions: Mapping[str, int]) -> dict[int, float]:
-    """Median step of each launch in nanoseconds, by repetition in rising order.
+def launch_logs(
+    rounds: Iterable[RoundTime], repetitions: Mapping[str, int]
+) -> dict[int, dict[RoundKey, float]]:
+    """ln(step time in ns) of the rounds of each launch, by repetition in rising order.
 
     Args:
         rounds: of one variant; the attempts at one launch count as one.
         repetitions: repetition by id of the planned launch; rounds of other launches are left out.
     """
-    step_ns: dict[int, list[float]] = {}
+    logs: dict[int, dict[RoundKey, float]] = {}
     for time in rounds:
         repetition = repetitions.get(planned_launch(time.launch))
         if repetition is not None:
-            step_ns.setdefault(repetition, []).append(time.step_ns)
-    return {repetition: median(step_ns[repetition]) for repetition in sorted(step_ns)}
+            logs.setdefault(repetition, {})[time.launch, time.round] = math.log(time.step_ns)
+    return dict(sorted(logs.items()))

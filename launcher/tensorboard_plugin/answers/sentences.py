@@ -21,7 +21,7 @@ from gpurun.launcher.units import format_ms
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     """The sentence next to a variant's bars, in ms of its traced steps; `None` without traces."""
-    best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
+    best = next((each for each in comparison.variants if each.id == comparison.first), None)
     text = why_slower(variant, best) if best is not None and best.id != variant.id else None
     return _sentence(text or _largest_loss(variant) or _all_compute(variant))
 
