@@ -23,13 +23,14 @@ from gpurun.launcher.compare.figures.variant import (
 )
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
-from gpurun.launcher.compare.model import Comparison, Difference, StepTime, VariantResult
-from gpurun.launcher.compare.notes import findings, notes, restart_notes
+from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, StepTime, VariantResult
+from gpurun.launcher.compare.notes import findings, notes, open_notes, restart_notes
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA
 
 SCHEMA = 1
@@ -44,8 +45,9 @@ def compare_run(run: RunDir) -> Comparison:
     plan = read_json(run.plan, Plan)
     job = read_mapping(run.spec)
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
+    looks = run.read_looks()
     early_rounds = len(plan.launches) == 1 and stops_early(job)
-    differences = differences_of(measured, plan.baseline, run.read_looks(), early_rounds)
+    differences = differences_of(measured, plan.baseline, looks, early_rounds)
     host = read_mapping(run.host)
     results = variant_results(run, differences, host, plan.nodes)
     interference = interference_in(results)
@@ -54,7 +56,8 @@ def compare_run(run: RunDir) -> Comparison:
         results = with_verdicts(results, differences.vs_baseline())
     ranking = standings(results, differences) if is_one_task(plan) else None
     results = with_lead(results, ranking)
-    complete = all(is_complete(one, plan) for one in measured.values())
+    undecided = open_pairs(ranking, differences) if ranking else ()
+    complete = all(is_complete(one, plan) for one in measured.values()) and has_ended(plan, looks, undecided)
     conclusion = conclude(plan, results, ranking, interference, complete, differences.within)
     return Comparison(
         schema=SCHEMA,
@@ -68,14 +71,18 @@ def compare_run(run: RunDir) -> Comparison:
         fastest=ranking.leader.id if ranking and ranking.is_settled and not interference else None,
         headline=conclusion.headline,
         summary=conclusion.summary,
-        notes=(*notes(plan, measured, differences.within), *restart_notes(run)),
+        notes=(
+            *notes(plan, measured, differences.within),
+            *(open_notes(plan, undecided, looks) if complete and not interference else ()),
+            *restart_notes(run),
+        ),
         restarts=len(run.read_restarts()),
         complete=complete,
         batch_curves=batch_curves(results),
         interference=interference,
         unit=differences.unit,
         leader=ranking.leader.id if ranking and not interference else None,
-        open=open_pairs(ranking, differences) if ranking else (),
+        open=undecided,
         scatter=scatter(differences),
     )
 
@@ -152,15 +159,25 @@ def variant_result(
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:
-    """The job's `steps.early_stop`; true, as the job file's default, where a run has no job data."""
+    """Whether rounds ended as soon as all was decided, as in runs that are older than `until`."""
     steps = job.get("steps")
-    return bool(steps.get("early_stop", True)) if isinstance(steps, Mapping) else True
+    return isinstance(steps, Mapping) and bool(steps.get("early_stop"))
 
 
 def is_complete(measured: Measured, plan: Plan) -> bool:
-    """Whether nothing is left to measure: the variant is closed and, unless it failed, in every launch."""
+    """Whether nothing is left to measure: the variant is closed and, unless it failed, in every launch.
+
+    With a budget see `has_ended`.
+    """
+    if plan.budget_s is not None:
+        return measured.finished
     planned = sum(measured.variant.id in launch.variants for launch in plan.launches)
     return measured.finished and (not measured.counts or len(measured.logs) == planned)
+
+
+def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[OpenPair]) -> bool:
+    """Whether no other launch follows: all were planned, all is decided, or the budget is spent."""
+    return plan.budget_s is None or bool(looks and (looks[-1].fraction >= 1 or not undecided))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -1,17 +1,24 @@
 """What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import ExposedComm, Interval, RankFigures
+from gpurun.launcher.compare.model import ExposedComm, Interval, OpenPair, RankFigures
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
 from gpurun.launcher.units import format_ms, plural
+
+MOST_OPEN = 3
+"""Variants that are named."""
+MOST_BUDGET_S = 3600.0
+"""Beyond that no budget is proposed: the difference can hardly matter as much."""
 
 
 def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tuple[str, ...]:
@@ -25,10 +32,30 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
     if others and baseline.finished and not baseline.counts:
         return (*found, _lost_baseline(baseline))
-    found += _few_launches(baseline, others)
-    found += _within(within, baseline, others)
+    more = MORE_LAUNCHES if plan.budget_s is None else "a larger `budget`"
+    found += _few_launches(baseline, others, more)
+    found += _within(within, baseline, others, more)
     found += _other_batches(baseline, others)
     return tuple(found)
+
+
+def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look]) -> tuple[str, ...]:
+    """What a spent budget has left open, and how long it would take to decide."""
+    if plan.budget_s is None or not undecided or not looks:
+        return ()
+    names = [variant_label(plan.variant(one.variant)) for one in undecided]
+    named = ", ".join(names[:MOST_OPEN]) + (
+        f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
+    )
+    found = f"Whether {named} {'is' if len(names) == 1 else 'are'} slower than the fastest is still open"
+    launches = [one.launches for one in undecided if one.launches is not None]
+    if not launches:
+        return (f"{found}.",)
+    s = plan.budget_s * max(launches) / looks[-1].launches
+    if len(launches) < len(undecided) or s > MOST_BUDGET_S:
+        return (f"{found}: they differ by too little to decide that in an hour.",)
+    minutes = math.ceil(s / 60)
+    return (f"{found}. To decide it takes about {plural(minutes, 'minute')}: set `budget: {minutes}m`.",)
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:
@@ -48,7 +75,7 @@ def _lost_baseline(baseline: Measured) -> str:
     return f"The baseline {name} has the status {status}, so nothing is compared with it; choose another one."
 
 
-def _few_launches(baseline: Measured, others: list[Measured]) -> list[str]:
+def _few_launches(baseline: Measured, others: list[Measured], more: str) -> list[str]:
     """Variants that run in other processes than the baseline need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
@@ -60,16 +87,16 @@ def _few_launches(baseline: Measured, others: list[Measured]) -> list[str]:
     )
     return [
         f"Identical launches vary, so comparing {names} with the baseline takes {MIN_LAUNCHES} pairs of"
-        f" launches (this run has {min(pairs)}): set {MORE_LAUNCHES}."
+        f" launches (this run has {min(pairs)}): set {more}."
     ]
 
 
-def _within(within: int, baseline: Measured, others: list[Measured]) -> list[str]:
+def _within(within: int, baseline: Measured, others: list[Measured], more: str) -> list[str]:
     """What verdicts between variants of the same launches cover, where there are few."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
     these = "this launch" if within == 1 else f"these {within} launches"
-    return [f"Verdicts hold for {these}; others may differ by more. To cover that, set {MORE_LAUNCHES}."]
+    return [f"Verdicts hold for {these}; others may differ by more. To cover that, set {more}."]
 
 
 def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.compare.ranking import following
+from gpurun.launcher.compare.ranking import following, is_ranked
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
@@ -120,16 +120,12 @@ def next_rounds(comparison: Comparison, repetitions: int, pace: Pace, left_s: fl
         pace: of the last one.
         left_s: of the budget.
     """
-    chosen = following(comparison)
-    if chosen.is_decided and repetitions >= next_look(0):
-        return {}
-    look = next_look(repetitions)
-    most = _most_rounds(comparison, len(chosen.variants), look - repetitions, pace, left_s)
-    behind = _behind_percent(comparison)
-    return {
-        variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most)
-        for variant in chosen.variants
-    }
+    behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
+    variants = () if chosen.is_decided else chosen.variants
+    if repetitions < next_look(0):  # of so few launches no verdict holds for others
+        variants = tuple(behind)
+    most = _most_rounds(comparison, len(variants), look - repetitions, pace, left_s)
+    return {variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants}
 
 
 def _most_rounds(comparison: Comparison, num: int, launches: int, pace: Pace, left_s: float) -> int:
@@ -159,7 +155,9 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
     """How much slower each variant is than the leader, per sample."""
     times = {
-        one.id: one.step_ms.median / (one.global_batch or 1) for one in comparison.variants if one.step_ms
+        one.id: one.step_ms.median / (one.global_batch or 1)
+        for one in comparison.variants
+        if one.step_ms and is_ranked(one)
     }
     fastest = times.get(comparison.leader or "")
     return {variant: 100 * (time / fastest - 1) for variant, time in times.items()} if fastest else {}

@@ -23,7 +23,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Look, RoundTime, StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.rundir.records.measured import Kind
 from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.looks import decided_variants, look_at
+from gpurun.launcher.stats.looks import look_at
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.stats.verdict import percent_interval
@@ -157,25 +157,6 @@ def test_figures_of_two_splits_in_one_launch(files: Files) -> None:
     assert comparison.fastest == "ddp-2-even"
     assert comparison.complete
     assert (even.scaling_efficiency, even.gradient_error) == (None, None)
-
-
-def test_the_final_verdict_is_the_one_that_stopped_the_worker(files: Files) -> None:
-    write_json(files.run.plan, splits_plan())
-    times_ms = [100 + (i * 37) % 9 for i in range(28)], [103 + (i * 53) % 9 for i in range(28)]
-    looks = planned_looks(splits_plan(), early_stop=True)
-    done: dict[str, list[RoundTime]] = {EVEN.id: [], UNEVEN.id: []}
-    for number, (even_ms, uneven_ms) in enumerate(zip(*times_ms, strict=True), 1):
-        files.block(EVEN, "01-ddp-2", number, even_ms * 1e6)
-        done[EVEN.id].append(RoundTime("01-ddp-2", number, even_ms * 1e6))
-        if UNEVEN.id not in decided_variants(done, EVEN.id, looks):
-            files.block(UNEVEN, "01-ddp-2", number, uneven_ms * 1e6)
-            done[UNEVEN.id].append(RoundTime("01-ddp-2", number, uneven_ms * 1e6))
-    files.close(EVEN, UNEVEN)
-    uneven = by_id(compare_run(files.run))[UNEVEN.id]
-    assert 8 <= uneven.rounds < 28
-    assert known(uneven.vs_baseline).verdict == "slower"
-    pairs = [math.log(b / a) for a, b in zip(*times_ms, strict=True)][: uneven.rounds]
-    assert known(uneven.vs_baseline).ci == pytest.approx(look_at(pairs, 0.016).ci)
 
 
 def test_without_early_stop_there_is_one_look_at_five_percent(files: Files) -> None:

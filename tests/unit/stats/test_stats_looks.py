@@ -1,6 +1,5 @@
 """When to look, what is decided then, and that the comparison will agree later."""
 
-import random
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -9,16 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.family import holm
 from gpurun.launcher.stats.looks import (
     EARLY_LOOK_ALPHA,
     ONE_LOOK_ALPHA,
-    decide,
-    decided_variants,
     look_at,
     looks,
 )
-from gpurun.launcher.stats.paired import round_differences, round_step_ns, wilcoxon_interval
+from gpurun.launcher.stats.paired import round_differences, round_step_ns
 from gpurun.launcher.stats.schedule import block_steps, is_steady, shuffled
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 
@@ -79,48 +75,10 @@ def test_identical_rounds_are_the_same() -> None:
     assert look_at([0.0] * 28, EARLY_LOOK_ALPHA / 3).verdict == "same"
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(-0.03, 0.03), st.integers(1, 3))
-def test_what_the_worker_decided_the_comparison_finds_again(
-    seed: int, effect: float, comparisons: int
-) -> None:
-    """It judges all rounds at the level that a look has of all, shared among no more comparisons."""
-    rng = random.Random(seed)
-    plan = looks(28, comparisons, True)
-    differences: list[float] = []
-    for rounds_done in range(1, 29):
-        differences.append(rng.gauss(effect, 0.01))
-        if decide({"b": differences}, rounds_done, plan):
-            break
-    if len(differences) < 28:
-        found = holm({"b": lambda alpha: wilcoxon_interval(differences, alpha * SHARE)})["b"]
-        assert look_at(differences, plan[0][1]).verdict != "inconclusive"
-        assert verdict_of(look_at(differences, 0.05).percent, percent_interval(found)) != "inconclusive"
-
-
-def test_nothing_is_decided_between_looks_or_without_a_baseline() -> None:
-    differences = {"b": [0.05 + 0.001 * i for i in range(7)]}
-    plan = looks(28, 1, True)
-    assert decide(differences, 7, plan) == frozenset()
-    assert decide({"b": [*differences["b"], 0.06]}, 8, plan) == {"b"}
-    assert decided_variants({"b": []}, None, plan) == frozenset()
-    assert decided_variants({"b": []}, "a", plan) == frozenset()
-
-
-def test_a_variant_is_decided_by_its_own_rounds_and_stays_so() -> None:
-    plan = looks(28, 2, True)
-    times = {
-        "a": rounds_of(range(1, 21), lambda i: 100.0 + i % 3),
-        "b": rounds_of(range(1, 13), lambda i: 110.0 + i % 2),
-        "c": rounds_of(range(1, 21), lambda i: 90.0 + 20 * (i % 2)),
-    }
-    assert decided_variants(times, "a", plan) == {"b"}
-
-
-def test_different_batches_are_decided_by_time_per_sample() -> None:
+def test_different_batches_are_compared_by_time_per_sample() -> None:
     times = {"a": rounds_of(range(1, 13), lambda i: 100.0), "b": rounds_of(range(1, 13), lambda i: 200.0)}
     differences = round_differences(times["b"], times["a"], samples_ratio=2.0)
     assert differences == pytest.approx([0.0] * 12)
-    assert decided_variants(times, "a", looks(28, 1, True), {"a": 32, "b": 64}) == {"b"}
     assert look_at(differences, 0.05).verdict == "same"
 
 
