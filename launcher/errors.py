@@ -78,6 +78,12 @@ class GateError(GpurunError):
     exit_code = 5
 
 
+class UndecidedError(GpurunError):
+    """A `--fail-slower` gate could not be decided, so it doesn't pass."""
+
+    exit_code = 6
+
+
 class Interrupted(GpurunError):
     """Ctrl-C or SIGTERM ended the command; of a run, what was measured before is kept."""
 

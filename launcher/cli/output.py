@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gpurun.launcher.errors import GateError, UndecidedError
+
 
 def width() -> int:
     """Columns of the terminal; 80 where there is none, so that piped output is the same everywhere."""
@@ -73,3 +75,19 @@ def run_and_print(
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error
+
+
+def check_gate(gate: Any) -> None:
+    """Ends the command by what its gate found.
+
+    Raises:
+        GateError: a variant is slower by more than the threshold.
+        UndecidedError: none is, but of some (or all) that can't be said: no gate passes them silently.
+    """
+    from gpurun.launcher.compare.gate import NOT_SLOWER, SLOWER, percent_text
+
+    if gate.outcome == SLOWER:
+        names = ", ".join(row.label for row in gate.of(SLOWER))
+        raise GateError(f"the gate fails: slower by more than {percent_text(gate)}: {names}")
+    if gate.outcome != NOT_SLOWER:
+        raise UndecidedError(f"the gate is undecided at {percent_text(gate)}, so it doesn't pass")

@@ -84,6 +84,7 @@ def compare_run(run: RunDir) -> Comparison:
         leader=ranking.leader.id if ranking and not interference else None,
         open=undecided,
         scatter=scatter(differences),
+        code=run.read_code(),
     )
 
 
@@ -154,6 +155,7 @@ def variant_result(
         ),
         wall_s=median(measured.wall_s) if measured.wall_s else None,
         loss=facts.loss,
+        code=facts.code,
         **asdict(rates),
     )
 

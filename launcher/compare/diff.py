@@ -1,21 +1,34 @@
 """Two runs against each other: how much slower or faster each variant became, and whether that is sure."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from gpurun.launcher.compare.gate import Gate, GateRow, changed_files, gate_of, row_of
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
+from gpurun.launcher.compare.interference import LESS_AT_ONCE
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.jobfile.settings import SETTINGS, resolved_setting
+from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.launches import welch_interval
+from gpurun.launcher.stats.threshold import UNKNOWN, bounded, unpaired
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 ALPHA = 0.05
 """Of all variants together."""
+
+SHORT = 10
+"""Characters of a commit."""
+
+PAST_RUNS = (
+    "Two past runs can't tell a change of the code from one of the machine: "
+    "`gpurun gate JOB.yaml --against REF` launches both versions in turns."
+)
 
 PASSING_FACTS = {
     "memory_available_gib",
@@ -42,8 +55,6 @@ class VariantDiff:
     difference: Difference
     note: str | None
     """Why there is no figure or no interval, and how to get one."""
-    in_gate: bool = True
-    """Whether run a has a figure, so that run b can be slower than that."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +65,6 @@ class NotComparable:
     label: str
     reason: str
     """`global_batch: 8 → 32, split: 4,4 → 16,16`."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What a `--fail-slower` gate found."""
-
-    threshold_percent: float
-    tripped: tuple[str, ...]
-    """Ids of the variants that are slower by more than that beyond doubt."""
-    undecided: tuple[str, ...]
-    """Ids of those without an interval, of which nothing can be said: no gate may pass them silently."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,23 @@ class Diff:
     """`None` where no gate was asked for."""
 
 
-def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
-    """How b differs from a, by their launches.
+def diff_runs(
+    a: Comparison, b: Comparison, alpha: float = ALPHA, may_differ: Collection[str] = frozenset()
+) -> Diff:
+    """How b differs from a, by the step times of their launches.
 
     Rounds of different launches aren't pairs, so the launch is the unit (Welch on logarithms), at
     `alpha` shared among the variants that both runs have and that do the same
     work in both; others are listed.
+
+    Args:
+        may_differ: settings in which variants may differ and be compared all the same.
     """
     in_a, in_b = ({variant.id: variant for variant in run.variants} for run in (a, b))
     common = [variant_id for variant_id in in_a if variant_id in in_b]
-    reasons = {one: _other_work(_work(a, in_a[one]), _work(b, in_b[one])) for one in common}
+    reasons = {
+        one: _other_work(_work(a, in_a[one], may_differ), _work(b, in_b[one], may_differ)) for one in common
+    }
     alike = [one for one in common if not reasons[one]]
     share = alpha / max(1, len(alike))
     return Diff(
@@ -107,7 +114,12 @@ def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
         ),
         only_in_a=tuple(one for one in in_a if one not in in_b),
         only_in_b=tuple(one for one in in_b if one not in in_a),
-        marks=(*_host_marks(a.host, b.host), *_marks("job", a.job, b.job), *_interference_marks(a, b)),
+        marks=(
+            *code_marks(a, b),
+            *_host_marks(a.host, b.host),
+            *_marks("job", a.job, b.job),
+            *_interference_marks(a, b),
+        ),
     )
 
 
@@ -118,33 +130,49 @@ def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
             yield f"run {name} ran with other load on the machine: {run.interference[0]}"
 
 
-def gated(diff: Diff, percent: float) -> Diff:
-    """The same with a gate: tripped where the interval's lower end is above `percent`."""
-    tripped = (one.id for one in diff.variants if one.difference.ci and one.difference.ci[0] > percent)
-    undecided = (one.id for one in diff.variants if one.in_gate and one.difference.ci is None)
-    unlike = (one.id for one in diff.not_comparable)
-    return replace(diff, gate=Gate(percent, tuple(tripped), (*undecided, *unlike)))
+def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
+    """The same with a gate over all variants that run a has figures of.
+
+    Runs with interference are refused: between two runs nothing shows how much of it each had.
+    """
+    in_a, in_b = ({variant.id: variant for variant in run.variants} for run in (a, b))
+    compared = [one for one in diff.variants if is_ranked(in_a[one.id])]
+    refused = next(_interference_marks(a, b), None)
+    rows = [_gate_row(one, in_a[one.id], in_b[one.id], percent, len(compared), refused) for one in compared]
+    rows += [
+        row_of(one.label, (one.id, one.id), (None, None), UNKNOWN, 0, f"other work ({one.reason})")
+        for one in diff.not_comparable
+    ]
+    gate = gate_of(percent, "in run a", rows, (LESS_AT_ONCE,) if refused else ())
+    return replace(diff, gate=replace(gate, details=(*gate.details, PAST_RUNS)))
 
 
-def why_undecided(diff: Diff) -> list[str]:
-    """For each variant that the gate could not decide, its name and why; or that there is none at all."""
-    undecided = diff.gate.undecided if diff.gate else ()
-    reasons = [f"{one.label}: {one.note}" for one in diff.variants if one.id in undecided]
-    reasons += [f"{one.label}: other work ({one.reason})" for one in diff.not_comparable]
-    return reasons if diff.variants or reasons else ["no variant is in both runs"]
+def _gate_row(
+    one: VariantDiff, a: VariantResult, b: VariantResult, percent: float, num: int, refused: str | None
+) -> GateRow:
+    lost = f"{b.status} in run b" if not is_ranked(b) else None
+    logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
+    found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num)
+    launches = min(len(logs_a), len(logs_b))
+    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, lost or refused)
 
 
-def _work(run: Comparison, variant: VariantResult) -> dict[str, Any]:
+def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
     """What a step of the variant computes, and how: only where all of it is the same, times are compared."""
     return {
         name: _value(name, run, variant)
         for name, setting in SETTINGS.items()
-        if not setting.same_work and setting.holds(variant.kind, variant.strategy)
+        if not setting.same_work and name not in without and setting.holds(variant.kind, variant.strategy)
     }
 
 
 def _value(name: str, run: Comparison, variant: VariantResult) -> Any:
-    """A setting of the variant, from its result where planning has found it."""
+    """A setting of the variant, from its result where planning has found it.
+
+    A balanced split is its word: its samples are measured anew in each run, and may move by one.
+    """
+    if name == "split" and variant.split_name == BALANCED:
+        return BALANCED
     is_resolved = SETTINGS[name].is_resolved
     return getattr(variant, name) if is_resolved else resolved_setting(name, run.job, variant.varied)
 
@@ -169,7 +197,6 @@ def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDi
         b_ms=b.step_ms.median if b.step_ms else None,
         difference=difference,
         note=", ".join(lost) if lost else _few_launches(a, b),
-        in_gate=is_ranked(a),
     )
 
 
@@ -188,6 +215,26 @@ def _few_launches(a: VariantResult, b: VariantResult) -> str | None:
         return None
     runs = "both runs have" if len(few) == 2 else f"run {few[0]} has"
     return f"{runs} only one launch, so the variation between launches is unknown: set {MORE_LAUNCHES}"
+
+
+def code_marks(a: Comparison, b: Comparison) -> Iterator[str]:
+    """`code commit: 1a2b3c4 → 5d6e7f8`, `code train.py: changed`; nothing of runs that didn't record it."""
+    if a.code and b.code and commit_text(a.code) != commit_text(b.code):
+        yield f"code commit: {commit_text(a.code)} → {commit_text(b.code)}"
+    files_a, files_b = ({k: v for one in run.variants for k, v in one.code.items()} for run in (a, b))
+    if files_a and files_b:
+        yield from (
+            f"code {name}: {_change(name, files_a, files_b)}" for name in changed_files(files_a, files_b)
+        )
+
+
+def commit_text(code: CodeVersion) -> str:
+    """`1a2b3c4`, or `1a2b3c4 with uncommitted changes`."""
+    return f"{code.commit[:SHORT]}{' with uncommitted changes' if code.is_changed else ''}"
+
+
+def _change(name: str, a: Mapping[str, str], b: Mapping[str, str]) -> str:
+    return "changed" if name in a and name in b else "only in b" if name in b else "only in a"
 
 
 def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

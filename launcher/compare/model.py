@@ -4,12 +4,13 @@ What does not apply is `None` (`null`), never 0. Schema version 1.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.throughput import Rates
+from gpurun.launcher.compare.gate import Gate
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.rundir.records import LossOver
+from gpurun.launcher.rundir.records import CodeVersion, LossOver
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
@@ -262,6 +263,8 @@ class VariantResult(Rates):
     """How long a program runs, from its start to the end of its last rank: median over launches."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Files of the user's code that it loaded, relative to the job's directory, with a hash of each."""
 
     @property
     def kind(self) -> JobKind:
@@ -323,6 +326,10 @@ class Comparison:
     open: tuple[OpenPair, ...] = ()
     """What more launches would have to decide, the closest first."""
     scatter: Scatter = Scatter()
+    code: CodeVersion | None = None
+    """The commit that the run was started from; `None` outside of git, and in older runs."""
+    gate: Gate | None = None
+    """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
     """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
 

@@ -10,10 +10,12 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
+from gpurun.launcher.rundir.records import CodeVersion
 
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
@@ -101,11 +103,20 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
     write_json(run.spec, spec.resolved())
     write_json(run.host, whole_record(spec, plan, machine))
+    if (code := code_version(invocation.folder)) is not None:
+        write_json(run.code, code)
     if invocation.text is not None:
         write_bytes(run.job, invocation.text.encode())
     else:
         copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
+
+
+def code_version(folder: Path) -> CodeVersion | None:
+    """The commit that a job's directory is at; `None` outside of git."""
+    root = top_directory(folder) if folder.is_dir() else None
+    commit = commit_of(root) if root is not None else None
+    return CodeVersion(str(root), commit, is_changed(root)) if root is not None and commit else None
 
 
 def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, object]:

@@ -54,6 +54,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
         flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),
         bytes_per_sample=next((f.bytes_per_sample for f in known if f.bytes_per_sample is not None), None),
         loss=next((f.loss for f in known if f.loss is not None), None),
+        code={name: hash_ for facts in known for name, hash_ in facts.code.items()},
     )
 
 

@@ -14,6 +14,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.rundir.records import (
     Balance,
+    CodeVersion,
     Event,
     FailureRecord,
     LaunchHead,
@@ -58,6 +59,10 @@ class RunDir(RunPaths):
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)
         return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+
+    def read_code(self) -> CodeVersion | None:
+        """`None` outside of git, and for older runs."""
+        return read_json(self.code, CodeVersion) if self.code.exists() else None
 
     def read_max_batch(self) -> MaxBatch | None:
         return read_json(self.max_batch, MaxBatch) if self.max_batch.exists() else None

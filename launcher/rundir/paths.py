@@ -36,6 +36,11 @@ class RunPaths:
         return self.path / "invocation.json"
 
     @property
+    def code(self) -> Path:
+        """The commit that it was started from."""
+        return self.path / "code.json"
+
+    @property
     def max_batch(self) -> Path:
         """The result of `global_batch: max`."""
         return self.path / "fit.json"

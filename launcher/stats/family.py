@@ -1,17 +1,13 @@
-"""How variants differ over launches: all of a family, or two versions of one against a threshold."""
+"""How the variants of a family differ over launches."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, stdev
-from typing import Literal
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.launches import t_interval, t_quantile
-from gpurun.launcher.stats.power import POWER
+from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES, level_at
-from gpurun.launcher.stats.verdict import Interval, percent_from_log, percent_interval
+from gpurun.launcher.stats.verdict import Interval
 
 IntervalAt = Callable[[float], Interval | None]
 """The interval of a comparison that misses it with α, over all looks."""
@@ -68,49 +64,3 @@ def holm(intervals: Mapping[str, IntervalAt], alpha: float = ALPHA) -> dict[str,
         settled |= established or found
         left = {name: one for name, one in left.items() if established and name not in established}
     return {name: settled[name] for name in intervals}
-
-
-@dataclass(frozen=True)
-class Bounded:
-    """A difference of step times against a threshold, all in percent."""
-
-    outcome: Literal["slower", "not slower", "undecided"]
-    percent: float | None
-    ci: Interval | None
-    """Each end is a one-sided bound: below the lower one, `slower` would be wrong with at most 5 %."""
-    seen_percent: float | None
-    """The smallest difference that would have been called slower with 80 % chance; `None` without scatter."""
-
-
-def bounded(
-    differences: Sequence[float], threshold_percent: float, looks: Sequence[Look] = (), num_variants: int = 1
-) -> Bounded:
-    """Whether the mean of `differences` is above the threshold, over all looks so far.
-
-    `slower` is wrong with at most 5 % over all variants of a gate (Bonferroni), since one of them is enough
-    to trip it. `not slower` is wrong with at most 5 % for each: a gate passes if all of them are not slower
-    (an intersection–union test, Berger 1982).
-
-    Args:
-        differences: ln(t / t before), one per pair of launches.
-        threshold_percent: the largest difference that is allowed.
-        looks: so far; without any there is one, now.
-        num_variants: of the gate.
-    """
-    if len(differences) < MIN_LAUNCHES:
-        percent = percent_from_log(fmean(differences)) if differences else None
-        return Bounded("undecided", percent, None, None)
-    centre, error = fmean(differences), stdev(differences) / math.sqrt(len(differences))
-    degrees = len(differences) - 1
-    # One-sided: twice the level, of which each side has half.
-    tripping = t_quantile(1 - level_at(looks, len(differences), 2 * ALPHA / num_variants) / 2, degrees)
-    passing = t_quantile(1 - level_at(looks, len(differences), 2 * ALPHA) / 2, degrees)
-    low, high = centre - tripping * error, centre + passing * error
-    threshold = math.log1p(threshold_percent / 100)
-    seen = threshold + (tripping + t_quantile(POWER, degrees)) * error
-    outcome: Literal["slower", "not slower", "undecided"] = "undecided"
-    if low > threshold:
-        outcome = "slower"
-    elif high < threshold:
-        outcome = "not slower"
-    return Bounded(outcome, percent_from_log(centre), percent_interval((low, high)), percent_from_log(seen))

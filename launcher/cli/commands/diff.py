@@ -1,13 +1,12 @@
 """`gpurun diff`: compares two runs, or two directories of traces."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gpurun.launcher.cli.options import json_option, parse_percent
-from gpurun.launcher.cli.output import show_json, width
-from gpurun.launcher.errors import GateError, SpecError
+from gpurun.launcher.cli.output import check_gate, show_json, width
+from gpurun.launcher.errors import SpecError
 
 
 @click.command()
@@ -18,68 +17,77 @@ from gpurun.launcher.errors import GateError, SpecError
     "fail_slower_percent",
     callback=parse_percent,
     metavar="PERCENT",
-    help="Exit with code 5 if a variant of B is clearly slower by more than this, such as 3%.",
+    help="Exit with 5 if a variant of B is slower by more than this, such as 3%, with 6 if that is unclear.",
+)
+@click.option(
+    "--allow",
+    "may_differ",
+    multiple=True,
+    metavar="KEY",
+    help="Compare variants although they differ in this setting: params.",
 )
 @json_option
-def diff(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> None:
-    """Compare run B with run A, variant by variant (a gate for CI), or two directories of traces.
+def diff(
+    a: Path, b: Path, fail_slower_percent: float | None, may_differ: tuple[str, ...], as_json: bool
+) -> None:
+    """Compare run B with run A, variant by variant, or two directories of traces.
+
+    Two past runs can't tell a change of the code from one of the machine: for a gate in CI see `gpurun gate`.
 
     Example: gpurun diff runs/gpt/before runs/gpt/latest --fail-slower 3%
 
-    Exit codes: 0 ok, 2 the command line is wrong, or --fail-slower could not be decided (a variant has no
-    interval: both runs need several launches, `steps: {launches: 6}`), 5 a variant is slower than
-    --fail-slower allows.
+    Exit codes: 0 ok (with --fail-slower: no variant is slower by more than that), 2 the command line is
+    wrong, 5 a variant is slower than --fail-slower allows, 6 --fail-slower is undecided.
     """
     from gpurun.launcher.run.open import are_runs
 
     if are_runs(a, b):
-        diff_two_runs(a, b, fail_slower_percent, as_json)
+        diff_two_runs(a, b, fail_slower_percent, may_differ, as_json)
     elif fail_slower_percent is not None:
         raise SpecError(
             "--fail-slower compares runs: a trace has too few steps to distinguish a change from noise"
         )
+    elif may_differ:
+        raise SpecError("--allow compares runs: traces are compared whatever they are of")
     else:
         diff_two_captures(a, b, as_json)
 
 
-def diff_two_runs(a: Path, b: Path, fail_slower_percent: float | None, as_json: bool) -> None:
+def diff_two_runs(
+    a: Path, b: Path, fail_slower_percent: float | None, may_differ: tuple[str, ...], as_json: bool
+) -> None:
     """How run B differs from run A, and whether that is too much."""
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.compare.diff import diff_runs, gated
     from gpurun.launcher.run.open import find_run
 
-    difference = diff_runs(compare_run(find_run(a)), compare_run(find_run(b)))
+    check_settings(may_differ)
+    runs = compare_run(find_run(a)), compare_run(find_run(b))
+    difference = diff_runs(*runs, may_differ=may_differ)
     if fail_slower_percent is not None:
-        difference = gated(difference, fail_slower_percent)
+        difference = gated(difference, *runs, fail_slower_percent)
     if as_json:
         show_json(difference)
     else:
         from gpurun.launcher.report.terminal.changes import render_diff
 
         click.echo(render_diff(difference, width()))
-    check_gate(difference)
+    if difference.gate is not None:
+        check_gate(difference.gate)
 
 
-def check_gate(difference: Any) -> None:
-    """Ends the command by what its gate found; a gate that could not be decided doesn't pass.
+def check_settings(names: tuple[str, ...]) -> None:
+    """Whether runs can differ in these settings.
 
     Raises:
-        GateError: a variant is slower by more than the threshold.
-        SpecError: none is, but of some (or all) nothing can be said.
+        SpecError: one is no setting, or never keeps variants from being compared.
     """
-    from gpurun.launcher.compare.diff import why_undecided
+    from gpurun.launcher.jobfile.settings import SETTINGS
 
-    gate = difference.gate
-    if gate is None:
-        return
-    reasons = why_undecided(difference)
-    undecided = "\n    ".join((f"--fail-slower {gate.threshold_percent:g}% could not be decided", *reasons))
-    if gate.tripped:
-        names = ", ".join(one.label for one in difference.variants if one.id in gate.tripped)
-        found = f"slower by more than {gate.threshold_percent:g} %, beyond doubt: {names}"
-        raise GateError("\n".join([found, *([undecided] if reasons else [])]))
-    if reasons:
-        raise SpecError(undecided)
+    known = [name for name, one in SETTINGS.items() if not one.same_work]
+    for name in names:
+        if name not in known:
+            raise SpecError(f"--allow {name}: the settings are {', '.join(known)}")
 
 
 def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, VariantDiff
+from gpurun.launcher.compare.gate import Gate, GateRow
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.trace import MAX_NAMES, clean, ms_text, plain, table_of, text_of
@@ -18,11 +19,14 @@ MAX_PERCENT = 1000
 
 
 def render_diff(diff: Diff, width: int) -> str:
-    """Plain text at most `width` wide: a table, then reasons to doubt it."""
+    """Plain text at most `width` wide: a gate's answer, a table, then reasons to doubt it."""
     header = ("variant", "a: step ms", "b: step ms", "b against a", "±")
     rows = [_row(one) for one in diff.variants]
-    lines = [f"a: {diff.name_a}   b: {diff.name_b}"]
-    if rows:
+    lines = [] if diff.gate is None else [*_item(diff.gate.summary, width), ""]
+    lines += [f"a: {diff.name_a}   b: {diff.name_b}"]
+    if diff.gate is not None and diff.gate.rows:
+        lines += ["", *gate_table(diff.gate, width), ""]
+    elif rows:
         lines += ["", *(cut(line, width) for line in grid(header, rows, right=(1, 2, 4))), ""]
         lines += [
             line for one in diff.variants if one.note for line in _item(f"{one.label}: {one.note}", width)
@@ -32,11 +36,32 @@ def render_diff(diff: Diff, width: int) -> str:
     lines += _only(diff.only_in_a, "a", width) + _only(diff.only_in_b, "b", width)
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
-    if diff.ci_level is not None:
+    if diff.ci_level is not None and diff.gate is None:
         lines += _item(f"Verdicts and ± use {100 * diff.ci_level:.1f} % confidence.", width)
     if not rows:
         lines.append("No variant does the same work in both runs, so nothing can be compared.")
     return "\n".join(lines)
+
+
+GATE_HEADER = ("variant", "a: step ms", "b: step ms", "b against a", "at least", "at most", "outcome")
+
+
+def gate_table(gate: Gate, width: int) -> list[str]:
+    """Lines of a table of all variants, with what the differences are at the least and at the most."""
+    rows = [gate_cells(row) for row in gate.rows]
+    lines = grid(GATE_HEADER, rows, right=(1, 2, 3, 4, 5))
+    return [cut(line, width) for line in (*lines, "", BOUNDS)]
+
+
+BOUNDS = "`at least` and `at most` are one-sided bounds with 95 % confidence."
+
+
+def gate_cells(row: GateRow) -> tuple[str, ...]:
+    """The columns of `GATE_HEADER`."""
+    times = ("" if ms is None else format_ms(ms) for ms in (row.a_ms, row.b_ms))
+    ends = row.ci or (None, None)
+    percents = ("" if p is None else f"{format_number(p, 1, signed=True)} %" for p in (row.percent, *ends))
+    return (row.label, *times, *percents, row.outcome)
 
 
 def _row(one: VariantDiff) -> tuple[str, ...]:

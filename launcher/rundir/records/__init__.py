@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    CodeVersion,
     Kind,
     Look,
     LossOver,
@@ -39,6 +40,7 @@ __all__ = [
     "Balance",
     "BalanceConfig",
     "CaptureRequest",
+    "CodeVersion",
     "Curve",
     "Event",
     "FailureRecord",

@@ -1,7 +1,7 @@
 """What ranks measure: steps, points and rounds, and what else a launch finds out about a variant."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
@@ -83,6 +83,20 @@ class VariantFacts:
     """Memory of a sample's inputs and targets."""
     loss: LossOver | None = None
     """`None` in runs that are older than this field."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Every file of the user's code that rank 0 has loaded, relative to the job's directory, with a hash of
+    its content. Empty where there was none, and in older runs."""
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """`code.json`: which commit a run was started from; absent outside of git."""
+
+    root: str
+    """Top directory of the working copy."""
+    commit: str
+    is_changed: bool
+    """Whether tracked files differ from the commit."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.peers import Alone, Group, Peers
 from gpurun.launcher.worker.base.process_group import close_group, init_group
+from gpurun.launcher.worker.base.users_files import code_hashes
 from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench, site_of
 from gpurun.launcher.worker.meters.noise import noise_meter
 from gpurun.launcher.worker.profiling.on_request import open_block
@@ -95,8 +96,17 @@ def measure(journal: Journal, peers: Peers) -> None:
     meter = meter_for(order, rank)
     Bench(journal.order, trainer, clock, peers, journal, device, requests, meter).run()
     profile(trainer, journal, peers)
+    add_code(journal)
     journal.enter("done")
     trainer.close()
+
+
+def add_code(journal: Journal) -> None:
+    """Keeps which of the user's files the launch has loaded, by then all of them."""
+    if journal.rank == 0:
+        code = code_hashes(journal.order.job_dir)
+        for variant in journal.order.variants:
+            journal.add_facts(variant.id, code=code)
 
 
 def check(trainer: Trainer, journal: Journal) -> None:

@@ -16,6 +16,7 @@ from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
+from gpurun.launcher.worker.base.users_files import code_hashes
 from gpurun.launcher.worker.profiling.on_request import StepCapture, open_block
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import keep_groups_alive, watch_steps
@@ -87,7 +88,8 @@ class ProgramRank:
             )
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
-        return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady)
+        code = code_hashes(self.order.job_dir)
+        return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, code=code)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,8 +1,7 @@
 """Alpha spending: levels of looks, what can be detected, and outcomes against a threshold."""
 
 import math
-import random
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import bounded
 from gpurun.launcher.stats.launches import t_quantile
 from gpurun.launcher.stats.power import best_rounds, detectable_percent, launches_needed, planned_looks
 from gpurun.launcher.stats.sequential import (
@@ -114,23 +112,3 @@ def test_rounds_follow_costs_and_scatter(
     start_s: float, round_s: float, launch: float | None, rounds: float | None, best: int
 ) -> None:
     assert best_rounds(start_s, round_s, launch, rounds) == best
-
-
-def test_three_outcomes_against_a_threshold() -> None:
-    rng = random.Random(3)
-    noise = [rng.gauss(0, 0.01) for _ in range(12)]
-    assert bounded([0.1 + one for one in noise], 3.0).outcome == "slower"
-    assert bounded(noise, 3.0).outcome == "not slower"
-    near = bounded([0.03 + one - fmean(noise) for one in noise], 3.0)
-    assert near.outcome == "undecided"
-    assert known(near.seen_percent) > 3.0
-    assert bounded(noise[:5], 3.0).outcome == "undecided"
-    assert bounded([], 3.0).percent is None
-
-
-def test_a_gate_over_many_variants_trips_later_and_passes_alike() -> None:
-    rng = random.Random(4)
-    differences = [0.03 + rng.gauss(0, 0.02) for _ in range(10)]
-    one, eight = bounded(differences, 3.0), bounded(differences, 3.0, num_variants=8)
-    assert known(eight.ci)[0] < known(one.ci)[0]
-    assert known(eight.ci)[1] == known(one.ci)[1]
