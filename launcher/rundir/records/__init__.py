@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    GpuLoad,
     Kind,
     LossOver,
     PointRecord,
@@ -41,6 +42,7 @@ __all__ = [
     "Curve",
     "Event",
     "FailureRecord",
+    "GpuLoad",
     "Kind",
     "LaunchConfig",
     "LaunchHead",

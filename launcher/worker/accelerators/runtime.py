@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.gpu import EnergyMeter
+from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.worker.accelerators.clock import Clock, Stamps
 
 Write = Callable[[str], object]
@@ -39,8 +39,20 @@ class Runtime(ABC):
         """A clock that measures when work on `device` is done, not when it was submitted."""
 
     @abstractmethod
-    def stamps(self) -> Stamps:
-        """Points in time on the current device."""
+    def stamps(self, device: torch.device) -> Stamps:
+        """Points in time on the current stream of `device`, whichever device is current."""
+
+    @abstractmethod
+    def used_devices(self) -> Sequence[torch.device]:
+        """The devices on which this process holds memory, the one with most first."""
+
+    @abstractmethod
+    def is_capturing(self, device: torch.device) -> bool:
+        """Whether the current stream of `device` records a graph: what is submitted does not run then."""
+
+    @abstractmethod
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        """Makes `device` the current one of this thread within it."""
 
     @abstractmethod
     def reset_peak(self, device: torch.device) -> None:
@@ -49,6 +61,10 @@ class Runtime(ABC):
     @abstractmethod
     def peak_bytes(self, device: torch.device) -> int | None:
         """Peak memory since `reset_peak`, in bytes; `None` where it can't be measured."""
+
+    @abstractmethod
+    def alloc_retries(self, device: torch.device) -> int:
+        """How often so far an allocation succeeded only after cached memory was released, which waits."""
 
     @abstractmethod
     def release_memory(self) -> None:
@@ -76,12 +92,12 @@ class Runtime(ABC):
         """Whether float32 products on this kind may round their inputs to 10 bits; one mode per process."""
 
     @abstractmethod
-    def energy_meter(self, devices: Sequence[torch.device]) -> EnergyMeter:
-        """The energy counters of the devices."""
+    def set_convolution_search(self, searches: bool) -> None:
+        """Whether convolutions try their algorithms for each new shape, and keep the fastest."""
 
     @abstractmethod
-    def throttling(self, device: torch.device) -> Callable[[], str | None]:
-        """A function that returns why the clock of `device` is low now; `None` where it isn't."""
+    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
+        """What the driver can be asked about each of the devices."""
 
 
 @cache
@@ -117,7 +133,6 @@ def used_runtime() -> Runtime:
     return next((runtime for runtime in found if runtime.is_initialized()), runtime_of_kind(CPU.name))
 
 
-def allow_tf32(allowed: bool) -> None:
-    """Sets the mode of float32 products on every kind of device."""
-    for kind in ACCELERATORS:
-        runtime_of_kind(kind).allow_tf32(allowed)
+def every_runtime() -> Iterator[Runtime]:
+    """Of each kind of device, whether or not this process has one."""
+    return (runtime_of_kind(kind) for kind in ACCELERATORS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -35,7 +36,15 @@ def init_group(order: LaunchConfig, rank: int) -> None:
     port_file = RunDir(Path(order.run_dir)).rendezvous(order.launch)
     enter = open_store if rank == 0 else join_store
     store = enter(port_file, order.world_size, order.address)
-    dist.init_process_group(backend_of(order, rank), store=store, rank=rank, world_size=order.world_size)
+    own = None if order.backend in (None, CPU.backend) else torch.device(order.devices[rank])
+    dist.init_process_group(
+        backend_of(order, rank),
+        store=store,
+        rank=rank,
+        world_size=order.world_size,
+        timeout=timedelta(seconds=order.collective_timeout_s),
+        device_id=own,  # connects at once, so that what fails in it fails here, and not in the first step
+    )
 
 
 def stay_on_this_machine() -> None:

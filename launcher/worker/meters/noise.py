@@ -1,14 +1,11 @@
-"""What slows a block of steps from outside: other programs on the same cores, and throttled clocks."""
+"""What slows a block of steps from outside: other programs on the same cores."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from gpurun.launcher.machine.host import has_own_quota
-from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.meters.cpu_time import others_ns, waited_ns
 
 
@@ -20,7 +17,6 @@ class BlockNoise:
     """In the run queue, in the mean step."""
     others_ns: int | None = None
     """CPU time of other processes on this rank's cores, in the mean step; of one block it may be negative."""
-    throttled: str | None = None
 
 
 QUIET = BlockNoise()
@@ -30,7 +26,6 @@ QUIET = BlockNoise()
 class NoiseMeter:
     """Adds up over the portions of a block; nothing is read while a step is timed."""
 
-    why_throttled: Callable[[], str | None]
     read_ns: Callable[[], Mapping[str, int] | None] = waited_ns
     read_others_ns: Callable[[], int | None] = others_ns
     is_limited: Callable[[], bool] = has_own_quota
@@ -63,7 +58,7 @@ class NoiseMeter:
         known = self.known and not self.is_limited()
         queue_ns = longest_ns // num_steps if known else None
         others_ns = None if self.others_ns is None else round(self.others_ns / num_steps)
-        return BlockNoise(queue_ns, others_ns, self.why_throttled())
+        return BlockNoise(queue_ns, others_ns)
 
 
 def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None) -> int | None:
@@ -71,8 +66,3 @@ def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None)
     if total_ns is None or before_ns is None or after_ns is None:
         return None
     return total_ns + after_ns - before_ns
-
-
-def noise_meter(device: torch.device) -> NoiseMeter:
-    """The meter of a rank on `device`."""
-    return NoiseMeter(runtime_of(device).throttling(device))

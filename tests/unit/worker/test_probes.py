@@ -221,7 +221,7 @@ def test_a_busy_machine_is_told_beside_the_curves(tmp_path: Path) -> None:
     )  # fmt: skip
     work, journal = FakeWork(), Journal(order, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
-    meter = NoiseMeter(lambda: None, lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
+    meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
     ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"
