@@ -58,7 +58,7 @@ def trace(folder: Path, rank: int, delay_us: int, repeats: int = 1) -> Path:
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two variants, the traces of one of which are damaged, and a folder of somebody's traces."""
+    """A run with two variants, the traces of one of which are damaged, and a directory of other traces."""
     root = tmp_path_factory.mktemp("log")
     run = RunDir(root / RUN)
     run.path.mkdir(parents=True)
