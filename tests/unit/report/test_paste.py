@@ -7,7 +7,7 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.report.snippet import lines_to_paste
-from gpurun.launcher.run.attempts import merged_facts
+from gpurun.launcher.run.outcomes import merged_facts
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import VariantFacts
 from tests.unit.compare import test_compare as hand_made
