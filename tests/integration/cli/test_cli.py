@@ -203,6 +203,21 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     assert "space" not in result.err
 
 
+def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
+    assert result.code == 2
+    assert result.err.startswith("gpurun: there is no file nope.py")
+
+
+def test_resume_without_a_job_says_what_to_type(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "--resume")
+    assert result.code == 2
+    assert result.err == (
+        "gpurun: missing argument RUN or JOB.yaml; `gpurun --resume runs/NAME/latest` continues that run,"
+        " `gpurun JOB.yaml --resume` the newest one of the job\n"
+    )
+
+
 def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", ".")

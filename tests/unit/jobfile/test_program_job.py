@@ -157,18 +157,18 @@ def test_the_resolved_job_is_the_same_job(tmp_path: Path) -> None:
 def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None:
     job_file(tmp_path, "")
     text = program_job("train.py", None, ["--epochs", "1", "yes: #"], "cpu:2")
-    spec = load_text(text, "gpurun run", ["steps.warmup=3"], tmp_path)
+    spec = load_text(text, "", ["steps.warmup=3"], tmp_path)
     assert (spec.name, spec.script, spec.devices) == ("train", "train.py", "cpu:2")
     assert spec.args == ("--epochs", "1", "yes: #")
     assert spec.steps.warmup == 3
-    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "gpurun run", [], tmp_path)
+    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "", [], tmp_path)
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
 
 
 def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        load_text(program_job("nope.py", None, [], "cpu:2"), "gpurun run", [], tmp_path)
-    assert str(caught.value).startswith("gpurun run: there is no file nope.py")
+        load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
+    assert str(caught.value).startswith("there is no file nope.py")
 
 
 def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:
