@@ -36,7 +36,7 @@ class Arguments(dict[str, str]):
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """A log directory with one run, beside a directory that nobody may see."""
+    """A log directory with one run, next to a directory that may not be read."""
     run = tmp_path / "log" / "job" / "2026-11-21_14-02-11"
     (run / "variants" / "ddp-2-even").mkdir(parents=True)
     shutil.copy(COMPARISON, run / "comparison.json")
@@ -51,7 +51,7 @@ def only(logdir: Path) -> Listed:
     return found
 
 
-def test_a_merged_trace_beside_the_ranks_is_no_rank(logdir: Path) -> None:
+def test_a_merged_trace_next_to_the_ranks_is_no_rank(logdir: Path) -> None:
     theirs, ours = logdir / "theirs", logdir / "job" / "2026-11-21_14-02-11" / "variants" / "ddp-2-even"
     theirs.mkdir()
     merged = b'{"gpurun":{"merged":true},"traceEvents":[]}'
@@ -210,7 +210,7 @@ def test_the_answer_about_a_run_is_its_comparison_and_more(logdir: Path) -> None
     assert {each["status"] for each in answer["variants"]} == {each.status for each in comparison.variants}
 
 
-def test_a_run_that_nobody_writes_to_any_more_has_stopped(logdir: Path) -> None:
+def test_a_run_without_a_writer_has_stopped(logdir: Path) -> None:
     run = only(logdir).path
     comparison: Any = json.loads((run / "comparison.json").read_text())
     (run / "comparison.json").write_text(json.dumps(comparison | {"complete": False}))

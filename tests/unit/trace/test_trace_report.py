@@ -130,7 +130,7 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
 
 
-def test_thousands_stand_apart_as_in_every_report() -> None:
+def test_thousands_are_separated_as_in_every_report() -> None:
     changes = (Change("gemm", 2e6, 1.5e6, -5e5, -25.0), Change("copy", 1e3, 2e6, 1.999e6, 199900.0))
     said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), changes, (), ()), 100)
     shown = said.replace(THOUSANDS, "_").replace(MINUS, "-")
@@ -159,7 +159,7 @@ def test_a_merged_trace_keeps_every_event_on_one_clock(capture: Path, tmp_path: 
     assert [path.name for path in out.parent.iterdir()] == ["merged.json.gz"]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces next to the repository")
 def test_a_real_capture_merged(tmp_path: Path) -> None:
     out = tmp_path / "merged.json"
     merge_traces([REAL / "dlrm_8xV100"], out)
@@ -236,7 +236,7 @@ def test_a_trace_is_not_merged_over_itself(capture: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
-def test_a_merged_trace_beside_the_ranks_is_passed_over(capture: Path, name: str) -> None:
+def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: str) -> None:
     alone = analyse_paths([capture])
     merge_traces([capture], capture / name)
     first = (capture / name).read_bytes()
