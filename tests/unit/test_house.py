@@ -439,6 +439,17 @@ def identifiers(module: Module) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 0), name
 
 
+def test_percentages_have_one_format() -> None:
+    """`22 %`, as `format_percent` writes them; Python's own `%` format would leave the space out."""
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FormattedValue) and node.format_spec and "%" in ast.unparse(node.format_spec)
+    ]
+    assert not found, "\n".join(found)
+
+
 # Sentences
 
 SENTENCE = 40

@@ -19,7 +19,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import largest_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
-from gpurun.launcher.report.terminal.curves import batch_curve_lines
+from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
@@ -135,8 +135,9 @@ def test_the_picture_marks_the_knee() -> None:
     lines = batch_curve_lines([BatchCurve("ddp even on 2", found, 16)])
     assert lines[0] == "Throughput of ddp even on 2 over its global batch:"
     assert lines[2].split()[:2] == ["8", "50.0"]
-    assert [line.count("#") for line in lines[2:]] == [20, 36, 40]
-    assert [("knee" in line) for line in lines[2:]] == [False, True, False]
+    assert [line.count("#") for line in lines[2:5]] == [20, 36, 40]
+    assert ["knee" in line for line in lines[2:5]] == [False, True, False]
+    assert lines[5:] == [f"  {KNEE}"]
     assert "No knee" in batch_curve_lines([BatchCurve("dp even", found, None)])[-1]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.command import write
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHARED_MEMORY = Path("/dev/shm")
 
 LEAKING = """

@@ -28,7 +28,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.indexing import BODY
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RUN = "job/2026-11-21_14-02-11"
 VARIANT = "ddp-2-even"
 BROKEN = "ddp-2-40-24"

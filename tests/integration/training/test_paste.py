@@ -14,10 +14,10 @@ from gpurun import Workload
 from gpurun.launcher.rundir.records import LossOver
 from gpurun.launcher.worker.entry.workload_rank import loss_over
 from gpurun.uneven import UnevenBatches
-from tests.integration import paste_worker as worker
 from tests.integration.command import gpurun, write
 from tests.integration.ranks import run_ranks
-from tests.integration.uneven_worker import SPLIT, new_model
+from tests.integration.training import paste_worker as worker
+from tests.integration.training.uneven_worker import SPLIT, new_model
 
 SUM = """
 import torch

@@ -13,7 +13,7 @@ from typing import Any
 from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import gpurun, misbehaving
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 JOB = """
     workload: model.py:build
     devices: cpu:2

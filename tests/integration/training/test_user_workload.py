@@ -23,7 +23,7 @@ from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from tests.known import known
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "own_model.py"
 GOOD = """\
 import torch
 from torch import nn

@@ -12,7 +12,7 @@ from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.pool import StartRequest, WorkerPool
 
 GRACE_S = 0.2
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PYTHONPATH = f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"
 
 

@@ -20,7 +20,7 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
 TIMES = 5
 WORLD = 3

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from gpurun.launcher.report.snippet import iterable, map_style
 from gpurun.launcher.rundir.records import LossOver
-from tests.integration.uneven_worker import SPLIT, new_model, samples
+from tests.integration.training.uneven_worker import SPLIT, new_model, samples
 from tests.unit.compare.test_compare_summary import result
 
 MASKED = -100

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.command import Result, gpurun, write
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 NAMES = (
     *("ddp", "no_destroy", "fsdp", "loader", "children", "ending", "seeds", "threads"),

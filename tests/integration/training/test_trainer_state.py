@@ -9,7 +9,7 @@ from gpurun import Workload
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.integration.gradient_worker import order
+from tests.integration.training.gradient_worker import order
 
 
 class Stubborn(nn.Module):

@@ -11,10 +11,10 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 
 from gpurun.uneven import UnevenBatches, UnevenStream, loss_weight
-from tests.integration import uneven_worker as worker
 from tests.integration.ranks import run_ranks
+from tests.integration.training import uneven_worker as worker
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "uneven_training.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "uneven_training.py"
 
 
 @pytest.fixture(scope="module")

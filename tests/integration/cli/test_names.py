@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.command import gpurun, write
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("launcher", "workloads", "src", "pyproject.toml", "README.md", "LICENSE")
 
 PROGRAM = """

@@ -14,8 +14,8 @@ from gpurun import Workload
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.integration import gradient_worker as worker
 from tests.integration.ranks import run_ranks
+from tests.integration.training import gradient_worker as worker
 from tests.known import known
 
 NUM_PROCESSES = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import MODEL
-from tests.integration.hosts import NAMES, Hosts, await_file, ended, lacks
+from tests.integration.nodes.hosts import NAMES, Hosts, await_file, ended, lacks
 
 pytestmark = pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2")
 

@@ -26,7 +26,7 @@ from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.view import Server, open_view
 
 COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[1] / "data" / "comparison.json").read_bytes(), type=Comparison
+    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
 )
 RUNS = {f"variants/{variant.id}" for variant in COMPARISON.variants if variant.step_ms}
 HPARAMS = "experiment/defaultExperimentId/data/plugin/hparams"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.command import gpurun, write
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_an_allreduce_becomes_a_curve(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.command import Result, gpurun, write
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "traces"
+REAL = Path(__file__).resolve().parents[4] / "shared" / "traces"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces")
 
 JOB = """
