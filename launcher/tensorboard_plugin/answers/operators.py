@@ -60,6 +60,7 @@ class RankTimes:
     idle_ms: float
     """Without work of its own: nothing ran, or only other steps' work."""
     num_steps: int
+    """0 for a trace without steps, which counts as one."""
     names: dict[str, NameTime]
 
     @property
@@ -127,15 +128,14 @@ def slowest_of(ranks: Sequence[RankTimes]) -> RankTimes:
 def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
     """Per step: the sums of what its steps launched; a trace without steps counts as one."""
     steps: Sequence[Breakdown] = rank.steps or (rank.total,)
-    num_steps = len(steps)
-    per_step = 1 / (1000 * num_steps)
+    per_step = 1 / (1000 * len(steps))
     span_us = sum(step.span_us for step in steps)
     exposed_us = sum(step.exposed_comm_us for step in steps)
     on_gpu = rank.total.num_kernels > 0
     totals = {"ops": rank.per_step.ops, "kernels": rank.per_step.kernels, "modules": rank.per_step.modules}[
         kind
     ]
-    names = {each.name: _name_time(each, kind, on_gpu, per_step, num_steps) for each in totals}
+    names = {each.name: _name_time(each, kind, on_gpu, len(steps)) for each in totals}
     if not on_gpu and kind != "kernels":
         names |= _cpu_collectives(rank, per_step)
     names |= _outside(names, rank, kind, per_step)
@@ -144,13 +144,14 @@ def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
         step_ms=span_us * per_step,
         work_ms=(span_us - exposed_us) * per_step,
         idle_ms=sum(step.idle_us + step.other_steps_us for step in steps) * per_step,
-        num_steps=num_steps,
+        num_steps=len(rank.steps),
         names=_exposed(names, rank, per_step),
     )
 
 
-def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, per_step: float, num_steps: int) -> NameTime:
+def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, num_steps: int) -> NameTime:
     """Time on the device; where the CPU is the device, on the CPU."""
+    per_step = 1 / (1000 * num_steps)
     own_us = total.device_us if on_gpu or kind == "kernels" else total.host_us
     comm_us, copy_us = (total.comm_us, total.memcpy_us) if on_gpu else (0.0, 0.0)
     what = _main_class(own_us, comm_us, copy_us)

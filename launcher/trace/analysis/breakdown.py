@@ -49,7 +49,7 @@ class Waits:
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """A device's work sorted by start, with the time at which its launch began: shows what a gap waits for."""
+    """A device's work by start, with the time at which its launch began: shows what a gap waits for."""
 
     starts: Int64
     launches: Int64

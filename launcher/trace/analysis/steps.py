@@ -2,9 +2,11 @@
 
 A step owns the GPU work that it launched, whenever that ran. Its window begins when the previous step is
 done, on the CPU or the GPU, whichever is later, and ends when the step itself is done. So windows never
-overlap, however far the GPU lags behind. For the first step, what was launched before it counts as the previous
-one: its steps would otherwise be longer than the others by as much as the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the
-earlier one ends: what was launched in the overlap belongs to the earlier one.
+overlap, however far the GPU lags behind. For the first step, what was launched earlier counts as the previous
+one; else the first step would be longer than the others by as much as the GPU lags behind.
+
+Where ProfilerStep ranges overlap, the later one begins where the earlier one ends: what was launched in the
+overlap belongs to the earlier one.
 """
 
 from __future__ import annotations
