@@ -288,11 +288,6 @@ class Comparison:
     """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
 
     @property
-    def answer(self) -> str:
-        """The headline; of an older run the whole summary."""
-        return self.headline or self.summary
-
-    @property
     def details(self) -> str:
         """What the summary goes on to say after the headline."""
-        return self.summary.removeprefix(self.answer).strip()
+        return self.summary.removeprefix(self.headline).strip()

@@ -52,7 +52,7 @@ def load_invocation(given: Invocation) -> JobSpec:
         SpecError: it is wrong.
     """
     if given.text is not None:
-        return load_text(given.text, str(given.job_file), given.overrides, given.folder)
+        return load_text(given.text, "", given.overrides, given.folder)
     spec = load_job(given.job_file, given.overrides, given.job_dir)
     check_files(spec, given.folder)
     return spec

@@ -98,13 +98,20 @@ def read_json(path: Path, kind: type[T]) -> T:
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """The complete lines of an append-only file, without a line that a crash or a full disk cut off."""
     decoder = msgspec.json.Decoder(kind)
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return
-    for line in text[: text.rfind(b"\n") + 1].splitlines():
+    for line in complete_lines(path).splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             yield decoder.decode(line)
+
+
+def complete_lines(path: Path, offset: int = 0) -> bytes:
+    """The file from `offset` to its last line break; empty if there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            text = file.read()
+    except FileNotFoundError:
+        return b""
+    return text[: text.rfind(b"\n") + 1]
 
 
 def append_lines(path: Path, values: Sequence[Any]) -> None:

@@ -46,7 +46,7 @@ def check(folder: Path, content: bytes) -> Result:
         (b"[" * 100_000, "nest"),
     ],
 )
-def test_a_bad_job_file_is_told_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
     result = check(tmp_path, content)
     assert result.code == 2
     assert words in result.err
@@ -147,7 +147,7 @@ def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
+def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
     code = (
         "import os, sys; from gpurun.launcher.cli.streams import fill_gaps; fill_gaps(); print(1);"
         "open('names', 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
@@ -157,7 +157,7 @@ def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
     assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
 
 
-def test_a_full_disk_behind_the_output_is_told_and_behind_the_messages_passed_over(tmp_path: Path) -> None:
+def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
     assert (done.returncode, done.stderr) == (3, "gpurun: can't write the output: No space left on device\n")
@@ -201,6 +201,21 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     assert "is a file, not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
+
+
+def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
+    assert result.code == 2
+    assert result.err.startswith("gpurun: there is no file nope.py")
+
+
+def test_resume_without_a_job_says_what_to_type(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "--resume")
+    assert result.code == 2
+    assert result.err == (
+        "gpurun: missing argument RUN or JOB.yaml; `gpurun --resume runs/NAME/latest` continues that run,"
+        " `gpurun JOB.yaml --resume` the newest one of the job\n"
+    )
 
 
 def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
@@ -339,8 +354,8 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, 
         wait_for_round(tmp_path / "run", 3, run)
         family = descendants(run.pid)
         run.send_signal(signal.SIGINT)
-        said, told = run.communicate(timeout=30)
-    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in told
+        said, messages = run.communicate(timeout=30)
+    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in messages
     assert run.returncode == 130
     assert all_gone(family) == []
     assert "not complete: gpurun --resume run measures" in said

@@ -87,7 +87,7 @@ def test_scalars_tab_has_a_run_per_variant(url: str) -> None:
     assert [(step, value) for _, step, value in points] == [(0, 10.0), (1, 10.0), (2, 10.0)]
 
 
-def test_hparams_tab_has_the_split_beside_the_metrics(url: str) -> None:
+def test_hparams_tab_has_the_split_next_to_the_metrics(url: str) -> None:
     statuses = ["STATUS_SUCCESS", "STATUS_FAILURE"]
     body = {
         "experimentName": "",
@@ -147,14 +147,14 @@ def test_nothing_is_left_of_it(logdir: Path, number: signal.Signals) -> None:
     assert alive == []
 
 
-def test_the_address_that_is_told_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_address_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as ended:
         server = Server("http://127.0.0.1:6006/", ended)
         monkeypatch.setattr(
             "gpurun.launcher.tensorboard_plugin.view.open_view", lambda *_, **__: nullcontext(server)
         )
-        told = CliRunner().invoke(cli, ["view", str(tmp_path)])
-    assert "http://127.0.0.1:6006/#gpurun " in told.output
+        shown = CliRunner().invoke(cli, ["view", str(tmp_path)])
+    assert "http://127.0.0.1:6006/#gpurun " in shown.output
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
