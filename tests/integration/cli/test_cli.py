@@ -13,52 +13,26 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.machine.process_tree import descendants
-from tests.integration.command import SLEEP_JOB, Result, gpurun, write
+from tests.integration.command import SLEEP_JOB, gpurun, write
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
-
-
-def check(folder: Path, content: bytes) -> Result:
-    (folder / "job.yaml").write_bytes(content)
-    return gpurun(folder, "check", "job.yaml")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "empty"),
-        (b"workload: [mlp", "job.yaml:2:1: invalid YAML"),
         (b"\x00\xff\xfe", "job.yaml"),
-        (JOB.encode() + b"global_batch: 9\n", "job.yaml:4:1"),
-        (JOB.encode() + b"globl_batch: 9\n", "global_batch"),
-        (JOB.replace("8", "'8'").encode(), "job.yaml:3:15"),
-        (JOB.replace("8", "-8").encode(), "job.yaml:3:15"),
-        (JOB.replace("8", ".nan").encode(), "job.yaml:3:15"),
-        (JOB.encode() + b"split: [5, 4]\n", "adds up to 9"),
-        (JOB.encode() + b"compare: {split: [48, 16]}\n", "[[48, 16]]"),
-        (JOB.encode() + b"split: balance\n", "balanced"),
         (JOB.encode() + b"params: !!python/object/apply:os.system ['touch owned']\n", "!!python"),
-        (
-            b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [%s]\n" % (i, i, b"*a," * 9) for i in range(9)),
-            "job.yaml",
-        ),
         (b"[" * 10_000_000, "larger than"),
-        (b"[" * 100_000, "nest"),
     ],
 )
 def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
-    result = check(tmp_path, content)
+    (tmp_path / "job.yaml").write_bytes(content)
+    result = gpurun(tmp_path, "check", "job.yaml")
     assert result.code == 2
     assert words in result.err
     assert "Traceback" not in result.err
     assert not (tmp_path / "owned").exists()
-
-
-def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
-    result = check(tmp_path, b"workload: mlp\ndevices: cpu:0\nglobal_batch: -1\nprecision: fp8\nstep: 3\n")
-    assert result.code == 2
-    for line in (2, 3, 4, 5):
-        assert f"job.yaml:{line}:" in result.err
 
 
 @pytest.mark.parametrize(
@@ -116,14 +90,6 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert plan["launches"][0]["processes"][1]["env"]["RANK"] == "1"
     assert gpurun(tmp_path, "devices", "--json").json["cpu_cores"] == len(os.sched_getaffinity(0))
     assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
-
-
-def test_help_has_an_example_for_every_command(tmp_path: Path) -> None:
-    commands = ["job", "check", "report", "view", "devices", "diff", "init", "schema"]
-    for command in commands:
-        result = gpurun(tmp_path, command, "--help")
-        assert result.code == 0
-        assert "Example: gpurun" in result.out
 
 
 @pytest.mark.parametrize("args", [["--help"], ["check", "job.yaml"], ["devices"], ["schema"]])
