@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["input", "copies", "host", "transfer", "other", "split", "straggler"]
+Kind = Literal["input", "copies", "host", "transfer", "other_steps", "other", "split", "straggler"]
 """`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
 
 
@@ -31,6 +31,9 @@ CAUSES: dict[Kind, Cause] = {
     "transfer": Cause(
         "try larger batches, gradient accumulation or another bucket size",
         "on communication that nothing overlaps",
+    ),
+    "other_steps": Cause(
+        "look at the timeline for what delays the step's own", "on work of other steps only"
     ),
     "other": Cause("look for synchronisation and dependencies", "in gaps between work already launched"),
     "split": Cause(

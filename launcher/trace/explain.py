@@ -47,6 +47,7 @@ def losses(report: TraceReport) -> list[Loss]:
         "copies": mean.exposed_memcpy_us,
         "input": causes_us.data,
         "host": causes_us.host,
+        "other_steps": mean.other_steps_us,
         "other": causes_us.other,
     }
     return sorted((Loss(kind, us / mean.span_us) for kind, us in parts_us.items()), key=lambda x: -x.share)
