@@ -18,6 +18,7 @@ import gpurun
 from gpurun.launcher.inspect.collectives import Collective, find_gap, last_ones, parse_history
 from gpurun.launcher.inspect.snapshot import ask_history
 from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
@@ -34,6 +35,7 @@ from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.strategies import dp
 from gpurun.launcher.worker.training.balanced_split import Ranks
+from gpurun.launcher.worker.training.timed_rounds import load_of
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.worker.test_program_steps import an_order
 
@@ -248,6 +250,23 @@ def test_peaks_and_heat_are_those_of_every_gpu_of_the_rank(cuda: FakeCuda) -> No
     assert (first.peak_bytes, second.peak_bytes, meter.peak_bytes()) == (10, 30, 30)
     assert (first.throttled, second.throttled) == (None, "too hot")
     assert first.sm_clock_mhz == 1500.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "rank", "own"),
+    [
+        ("dp", ("cuda:0", "cuda:1"), 0, [0, 1]),
+        ("ddp", ("cuda:0", "cuda:0"), 1, [0]),  # each process sees its own GPU only
+        ("dp", ("cuda:1", "cuda:1"), 0, [1]),  # one GPU that is listed twice
+        ("ddp", ("cpu", "cpu"), 1, []),
+    ],
+)
+def test_the_meter_is_that_of_the_ranks_own_gpus(
+    strategy: str, devices: tuple[str, ...], rank: int, own: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "load_nvml", lambda: None)
+    meter = load_of(launch(Path(), strategy=strategy, devices=devices), rank)
+    assert [gpu.device.index for gpu in meter.gpus] == own
 
 
 def test_heat_that_lasts_a_moment_is_not_reported(cuda: FakeCuda) -> None:
