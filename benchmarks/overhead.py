@@ -73,7 +73,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
-    from gpurun.launcher.worker.base.peers import Group
+    from gpurun.launcher.worker.base.process_group import Group
     from gpurun.launcher.worker.training.load_workload import load_workload
     from gpurun.launcher.worker.training.timed_rounds import Bench, load_of
     from gpurun.launcher.worker.training.traces import TraceRequests

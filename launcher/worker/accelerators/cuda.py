@@ -9,8 +9,7 @@ from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.machine.gpus.nvml import VISIBLE, sensors_of
-from gpurun.launcher.worker.accelerators.runtime import Write
-from gpurun.launcher.worker.accelerators.stream_runtime import StreamRuntime
+from gpurun.launcher.worker.accelerators.runtime import StreamRuntime, Write
 
 
 class CudaRuntime(StreamRuntime):

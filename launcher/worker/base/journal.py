@@ -16,8 +16,8 @@ from gpurun.launcher.rundir.records import (
     VariantFacts,
 )
 from gpurun.launcher.worker.accelerators.clock import StepTiming
+from gpurun.launcher.worker.meters.cpu_time import QUIET, BlockNoise
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.launcher.worker.meters.noise import QUIET, BlockNoise
 
 
 @dataclass

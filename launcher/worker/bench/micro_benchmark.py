@@ -16,11 +16,11 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.base.precision import PRECISIONS
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.base.user_error import users_code
+from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.launcher.worker.meters.noise import BlockNoise, NoiseMeter
 from gpurun.workloads.probes.base import Case, Probe, Site
 
 BLOCK_MS = 10.0

@@ -13,11 +13,10 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Alone, Group, Peers
-from gpurun.launcher.worker.base.process_group import close_group, init_group
+from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, close_group, init_group
 from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench, site_of
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import load_meter
-from gpurun.launcher.worker.meters.noise import NoiseMeter
 from gpurun.launcher.worker.profiling.on_request import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings

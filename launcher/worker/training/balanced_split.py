@@ -21,7 +21,7 @@ from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.training.batches import StepInput
 from gpurun.launcher.worker.training.trainer import Trainer
 

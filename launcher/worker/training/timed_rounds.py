@@ -20,9 +20,9 @@ from gpurun.launcher.stats.schedule import (
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.base.process_group import Peers
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
-from gpurun.launcher.worker.meters.noise import NoiseMeter
 from gpurun.launcher.worker.training.batches import StepInput
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.traces import TraceRequests

@@ -15,8 +15,7 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.worker.meters.cpu_time import TICK_NS, cores_ns, note_end, waited_ns
-from gpurun.launcher.worker.meters.noise import NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import TICK_NS, NoiseMeter, cores_ns, note_end, waited_ns
 from tests.known import known
 from tests.unit.compare import test_compare as hand_made
 

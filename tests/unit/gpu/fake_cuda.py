@@ -116,7 +116,7 @@ class FakeCuda:
 
 @pytest.fixture(name="cuda")
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Stands for `torch.cuda` wherever gpurun uses it."""
+    """Replaces `torch.cuda` wherever gpurun uses it."""
     cuda = FakeCuda()
     monkeypatch.setattr(CudaRuntime, "module", cuda)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", cuda.is_current_stream_capturing)

@@ -13,7 +13,7 @@ from gpurun.launcher.rundir.records import LaunchConfig, RoundTime, StepRecord, 
 from gpurun.launcher.stats.looks import looks
 from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.training.timed_rounds import Bench
 from gpurun.launcher.worker.training.traces import TraceRequests

@@ -21,9 +21,9 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench
-from gpurun.launcher.worker.meters.noise import NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.workloads.probes import allreduce, h2d
 from gpurun.workloads.probes import crossover as crossover_probe
 from gpurun.workloads.probes import matmul as matmul_probe
