@@ -191,7 +191,6 @@ def _interval(ci: Interval | None) -> str:
 
 
 BAR_CELLS = 40
-MARK = "knee: the first within 10 % of the best"
 KNEE = "Knee: the smallest batch within 10 % of the highest throughput."
 NO_KNEE = "No knee: only the largest batch is within 10 % of the best."
 
@@ -208,12 +207,10 @@ def _picture(curve: BatchCurve) -> list[str]:
             format_count(point.global_batch),
             format_rate(point.samples_per_s),
             "#" * round(BAR_CELLS * point.samples_per_s / best) if best else "",
-            MARK if point.global_batch == curve.knee else "",
+            "knee" if point.global_batch == curve.knee else "",
         )
         for point in curve.points
     ]
     lines = [f"Throughput of {curve.label} over its global batch:"]
     lines += [f"  {line}" for line in grid(("batch", "samples/s", "", ""), rows, right=(0, 1))]
-    if curve.knee is None:
-        lines.append(f"  {NO_KNEE}")
-    return lines
+    return [*lines, f"  {NO_KNEE if curve.knee is None else KNEE}"]

@@ -14,7 +14,16 @@ from gpurun.launcher.compare.figures.traced import (
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.model import StragglerReport
 
-PARTS = ("span", "compute", "exposed_transfer", "exposed_wait", "exposed_memcpy", "idle", "input")
+PARTS = (
+    "span",
+    "compute",
+    "exposed_transfer",
+    "exposed_wait",
+    "exposed_memcpy",
+    "other_steps",
+    "idle",
+    "input",
+)
 MAX_STEPS = 200
 """Per rank; a capture has 3 to 50."""
 
@@ -28,8 +37,10 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
             least else ran. Of other traces all steps count, as for `gpurun trace`.
     """
     typical = quiet_steps(header.ranks)[1] if ours else mean_steps(header)
-    every = [rank_breakdown(step) for rank in header.ranks for step in rank.steps]
+    has_steps = any(rank.steps for rank in header.ranks)
+    every = [rank_breakdown(each) for rank in header.ranks for each in rank.steps or (rank.total,)]
     return {
+        "has_steps": has_steps,
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
         "straggler": _straggler(header),
@@ -48,11 +59,10 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
 
 
 def mean_steps(header: Header) -> dict[int, RankBreakdown]:
-    """Each rank's mean over all of its steps."""
+    """Each rank's mean over all of its steps; all of its trace where that has no steps."""
     return {
-        rank.rank: mean_breakdown([rank_breakdown(step) for step in rank.steps])
+        rank.rank: mean_breakdown([rank_breakdown(each) for each in rank.steps or (rank.total,)])
         for rank in header.ranks
-        if rank.steps
     }
 
 

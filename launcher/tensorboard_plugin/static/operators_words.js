@@ -12,8 +12,8 @@ export function sentence({ answer, label, against, noun }) {
   if (!rows.some((row) => row.named)) return `${label}: the trace names no ${noun}s.`;
   if (against && answer.against_step_ms != null) return differenceSentence(answer, rows, label, against);
   const top = rows.reduce((a, b) => (b.self_ms > a.self_ms ? b : a));
-  if (!(top.self_ms > 0)) return `${label}: no ${noun} takes any time in the traced steps.`;
-  return `${label}: ${subject(top)} ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the step${waiting(top)}.`;
+  if (!(top.self_ms > 0)) return `${label}: no ${noun} takes any time in the trace.`;
+  return `${label}: ${subject(top)} ${three(top.self_ms)} of ${three(answer.step_ms)} ms, ${number(top.share_percent)} % of the ${answer.steps ? 'step' : 'trace'}${waiting(top)}.`;
 }
 
 /**
@@ -58,7 +58,10 @@ function differenceSentence(answer, rows, label, against) {
  */
 export function subSentence({ answer, variant, against }) {
   const rank = answer.ranks.length > 1 ? `Self time counts on ${slowest(answer)}` : 'Self time';
-  return `${rank}, mean of ${plural(answer.steps, 'traced step')}; collectives count only their exposed part. Columns add up to the step.${asTimed(answer, variant, against)}`;
+  const [of, whole] = answer.steps
+    ? [`mean of ${plural(answer.steps, 'traced step')}`, 'step']
+    : ['over the whole trace, which has no steps', 'trace'];
+  return `${rank}, ${of}; collectives count only their exposed part. Columns add up to the ${whole}.${asTimed(answer, variant, against)}`;
 }
 
 /** @param {OperatorsAnswer} answer */

@@ -159,6 +159,7 @@ interface RankFigures {
   exposed_transfer_ms: number | null;
   exposed_wait_ms: number | null;
   exposed_memcpy_ms: number | null;
+  other_steps_ms: number | null;
   idle_ms: number | null;
   input_ms: number | null;
   exposed_comm_ms: { trace: number | null; ablation: number | null };
@@ -317,12 +318,15 @@ interface Breakdown {
   exposed_transfer_ms: number;
   exposed_wait_ms: number;
   exposed_memcpy_ms: number;
+  other_steps_ms: number;
   idle_ms: number;
   input_ms: number;
 }
 
 interface BreakdownAnswer extends Ready {
   warnings: string[];
+  /** Without steps, the figures are those of whole traces. */
+  has_steps: boolean;
   mean: Breakdown | null;
   straggler: { rank: number; last_arrivals: number; collectives: number; caused_ms: number } | null;
   ranks: RankBreakdown[];
@@ -666,7 +670,7 @@ type Options = (readonly [value: string, text: string])[];
 
 // ---- Figures as they are drawn ----
 
-type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'idle';
+type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'other_steps' | 'idle';
 interface Part {
   name: PhaseName;
   ms: number;
@@ -896,6 +900,8 @@ interface Bars {
   isTraced: boolean;
   half: number | null;
   canOpen: boolean;
+  /** A bar is all of a trace, which has no steps. */
+  isWhole?: boolean;
 }
 
 interface RankBar {

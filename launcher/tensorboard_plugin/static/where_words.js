@@ -49,6 +49,7 @@ function lossWord(name) {
     wait: 'waiting',
     copy: 'copying',
     input: 'waiting for data',
+    other_steps: 'work of other steps',
     idle: 'idle time',
   }[name];
 }
@@ -70,11 +71,12 @@ export function subSentence(variants) {
  * What a step takes, as `gpurun trace` says it, and which rank the others wait for.
  * @param {BreakdownAnswer} answer
  */
-export function tracesSentence({ mean, ranks, straggler }) {
-  if (!mean?.span_ms) return 'These traces have no steps to divide.';
+export function tracesSentence({ has_steps: hasSteps, mean, ranks, straggler }) {
+  if (!mean?.span_ms) return 'These traces have no time to divide.';
   const share = number((100 * mean.compute_ms) / mean.span_ms);
   const over = ranks.length > 1 ? ', the mean of all ranks' : '';
-  const step = `A step takes ${three(mean.span_ms)} ms${over}; ${share} % of it is compute.`;
+  const what = hasSteps ? 'A step' : 'The recorded work';
+  const step = `${what} takes ${three(mean.span_ms)} ms${over}; ${share} % of it is compute.`;
   if (!straggler) return step;
   const { rank, last_arrivals: late, collectives, caused_ms: caused } = straggler;
   return `${step} The others wait most for rank ${rank}: it came last ${number(late)} of ${plural(collectives, 'time')} and cost them ${three(caused)} ms.`;

@@ -600,7 +600,7 @@ def test_rounds_of_launches_are_by_repetition() -> None:
     }
 
 
-def test_damaged_step_records_are_told_and_never_called_ok(files: Files) -> None:
+def test_damaged_step_records_are_reported_and_never_called_ok(files: Files) -> None:
     write_splits(files)
     with files.run.steps(EVEN.id, 0).open("ab") as file:
         file.write(b"garbage{\n")
