@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.rounds import launch_logs, round_times
+from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.compare.ranking import Following, following
