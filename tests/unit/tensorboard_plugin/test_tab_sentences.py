@@ -109,7 +109,8 @@ def test_operators_are_summed_up_in_a_sentence() -> None:
     assert operators_said(table, one, None) == {
         "sentence": "ddp 34/30: native::add takes 18.5 of 64.3 ms, 29 % of the step.",
         "details": "Self time counts on the slowest rank, rank 1, mean of 3 traced steps; "
-        "collectives count only their exposed part. Columns add up to the step. As timed, a step takes 60.0 ms.",
+        "collectives count only their exposed part. Columns add up to the step. "
+        "As timed, a step takes 60.0 ms.",
     }
     compared = operators_said(table | {"against_step_ms": 59.8}, one, other)
     assert compared["sentence"] == (
