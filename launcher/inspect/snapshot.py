@@ -13,8 +13,7 @@ import msgspec
 
 from gpurun.launcher.inspect.collectives import History, parse_history
 from gpurun.launcher.inspect.stacks import Thread, parse_threads
-from gpurun.launcher.machine.process_tree import send_signal
-from gpurun.launcher.rundir.control import STACKS_SIGNAL, RankState, read_states, socket_path, stacks_path
+from gpurun.launcher.rundir.control import RankState, ask_for_stacks, read_states, socket_path, stacks_path
 from gpurun.launcher.rundir.files import num_bytes
 
 STACKS_S = 2.0
@@ -50,7 +49,7 @@ def ask_stacks(folder: Path, states: dict[int, RankState]) -> dict[int, tuple[Th
     """The stacks of these ranks, whatever they are doing: the signal handler needs no GIL."""
     before = {rank: num_bytes(stacks_path(folder, rank)) for rank in states}
     for state in states.values():
-        send_signal(state.pid, STACKS_SIGNAL)
+        ask_for_stacks(folder, state)
     seen: dict[int, tuple[Thread, ...]] = dict.fromkeys(states, ())
     deadline = time.monotonic() + STACKS_S
     while states and time.monotonic() < deadline:

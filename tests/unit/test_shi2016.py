@@ -37,7 +37,7 @@ def test_rows_that_ran_something_else_are_never_fastest() -> None:
     assert not outlier.is_usable
 
 
-def test_ours_stand_beside_the_published_ones() -> None:
+def test_ours_are_next_to_the_published_ones() -> None:
     ours = [
         Ours("fcn_s", "2 threads of a CPU", 64, 1, 0.211),
         Ours("fcn_s", "GPU NVIDIA H200, fp32", 64, 1, 0.002),
@@ -56,7 +56,7 @@ def test_ours_stand_beside_the_published_ones() -> None:
     )
 
 
-def test_a_slow_run_on_one_thread_is_told_beside_one_thread() -> None:
+def test_a_slow_run_on_one_thread_is_compared_with_one_thread() -> None:
     text = render_published([Ours("fcn_s", "1 thread of a CPU", 64, 1, 32.1, threads=1)])
     assert "32.100 s; takes 26.2× as long as the fastest published, " in text
     assert "CNTK on desktop CPU, 1 thread" in text
@@ -70,7 +70,7 @@ def test_without_ours_all_networks_are_shown_with_their_marks() -> None:
     assert "3.518~*" in text
 
 
-def test_splits_of_a_constant_batch_stand_beside_the_papers_words() -> None:
+def test_splits_of_a_constant_batch_are_next_to_the_papers_words() -> None:
     times = {1: 1.0, 2: 0.625, 4: 0.5}
     ours = [Ours("fcn_r", f"{n}", 4096, n, seconds) for n, seconds in times.items()]
     text = render_published(ours)
@@ -81,7 +81,7 @@ def test_splits_of_a_constant_batch_stand_beside_the_papers_words() -> None:
     }  # fmt: skip
 
 
-def test_what_made_a_time_doubtful_stands_beside_it() -> None:
+def test_what_made_a_time_doubtful_is_shown_with_it() -> None:
     doubtful = Ours("fcn_r", "4 x 1 thread of a CPU", 4096, 4, 2.0, 1.0, 4, (1.9, 2.2), ("rank 2 waited",))
     text = render_published([Ours("fcn_r", "1 thread of a CPU", 4096, 1, 4.0), doubtful])
     assert "gpurun  4 x 1 thread of a CPU: 2.000 s (1.900 to 2.200) for a batch of 4096; " in text
@@ -111,7 +111,7 @@ def variant(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**usual, **changes})
 
 
-def test_a_run_gives_its_classics_and_tells_another_version() -> None:
+def test_a_run_gives_its_classics_and_names_another_version() -> None:
     comparison = SimpleNamespace(
         variants=[
             variant(),

@@ -118,4 +118,4 @@ def hand_over(queue: BatchQueue, text: str, path: Path, name: str) -> None:
 def own_command() -> tuple[str, ...]:
     """How to call this very gpurun from anywhere."""
     installed = Path(sys.executable).with_name("gpurun")
-    return (str(installed),) if installed.is_file() else (sys.executable, "-m", "gpurun")
+    return (str(installed),) if installed.is_file() else (sys.executable, "-P", "-m", "gpurun")

@@ -14,8 +14,8 @@ from gpurun.launcher.compare.headline import ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
+from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.rundir.records import Event
-from gpurun.launcher.tensorboard_plugin.answers.runs import is_name
 from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
 from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.compare.causes import TRACED_AS_TIMED
@@ -15,6 +14,7 @@ from gpurun.launcher.report.footnotes import fact_lines
 from gpurun.launcher.report.metrics import answer_figures, described
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     TIMED_BARS,
@@ -161,11 +161,6 @@ def variant_ids(listed: Listed) -> list[str]:
         comparison.variants if comparison else plan.variants if plan else ()
     )
     return [each.id for each in source if is_name(each.id)]
-
-
-def is_name(variant: str) -> bool:
-    """Whether an id names a directory in `variants/`; a run from elsewhere may have other ids."""
-    return Path(variant).name == variant and variant not in ("", ".", "..") and "\0" not in variant
 
 
 def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | None) -> dict[str, Any]:

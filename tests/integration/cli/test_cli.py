@@ -13,52 +13,26 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.machine.process_tree import descendants
-from tests.integration.command import SLEEP_JOB, Result, gpurun, write
+from tests.integration.command import SLEEP_JOB, gpurun, write
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
-
-
-def check(folder: Path, content: bytes) -> Result:
-    (folder / "job.yaml").write_bytes(content)
-    return gpurun(folder, "check", "job.yaml")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "empty"),
-        (b"workload: [mlp", "job.yaml:2:1: invalid YAML"),
         (b"\x00\xff\xfe", "job.yaml"),
-        (JOB.encode() + b"global_batch: 9\n", "job.yaml:4:1"),
-        (JOB.encode() + b"globl_batch: 9\n", "global_batch"),
-        (JOB.replace("8", "'8'").encode(), "job.yaml:3:15"),
-        (JOB.replace("8", "-8").encode(), "job.yaml:3:15"),
-        (JOB.replace("8", ".nan").encode(), "job.yaml:3:15"),
-        (JOB.encode() + b"split: [5, 4]\n", "adds up to 9"),
-        (JOB.encode() + b"compare: {split: [48, 16]}\n", "[[48, 16]]"),
-        (JOB.encode() + b"split: balance\n", "balanced"),
         (JOB.encode() + b"params: !!python/object/apply:os.system ['touch owned']\n", "!!python"),
-        (
-            b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [%s]\n" % (i, i, b"*a," * 9) for i in range(9)),
-            "job.yaml",
-        ),
         (b"[" * 10_000_000, "larger than"),
-        (b"[" * 100_000, "nest"),
     ],
 )
-def test_a_bad_job_file_is_told_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
-    result = check(tmp_path, content)
+def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "job.yaml").write_bytes(content)
+    result = gpurun(tmp_path, "check", "job.yaml")
     assert result.code == 2
     assert words in result.err
     assert "Traceback" not in result.err
     assert not (tmp_path / "owned").exists()
-
-
-def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
-    result = check(tmp_path, b"workload: mlp\ndevices: cpu:0\nglobal_batch: -1\nprecision: fp8\nstep: 3\n")
-    assert result.code == 2
-    for line in (2, 3, 4, 5):
-        assert f"job.yaml:{line}:" in result.err
 
 
 @pytest.mark.parametrize(
@@ -118,14 +92,6 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
 
 
-def test_help_has_an_example_for_every_command(tmp_path: Path) -> None:
-    commands = ["job", "check", "report", "view", "devices", "diff", "init", "schema"]
-    for command in commands:
-        result = gpurun(tmp_path, command, "--help")
-        assert result.code == 0
-        assert "Example: gpurun" in result.out
-
-
 @pytest.mark.parametrize("args", [["--help"], ["check", "job.yaml"], ["devices"], ["schema"]])
 def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
     write(tmp_path, "job.yaml", JOB)
@@ -147,7 +113,7 @@ def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
+def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
     code = (
         "import os, sys; from gpurun.launcher.cli.streams import fill_gaps; fill_gaps(); print(1);"
         "open('names', 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
@@ -157,7 +123,7 @@ def test_streams_that_are_closed_are_nobody_elses(tmp_path: Path) -> None:
     assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
 
 
-def test_a_full_disk_behind_the_output_is_told_and_behind_the_messages_passed_over(tmp_path: Path) -> None:
+def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
     assert (done.returncode, done.stderr) == (3, "gpurun: can't write the output: No space left on device\n")
@@ -354,8 +320,8 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, 
         wait_for_round(tmp_path / "run", 3, run)
         family = descendants(run.pid)
         run.send_signal(signal.SIGINT)
-        said, told = run.communicate(timeout=30)
-    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in told
+        said, messages = run.communicate(timeout=30)
+    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in messages
     assert run.returncode == 130
     assert all_gone(family) == []
     assert "not complete: gpurun --resume run measures" in said

@@ -188,7 +188,7 @@ HANGS = """
     optimizer = torch.optim.SGD([weight], 0.1)
     for step in range(1000):
         if step == 5 and os.environ["RANK"] == "1":
-            time.sleep(600)  # stands for whatever may block a rank
+            time.sleep(600)  # as anything that blocks a rank
         weight.sum().backward()
         optimizer.step()
     time.sleep(600)

@@ -481,7 +481,7 @@ def test_launch_medians_are_by_repetition() -> None:
     assert launch_medians(rounds, {"01-a": 0, "02-b": 1}) == {0: 2.0, 1: 5.0}
 
 
-def test_damaged_step_records_are_told_and_never_called_ok(files: Files) -> None:
+def test_damaged_step_records_are_reported_and_never_called_ok(files: Files) -> None:
     write_splits(files)
     with files.run.steps(EVEN.id, 0).open("ab") as file:
         file.write(b"garbage{\n")

@@ -47,7 +47,7 @@ def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
     assert traced is not None
     assert traced.warnings == ()
     busy, waiting = traced.ranks[0], traced.ranks[1]
-    assert traced.steps == (2, 3)  # in step 1 nobody waits: both are busy all the time
+    assert traced.steps == (2, 3)  # in step 1 no rank waits: both are busy all the time
     assert (busy.compute_ns, busy.exposed_transfer_ns, busy.exposed_wait_ns) == (62_625, 7_375, 0)
     assert (waiting.compute_ns, waiting.exposed_transfer_ns, waiting.exposed_wait_ns) == (
         35_000,

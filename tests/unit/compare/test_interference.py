@@ -1,4 +1,4 @@
-"""Ranks that queue for a core, or throttled clocks: then there is no ranking, and the reason is told."""
+"""Ranks that queue for a core, or throttled clocks: then there is no ranking but a reason."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ def test_only_what_others_ran_can_have_been_waited_for() -> None:
     assert queue_percent([*own, step(4, 9.0, others_ms=90.0), step(5, 6.0, others_ms=-7.0)]) == 1  # a burst
     assert queue_percent([step(1, 6.0, others_ms=-7.0)]) == 0
     assert queue_percent([step(1, 30.0, others_ms=70.0)]) == 30
-    assert queue_percent([step(1, 6.0)]) == 6  # where nobody counts what others ran, the wait stands
+    assert queue_percent([step(1, 6.0)]) == 6  # where the load of others is not counted, the wait counts
 
 
 STAT = """cpu  100 20 3 900 5 6 7 8 0 0
@@ -93,7 +93,7 @@ def test_the_meter_takes_the_thread_that_waited_longest() -> None:
     assert meter.per_step(1).queue_ns == 0
 
 
-def test_where_nobody_counts_nothing_is_known() -> None:
+def test_without_counters_nothing_is_known() -> None:
     meter = NoiseMeter(lambda: None, lambda: None, lambda: None)
     with meter.counting():
         pass
@@ -190,21 +190,21 @@ def test_one_affected_split_leaves_none_ranked_anywhere(files: Any) -> None:
     assert comparison.headline.startswith("These splits can't be ranked")
 
 
-def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> None:
+def test_a_share_just_above_the_limit_is_not_shown_as_the_limit(files: Any) -> None:
     result = noisy(files, 30.0).variants[0]
     ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
-    (told, _) = interference_in([replace(result, ranks=ranks)] * 2)
-    assert "in 5.1 % of its step" in told
-    assert "(at most 5 % is accepted)." in headline_of((result,), [told])
+    (reason, _) = interference_in([replace(result, ranks=ranks)] * 2)
+    assert "in 5.1 % of its step" in reason
+    assert "(at most 5 % is accepted)." in headline_of((result,), [reason])
 
 
-def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
+def test_a_hot_gpu_is_reported_with_what_to_do(files: Any) -> None:
     comparison = noisy(files, 0.0, "power brake")
     assert "the clock of cpu:1 was throttled in ddp 32/32: power brake" in comparison.summary
     assert "cool down" in comparison.summary
 
 
-def test_a_variant_alone_is_ranked_with_nobody(files: Any) -> None:
+def test_a_variant_alone_is_not_ranked(files: Any) -> None:
     comparison = noisy(files, 30.0)
     assert interference_in(comparison.variants[:1]) == ()
     assert "3 more like those" in headline_of((), ["a"] * 5)

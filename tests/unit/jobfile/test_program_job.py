@@ -45,7 +45,7 @@ def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
     return build_plan(load_job(job_file(folder, text)), machine or Machine())
 
 
-def test_a_module_is_found_beside_the_job_without_importing_its_package(tmp_path: Path) -> None:
+def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_path: Path) -> None:
     package = tmp_path / "own_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -165,7 +165,7 @@ def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
 
 
-def test_mistakes_of_gpurun_run_stand_in_no_line(tmp_path: Path) -> None:
+def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
     assert str(caught.value).startswith("there is no file nope.py")

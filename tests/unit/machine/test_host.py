@@ -144,7 +144,7 @@ def test_a_driver_that_fails_says_why() -> None:
 
 
 def test_the_binding_has_every_function_that_is_asked_for() -> None:
-    """The fake stands for pynvml; a name that pynvml lacks would pass with the fake alone."""
+    """The fake replaces pynvml; a name that pynvml lacks would pass with the fake alone."""
     nvml = load_nvml()
     assert [name for name in vars(fake()) if not hasattr(nvml, name)] == []
 
@@ -223,7 +223,7 @@ def test_host_record_is_plain_json_and_names_the_versions() -> None:
         ({"cgroup.procs": "12"}, False),
     ],
 )
-def test_a_quota_is_a_ranks_own_where_nobody_shares_it(
+def test_a_quota_is_a_ranks_own_where_none_shares_it(
     tmp_path: Path, files: dict[str, str], own: bool
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -235,7 +235,7 @@ def test_a_quota_is_a_ranks_own_where_nobody_shares_it(
     assert has_own_quota(tmp_path) is own
 
 
-def test_a_gpu_in_mig_mode_stands_for_its_instances() -> None:
+def test_a_gpu_in_mig_mode_is_replaced_by_its_instances() -> None:
     """Instances are handles beyond those of the GPUs, as NVML gives them; the driver has room for three."""
     instances = {10: "MIG-1111", 11: "MIG-2222"}
 
@@ -261,7 +261,7 @@ def test_a_gpu_in_mig_mode_stands_for_its_instances() -> None:
     assert ([gpu.uuid for gpu in chosen], chosen[0].bus) == (["MIG-2222"], "0:1:0.0")
 
 
-def test_a_gpu_that_somebody_uses_is_busy() -> None:
+def test_a_gpu_in_use_is_busy() -> None:
     idle, used, utilised = machine().gpus
     assert idle.busy_with is None
     assert used.busy_with is not None

@@ -109,7 +109,7 @@ def test_who_waits_says_for_whom_where_and_how_long() -> None:
     assert second == "node 1 of 3 waits for node 0 at a:29400 (up to 10 min)"
 
 
-def test_a_node_waits_for_no_longer_than_it_was_told_and_a_moment() -> None:
+def test_a_node_waits_for_no_longer_than_its_timeout_and_a_moment() -> None:
     class Silent:
         waits: ClassVar[list[float]] = []
 

@@ -42,7 +42,7 @@ def test_no_gpu_at_all(devices: str | tuple[str, ...]) -> None:
         resolve_devices(devices, FakeMachine())
 
 
-def test_a_job_is_told_where_it_asks_for_them() -> None:
+def test_a_job_is_named_where_it_asks_for_them() -> None:
     job = "workload: mlp\nglobal_batch: 8\ndevices: [cuda:0, cuda:1]\n"
     spec = check_source(parse_source(job.encode(), "job.yaml"), Path())
     with pytest.raises(MachineError, match=r"^job.yaml:3:10: the job asks for cuda:0, cuda:1, but this"):

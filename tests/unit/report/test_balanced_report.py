@@ -49,14 +49,14 @@ def test_without_a_cost_per_sample_no_split_is_in_proportion_to_speed(files: Any
     assert "No split is in proportion to speed: samples cost nothing on cpu:0, cpu:1." in said
 
 
-def test_what_was_not_measured_is_told_too(files: Any) -> None:
+def test_what_was_not_measured_is_reported_too(files: Any) -> None:
     said = "\n".join(balanced_lines(compared(files, (5, 1), (3, 3)).variants))
     assert "even would take (32/32) 100 ms, in proportion to speed (48/16) 54.0 ms." in said
     assert "which no split of whole samples beats" in said
     assert "samples cost nothing" not in said
 
 
-def test_what_does_not_fit_is_told_with_the_device_that_it_is_too_large_for(files: Any) -> None:
+def test_what_does_not_fit_is_reported_with_the_device_that_it_is_too_large_for(files: Any) -> None:
     comparison = compared(files, (5, 1), (3, 3), caps=(None, 24))
     said = "\n".join(balanced_lines(comparison.variants))
     assert "straight, memory for 24" in said
@@ -74,7 +74,7 @@ def test_of_curves_that_are_not_straight_no_more_is_said_than_was_measured(files
     assert [row[:3] for row in rows] == [["cpu:0", "–", "–"], ["cpu:1", "–", "–"]]
 
 
-def test_nothing_claims_to_be_best_beside_a_split_that_was_measured_faster(files: Any) -> None:
+def test_nothing_claims_to_be_best_next_to_a_split_that_was_measured_faster(files: Any) -> None:
     lines = balanced_lines(compared(files, (5, 1), (3, 1), step_ms=110.0).variants)
     assert any("T* = 45.0 + 1.00 overhead; measured 110" in line for line in lines)
     assert "  Measured faster than that: ddp 32/32 100 ms." in lines

@@ -64,7 +64,7 @@ def test_devices_without_samples_have_no_rank(files: Any) -> None:
     assert alone == "To train with ddp 0/64, use cpu:1 alone: the others get no samples."
 
 
-def test_dp_has_no_lines_and_that_is_told(files: Any) -> None:
+def test_dp_has_no_lines_and_the_report_says_so(files: Any) -> None:
     said = pasted(files, strategy="dp")
     assert said.startswith(
         "There are no lines to train with dp 48/16: torch's DataParallel splits evenly only."

@@ -83,7 +83,7 @@ def test_interval_of_a_median_by_the_printed_table() -> None:
 
 
 @given(times_ms)
-def test_interval_over_launches_contains_the_median_beside_it(medians_ms: list[float]) -> None:
+def test_interval_over_launches_contains_the_median_next_to_it(medians_ms: list[float]) -> None:
     low, high = known(launches_interval(medians_ms))
     assert low <= median(medians_ms) <= high
 

@@ -27,7 +27,7 @@ COMPUTE, TRANSFER, WAIT = 0, 1, 2
 
 
 def no_news(file: int, position: int) -> None:
-    """Nobody looks at the progress; at the top level, so that workers can have it."""
+    """Ignores the progress; at the top level, so that workers can have it."""
 
 
 def index_of(folder: Path, ranks: list[list[Event]]) -> Index:

@@ -81,7 +81,7 @@ def test_random_captures_with_known_waits(tmp_path: Path, seed: int) -> None:
     report = analyse_paths([tmp_path])
     if (
         late == skipped
-    ):  # In the first step the late rank isn't seen, so waiting is told from the shortest seen.
+    ):  # In the first step the late rank isn't seen, so waiting is computed from the shortest seen.
         report = analyse_paths([tmp_path], slice(1, None))
         assert [row.rank for row in report.stragglers if row.wait_caused_us] == [late]
         return
@@ -194,7 +194,7 @@ def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
-def test_a_single_file_without_a_rank_is_told(tmp_path: Path, rank: str | None) -> None:
+def test_a_single_file_without_a_rank_is_reported(tmp_path: Path, rank: str | None) -> None:
     path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
     report = analyse_paths([path])
     assert [rank.rank for rank in report.ranks] == [0]
@@ -219,7 +219,7 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path) -> None:
     assert any("old.json: same rank 0 as" in warning for warning in report.warnings)
 
 
-def test_overlapping_and_repeated_steps_are_told(tmp_path: Path) -> None:
+def test_overlapping_and_repeated_steps_are_reported(tmp_path: Path) -> None:
     events = [step(1, 0, 100), step(1, 50, 100), launch(10, 1, 1), kernel("k", 20, 10, 1)]
     (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
     assert [each.span_us for each in rank.steps] == [100, 50]
@@ -238,7 +238,7 @@ def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(tmp_path: 
     assert any(warning.endswith("of its own: step 3") for warning in report.warnings)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces next to the repository")
 def test_a_real_step_moved_into_the_one_before(tmp_path: Path) -> None:
     content = load(REAL / "nccl_args_A100" / "rank0of2.json.gz")
     path = tmp_path / "t.json"
@@ -297,7 +297,7 @@ GROUP = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 
 @pytest.mark.parametrize(
     ("world_size", "arguments", "info", "bus_share"),
     [
-        (128, {}, {}, None),  # Two of 128, and nobody says of which group.
+        (128, {}, {}, None),  # Two of 128, and the group is unknown.
         (2, {}, {}, 1.0),  # All of the world are here.
         (128, {"Group size": 8}, {"pg_config": [GROUP]}, 2 * 7 / 8),
         (128, {}, {"pg_config": [GROUP]}, 2 * 3 / 4),

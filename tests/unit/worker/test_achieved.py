@@ -88,7 +88,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """Two GPUs whose counters stand at 1000 and 2000 mJ; the second may not count."""
+    """Two GPUs whose counters are at 1000 and 2000 mJ; the second may not count."""
 
     NVMLError = NVMLError
 

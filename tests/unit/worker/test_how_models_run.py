@@ -106,7 +106,7 @@ def test_what_cannot_be_is_left_out_with_its_reason() -> None:
         ("split: [100, 27]", "adds up to 127, not to the global batch of 128"),
     ],
 )
-def test_mistakes_are_told(line: str, said: str) -> None:
+def test_mistakes_are_reported(line: str, said: str) -> None:
     with pytest.raises(SpecError) as refused:
         spec_of(f"workload: lstm\n{line}\n")
     assert said in str(refused.value)
@@ -167,7 +167,7 @@ def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
     assert trainer.trial.bytes_per_sample > 0
 
 
-def test_a_model_with_batch_norm_is_told_apart() -> None:
+def test_a_model_with_batch_norm_is_distinguished() -> None:
     workload = load_workload("resnet56", {}, Path())
     assert isinstance(workload, Workload)
     trainer = Trainer(workload, order((2, 1), channels_last=True, precision="fp32"), 0)
@@ -179,7 +179,7 @@ def test_a_model_with_batch_norm_is_told_apart() -> None:
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_channels_last_of_a_model_without_images_is_told() -> None:
+def test_channels_last_of_a_model_without_images_is_reported() -> None:
     workload = load_workload("mlp", {"width": 4}, Path())
     assert isinstance(workload, Workload)
     assert "changes nothing" in model_warnings(Trainer(workload, order((2, 1), channels_last=True), 0))[0]

@@ -30,7 +30,7 @@ class FakeInput:
 
 @dataclass
 class FakeTrainer:
-    """Takes as long as it is told for each variant; `drawn` is what it was asked for, `ran` what it did."""
+    """Takes a given time for each variant; `drawn` is what it was asked for, `ran` what it did."""
 
     step_ms: dict[str, float | Iterator[float]]
     now_ns: int = 0

@@ -213,7 +213,7 @@ def test_where_no_straight_line_fits_none_is_claimed() -> None:
     assert result.curves[0].fit_off_by == pytest.approx(2.3, abs=0.7)
 
 
-def test_a_busy_machine_is_told_beside_the_curves(tmp_path: Path) -> None:
+def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path) -> None:
     order = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
