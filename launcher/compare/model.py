@@ -111,7 +111,8 @@ class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
     Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
-    those in it in which least else ran: compute + exposed transfer, wait and memcpy + idle = span.
+    those in it in which least else ran: compute + exposed transfer, wait and memcpy + other steps + idle
+    = span.
     """
 
     rank: int
@@ -126,6 +127,8 @@ class RankFigures:
     exposed_transfer_ms: float | None = None
     exposed_wait_ms: float | None = None
     exposed_memcpy_ms: float | None = None
+    other_steps_ms: float | None = None
+    """The device was busy, but only with work that other steps launched."""
     idle_ms: float | None = None
     input_ms: float | None = None
     """The part of idle that waits for data."""

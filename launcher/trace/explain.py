@@ -20,7 +20,7 @@ CPU = "CPU"
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 
-Kind = Literal["input", "copies", "host", "transfer", "other", "split", "straggler"]
+Kind = Literal["input", "copies", "host", "transfer", "other_steps", "other", "split", "straggler"]
 """`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
 
 
@@ -46,6 +46,9 @@ CAUSES: dict[Kind, Cause] = {
     "transfer": Cause(
         "try larger batches, gradient accumulation or another bucket size",
         "on communication that nothing overlaps",
+    ),
+    "other_steps": Cause(
+        "look at the timeline for what delays the step's own", "on work of other steps only"
     ),
     "other": Cause("look for synchronisation and dependencies", "in gaps between work already launched"),
     "split": Cause(
@@ -99,6 +102,7 @@ def losses(report: TraceReport) -> list[Loss]:
         "copies": mean.exposed_memcpy_us,
         "input": causes_us.data,
         "host": causes_us.host,
+        "other_steps": mean.other_steps_us,
         "other": causes_us.other,
     }
     return sorted((Loss(kind, us / mean.span_us) for kind, us in parts_us.items()), key=lambda x: -x.share)

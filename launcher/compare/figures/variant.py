@@ -140,6 +140,7 @@ def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone:
         exposed_transfer_ms=breakdown.exposed_transfer_ns / 1e6,
         exposed_wait_ms=breakdown.exposed_wait_ns / 1e6,
         exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
+        other_steps_ms=breakdown.other_steps_ns / 1e6,
         idle_ms=breakdown.idle_ns / 1e6,
         input_ms=breakdown.input_ns / 1e6,
         host_ms=breakdown.host_ns / 1e6,

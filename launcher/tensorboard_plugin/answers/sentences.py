@@ -74,7 +74,7 @@ def step_sentence(variant: VariantResult) -> str | None:
     name, lost_ms = max(list(parts.items())[1:], key=lambda part: part[1])
     text = f"{label} computes for {format_number(100 * parts['compute'] / total_ms, 0)} % of its step"
     if lost_ms >= NAMED_FROM * total_ms:
-        text += f"; the largest other part is {name}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
+        text += f"; the largest other part is {name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
     return f"{text}{traced_and_timed(rank.span_ms, variant) if rank.span_ms else ''}."
 
 
@@ -183,13 +183,14 @@ def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
         return _difference(answer, rows, label, against.label)
     top = max(rows, key=lambda row: row["self_ms"])
     if not top["self_ms"] > 0:
-        return f"{label}: no {noun} takes any time in the traced steps."
+        return f"{label}: no {noun} takes any time in the trace."
     many = not top["named"] and top["name"].startswith(_MANY)
+    whole = "step" if answer["steps"] else "trace"
     waits = top["wait_ms"] >= WAITING_FROM * top["self_ms"]
     waiting = f", {format_ms(top['wait_ms'])} ms of it waiting" if waits else ""
     return (
         f"{label}: {_row_name(top)} {'take' if many else 'takes'} {format_ms(top['self_ms'])} of "
-        f"{format_ms(answer['step_ms'])} ms, {format_number(top['share_percent'], 0)} % of the step{waiting}."
+        f"{format_ms(answer['step_ms'])} ms, {format_number(top['share_percent'], 0)} % of the {whole}{waiting}."
     )
 
 
@@ -220,10 +221,10 @@ def _how(answer: Answer) -> str:
         f"{rank}, for which the others wait most" if answer["is_straggler"] else f"the slowest rank, {rank}"
     )
     counts = f"Self time counts on {slowest}" if len(answer["ranks"]) > 1 else "Self time"
-    return (
-        f"{counts}, mean of {plural(answer['steps'], 'traced step')}; collectives count only their exposed "
-        "part. Columns add up to the step."
-    )
+    of, whole = f"mean of {plural(answer['steps'], 'traced step')}", "step"
+    if not answer["steps"]:
+        of, whole = "over the whole trace, which has no steps", "trace"
+    return f"{counts}, {of}; collectives count only their exposed part. Columns add up to the {whole}."
 
 
 def _as_timed(answer: Answer, shown: Shown, against: Shown | None) -> str:

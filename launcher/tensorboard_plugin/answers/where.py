@@ -15,7 +15,16 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
-PARTS = ("span", "compute", "exposed_transfer", "exposed_wait", "exposed_memcpy", "idle", "input")
+PARTS = (
+    "span",
+    "compute",
+    "exposed_transfer",
+    "exposed_wait",
+    "exposed_memcpy",
+    "other_steps",
+    "idle",
+    "input",
+)
 MAX_STEPS = 200
 """Per rank; a capture has 3 to 50."""
 
@@ -29,11 +38,13 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
             least else ran. Of other traces all steps count, as for `gpurun trace`.
     """
     typical = quiet_steps(header.ranks)[1] if ours else mean_steps(header)
-    every = [rank_breakdown(step) for rank in header.ranks for step in rank.steps]
+    has_steps = any(rank.steps for rank in header.ranks)
+    every = [rank_breakdown(each) for rank in header.ranks for each in rank.steps or (rank.total,)]
     return {
+        "has_steps": has_steps,
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
-        "sentence": _sentence(header, every),
+        "sentence": _sentence(header, every, has_steps),
         "ranks": [
             {
                 "rank": rank.rank,
@@ -49,11 +60,10 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
 
 
 def mean_steps(header: Header) -> dict[int, RankBreakdown]:
-    """Each rank's mean over all of its steps."""
+    """Each rank's mean over all of its steps; all of its trace where that has no steps."""
     return {
-        rank.rank: mean_breakdown([rank_breakdown(step) for step in rank.steps])
+        rank.rank: mean_breakdown([rank_breakdown(each) for each in rank.steps or (rank.total,)])
         for rank in header.ranks
-        if rank.steps
     }
 
 
@@ -63,14 +73,15 @@ def straggler(header: Header) -> StragglerReport | None:
     return first if first is not None and first.wait_caused_us > 0 else None
 
 
-def _sentence(header: Header, every: Sequence[RankBreakdown]) -> str:
+def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -> str:
     """What a step takes, as `gpurun trace` has it, and which rank the others wait for."""
     mean = mean_breakdown(every) if every else None
     if mean is None or not mean.span_ns:
-        return "These traces have no steps to divide."
+        return "These traces have no time to divide."
     over = ", the mean of all ranks" if len(header.ranks) > 1 else ""
     share = format_number(100 * mean.compute_ns / mean.span_ns, 0)
-    step = f"A step takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
+    what = "A step" if has_steps else "The recorded work"
+    step = f"{what} takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
     late = straggler(header)
     if late is None:
         return step

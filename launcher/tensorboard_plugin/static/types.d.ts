@@ -164,6 +164,7 @@ interface RankFigures {
   exposed_transfer_ms: number | null;
   exposed_wait_ms: number | null;
   exposed_memcpy_ms: number | null;
+  other_steps_ms: number | null;
   idle_ms: number | null;
   input_ms: number | null;
   exposed_comm_ms: { trace: number | null; ablation: number | null };
@@ -329,12 +330,15 @@ interface Breakdown {
   exposed_transfer_ms: number;
   exposed_wait_ms: number;
   exposed_memcpy_ms: number;
+  other_steps_ms: number;
   idle_ms: number;
   input_ms: number;
 }
 
 interface BreakdownAnswer extends Ready {
   warnings: string[];
+  /** Without steps, the figures are those of whole traces. */
+  has_steps: boolean;
   mean: Breakdown | null;
   sentence: string;
   ranks: RankBreakdown[];
@@ -680,7 +684,7 @@ type Options = (readonly [value: string, text: string])[];
 
 // ---- Figures as they are drawn ----
 
-type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'idle';
+type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'other_steps' | 'idle';
 interface Part {
   name: PhaseName;
   ms: number;
@@ -910,6 +914,8 @@ interface Bars {
   isTraced: boolean;
   half: number | null;
   canOpen: boolean;
+  /** A bar is all of a trace, which has no steps. */
+  isWhole?: boolean;
 }
 
 interface RankBar {

@@ -5,7 +5,7 @@ import { el, found, hiddenTable, onWidth, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
 import { passes, slowestRank } from './model.js';
-import { legend, MEANING, spoken, timedParts, tracedParts } from './phases.js';
+import { legend, MEANING, partName, shownPhases, spoken, timedParts, tracedParts } from './phases.js';
 import { fromZero } from './scale.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { drawStrip, stripAxis, stripScale } from './strip.js';
@@ -46,7 +46,7 @@ export async function showWhere(host, app) {
       { class: 'controls' },
       filters(run, state),
       counted(all.length, run.ranked.length),
-      many ? null : legend(),
+      many ? null : legend(shownPhases(shown.flatMap((variant) => blockOf(variant).ranks))),
     ),
     grid,
     more(all, shown, state),
@@ -166,7 +166,7 @@ function drawGrid(grid, app, blocks) {
   replace(
     grid,
     el('div', { class: 'head' }, app.run.isTraces ? 'rank \u00b7 device' : 'rank \u00b7 device \u00b7 batch'),
-    el('div', { class: 'head' }, 'mean traced step by rank, ms'),
+    el('div', { class: 'head' }, `${blocks[0]?.isWhole ? 'whole trace' : 'mean traced step'} by rank, ms`),
     el('div', { class: 'head strip-head' }, 'every step, ms'),
     blocks.map((block) => blockRows(block, context)),
     el('div', { class: 'axis-name' }, 'ms from step start'),
@@ -225,7 +225,7 @@ function blockRows(block, context) {
     el('div', { class: 'strip', 'data-strip': block.id }),
     hiddenTable(
       `${block.label}: parts of the step, ms`,
-      ['rank', ...block.ranks[0].parts.map((part) => part.name)],
+      ['rank', ...block.ranks[0].parts.map((part) => partName(part.name))],
       block.ranks.map((rank) => [rank.who, ...rank.parts.map((part) => number(part.ms, decimals))]),
     ),
   );
@@ -275,11 +275,11 @@ function bar(block, rank, { app, scale, decimals }) {
           'data-value': number(part.ms, decimals),
           tabindex: 0,
           role: 'button',
-          'aria-label': `${part.name} ${number(part.ms, decimals)} ms`,
+          'aria-label': `${partName(part.name)} ${number(part.ms, decimals)} ms`,
           onclick: open,
           onkeydown: (event) => event.key === 'Enter' && open(),
           ...tipped(
-            `${part.name}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the step\n${MEANING[part.name]}`,
+            `${partName(part.name)}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the ${block.isWhole ? 'trace' : 'step'}\n${MEANING[part.name]}`,
           ),
         }),
       ),
@@ -388,6 +388,7 @@ async function showTraces(host, app) {
     isTraced: true,
     half: null,
     canOpen: true,
+    isWhole: !answer.has_steps,
     ranks: bars,
   };
   const grid = el('div', { class: 'where' });
@@ -395,10 +396,10 @@ async function showTraces(host, app) {
     host,
     headline(
       answer.sentence,
-      'Each bar is the mean of all traced steps of a rank. Transfer, wait and copy count only where no compute hides them.',
+      `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank. Transfer, wait and copy count only where no compute hides them.`,
     ),
     problemNotes(answer.problems, answer.warnings),
-    ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend()),
+    ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend(shownPhases(bars))),
     grid,
   );
   if (!block.ranks.length) return undefined;

@@ -122,7 +122,10 @@ def test_operators_are_summed_up_in_a_sentence() -> None:
     unnamed = operators_said(table | {"rows": rows[1:]}, one, None)["sentence"]
     assert unnamed == "ddp 34/30: the trace names no kernels."
     idle = operators_said(table | {"rows": [row("a", 0.0)]}, one, None)["sentence"]
-    assert idle == "ddp 34/30: no kernel takes any time in the traced steps."
+    assert idle == "ddp 34/30: no kernel takes any time in the trace."
+    whole = operators_said(table | {"steps": 0}, one, None)
+    assert whole["sentence"].endswith(" 29 % of the trace.")
+    assert "over the whole trace, which has no steps; " in whole["details"]
 
 
 def test_without_traces_nothing_is_explained() -> None:
