@@ -74,7 +74,8 @@ def step_sentence(variant: VariantResult) -> str | None:
     name, lost_ms = max(list(parts.items())[1:], key=lambda part: part[1])
     text = f"{label} computes for {format_number(100 * parts['compute'] / total_ms, 0)} % of its step"
     if lost_ms >= NAMED_FROM * total_ms:
-        text += f"; the largest other part is {name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
+        lost = f"{name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
+        text += f"; the largest other part is {lost}"
     return f"{text}{traced_and_timed(rank.span_ms, variant) if rank.span_ms else ''}."
 
 
@@ -188,9 +189,10 @@ def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
     whole = "step" if answer["steps"] else "trace"
     waits = top["wait_ms"] >= WAITING_FROM * top["self_ms"]
     waiting = f", {format_ms(top['wait_ms'])} ms of it waiting" if waits else ""
+    share = f"{format_number(top['share_percent'], 0)} % of the {whole}"
     return (
         f"{label}: {_row_name(top)} {'take' if many else 'takes'} {format_ms(top['self_ms'])} of "
-        f"{format_ms(answer['step_ms'])} ms, {format_number(top['share_percent'], 0)} % of the {whole}{waiting}."
+        f"{format_ms(answer['step_ms'])} ms, {share}{waiting}."
     )
 
 
