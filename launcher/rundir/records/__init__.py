@@ -19,6 +19,7 @@ from gpurun.launcher.rundir.records.config import (
 from gpurun.launcher.rundir.records.measured import (
     GpuLoad,
     Kind,
+    Look,
     LossOver,
     PointRecord,
     RoundTime,
@@ -46,6 +47,7 @@ __all__ = [
     "Kind",
     "LaunchConfig",
     "LaunchHead",
+    "Look",
     "LossOver",
     "MaxBatch",
     "MaxBatchConfig",
