@@ -147,7 +147,8 @@ class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
     Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
-    those in it in which least else ran: compute + exposed transfer, wait and memcpy + idle = span.
+    those in it in which least else ran: compute + exposed transfer, wait and memcpy + other steps + idle
+    = span.
     """
 
     rank: int
@@ -162,6 +163,8 @@ class RankFigures:
     exposed_transfer_ms: float | None = None
     exposed_wait_ms: float | None = None
     exposed_memcpy_ms: float | None = None
+    other_steps_ms: float | None = None
+    """The device was busy, but only with work that other steps launched."""
     idle_ms: float | None = None
     input_ms: float | None = None
     """The part of idle that waits for data."""
@@ -339,11 +342,6 @@ class Comparison:
         return self.leader or self.fastest
 
     @property
-    def answer(self) -> str:
-        """The headline; of an older run the whole summary."""
-        return self.headline or self.summary
-
-    @property
     def details(self) -> str:
         """What the summary goes on to say after the headline."""
-        return self.summary.removeprefix(self.answer).strip()
+        return self.summary.removeprefix(self.headline).strip()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
 from gpurun.launcher.compare.variant_difference import Differences, opposite
-from gpurun.launcher.stats.power import launches_needed
+from gpurun.launcher.stats.sequential import launches_needed
 
 
 class Pairwise(Protocol):

@@ -9,8 +9,7 @@ from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.model import Difference, Interval, Unit, Verdict
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import Family, IntervalAt, holm
-from gpurun.launcher.stats.launch_values import launch_values
+from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
 from gpurun.launcher.stats.looks import EARLY_LOOK_ALPHA, ONE_LOOK_ALPHA, Looks, looks
 from gpurun.launcher.stats.paired import round_differences, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES

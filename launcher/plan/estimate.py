@@ -1,11 +1,11 @@
 """How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
-from gpurun.launcher.rundir.earlier import Earlier
 
 LAUNCHES_TO_COMPARE = 6
 """With fewer launches of each there is no verdict on what other launches would show."""
@@ -43,6 +43,25 @@ def estimate_s(plan: Plan, spec: JobSpec) -> float:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """A run whose variants were launched several times."""
+
+    path: Path
+    shared_percent: float | None
+    """Standard deviation of the difference of two variants over the launches that both are in."""
+    apart_percent: float | None
+    """Over launches that each has of its own."""
+    launch_s: float | None
+    """Of a launch after the first ones; `None` for another job's."""
+
+    def scatter_percent(self, is_shared: bool) -> float | None:
+        """For variants in the same launches, or in launches of their own; the other where it isn't known."""
+        known = (self.shared_percent, self.apart_percent)
+        wanted = known if is_shared else known[::-1]
+        return next((percent for percent in wanted if percent is not None), None)
+
+
+@dataclass(frozen=True)
 class Detectable:
     """What the launches of a run can show."""
 
@@ -77,7 +96,7 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
     scatter = earlier.scatter_percent(is_shared=len(groups) == 1) if earlier is not None else None
     if scatter is None:
         return Detectable(launches, len(groups) == 1, enough_s=enough_s)
-    from gpurun.launcher.stats.power import detectable_percent  # loads numpy
+    from gpurun.launcher.stats.sequential import detectable_percent  # loads numpy
 
     percent = detectable_percent(scatter, launches)
     return Detectable(launches, len(groups) == 1, percent, scatter, enough_s)

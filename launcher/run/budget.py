@@ -14,8 +14,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Look
-from gpurun.launcher.stats.power import best_rounds, detectable_percent
-from gpurun.launcher.stats.sequential import next_look
+from gpurun.launcher.stats.sequential import best_rounds, detectable_percent, next_look
 
 ASSUMED_PERCENT = 10.0
 """What launches, and rounds, scatter by until it is known."""
@@ -48,9 +47,9 @@ class Budget:
 
         None if all is decided, or no other repetition fits.
         """
-        pace = pace_of(self.events(repetitions - 1))
+        costs = costs_of(self.events(repetitions - 1))
         elapsed_s = self.now_s() - self.started_s
-        shortest_s = pace.expected_s(dict.fromkeys(self.planned(), 1), self.plan.baseline)
+        shortest_s = costs.expected_s(dict.fromkeys(self.planned(), 1), self.plan.baseline)
         is_planned = any(launch.repetition >= repetitions for launch in self.plan.launches)
         has_time = is_planned and elapsed_s + shortest_s <= self.total_s
         look = due_look(self.run.read_looks(), repetitions, elapsed_s / self.total_s, has_time)
@@ -58,7 +57,7 @@ class Budget:
             append_lines(self.run.looks, [look])
         comparison = compare()
         left_s = self.total_s - elapsed_s
-        self.rounds = next_rounds(comparison, repetitions, pace, left_s) if has_time else {}
+        self.rounds = next_rounds(comparison, repetitions, costs, left_s) if has_time else {}
         return self.rounds
 
     def events(self, repetition: int) -> list[list[Event]]:
@@ -72,7 +71,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Costs:
     """What one repetition, a launch of each group, took."""
 
     start_s: float
@@ -85,7 +84,7 @@ class Pace:
         return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(baseline, 0))
 
 
-def pace_of(launches: Sequence[Sequence[Event]]) -> Pace:
+def costs_of(launches: Sequence[Sequence[Event]]) -> Costs:
     """From the events of a repetition's launches."""
     stages = [
         (event.stage, (after.monotonic_ns - event.monotonic_ns) / 1e9)
@@ -94,7 +93,7 @@ def pace_of(launches: Sequence[Sequence[Event]]) -> Pace:
     ]
     blocks_s = [seconds for stage, seconds in stages if stage == "round"]
     start_s = sum(seconds for stage, seconds in stages if stage not in (*ONCE, "round"))
-    return Pace(start_s + AROUND_S * len(launches), median(blocks_s) if blocks_s else 0.0)
+    return Costs(start_s + AROUND_S * len(launches), median(blocks_s) if blocks_s else 0.0)
 
 
 def due_look(looks: Sequence[Look], repetitions: int, elapsed: float, has_time: bool) -> Look | None:
@@ -111,31 +110,31 @@ def due_look(looks: Sequence[Look], repetitions: int, elapsed: float, has_time: 
     return Look(repetitions, min(elapsed, 1.0) if has_time else 1.0)
 
 
-def next_rounds(comparison: Comparison, repetitions: int, pace: Pace, left_s: float) -> dict[str, int]:
+def next_rounds(comparison: Comparison, repetitions: int, costs: Costs, left_s: float) -> dict[str, int]:
     """Rounds of each variant in the next launches; empty if all is decided.
 
     Args:
         comparison: of what has been measured.
         repetitions: so far.
-        pace: of the last one.
+        costs: of the last one.
         left_s: of the budget.
     """
     behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
     variants = () if chosen.is_decided else chosen.variants
     if repetitions < next_look(0):  # of so few launches no verdict holds for others
         variants = tuple(behind)
-    most = _most_rounds(comparison, len(variants), look - repetitions, pace, left_s)
+    most = _most_rounds(comparison, len(variants), look - repetitions, costs, left_s)
     return {variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants}
 
 
-def _most_rounds(comparison: Comparison, num: int, launches: int, pace: Pace, left_s: float) -> int:
+def _most_rounds(comparison: Comparison, num: int, launches: int, costs: Costs, left_s: float) -> int:
     """Rounds of close rivals: what makes the most of the time, if the launches until the next look fit."""
-    round_s = pace.block_s * (num + 1)
+    round_s = costs.block_s * (num + 1)
     if round_s == 0:
         return 1
     found = comparison.scatter
-    best = best_rounds(pace.start_s, round_s, found.launch_percent, found.round_percent)
-    fits = [int((left_s / num_launches - pace.start_s) / round_s) for num_launches in (launches, 1)]
+    best = best_rounds(costs.start_s, round_s, found.launch_percent, found.round_percent)
+    fits = [int((left_s / num_launches - costs.start_s) / round_s) for num_launches in (launches, 1)]
     return min(best, next((fit for fit in fits if fit > 0), 1))
 
 

@@ -2,9 +2,11 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
@@ -12,11 +14,15 @@ from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
+from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
+from gpurun.launcher.rundir.paths import check_owner, is_name, refuse_links
 from gpurun.launcher.rundir.records import CodeVersion
 
+MOST_RUNS = 20
+"""Earlier runs that are looked at, the newest ones of a job; then as many of others."""
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 
@@ -54,7 +60,7 @@ def load_invocation(given: Invocation) -> JobSpec:
         SpecError: it is wrong.
     """
     if given.text is not None:
-        return load_text(given.text, str(given.job_file), given.overrides, given.folder)
+        return load_text(given.text, "", given.overrides, given.folder)
     spec = load_job(given.job_file, given.overrides, given.job_dir)
     check_files(spec, given.folder)
     return spec
@@ -155,14 +161,9 @@ def find_run(path: Path) -> RunDir:
     Raises:
         SpecError: there is no run.
     """
-    for folder in (path, path.parent if path.name == LATEST else path):
-        if (folder / "plan.json").is_file():
-            return RunDir(folder)
-        pointer = folder / LATEST
-        if pointer.is_file():
-            name = pointer.read_text().strip()
-            if name and Path(name).name == name and (folder / name / "plan.json").is_file():
-                return RunDir(folder / name)
+    if (folder := _run_folder(path)) is not None:
+        refuse_links(folder)  # it may be anyone's
+        return RunDir(folder)
     if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
         raise SpecError(
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
@@ -173,13 +174,22 @@ def find_run(path: Path) -> RunDir:
     )
 
 
+def _run_folder(path: Path) -> Path | None:
+    """The run directory that `path` means, if there is one."""
+    for folder in (path, path.parent if path.name == LATEST else path):
+        if (folder / "plan.json").is_file():
+            return folder
+        pointer = folder / LATEST
+        if pointer.is_file():
+            name = pointer.read_text().strip()
+            if is_name(name) and (folder / name / "plan.json").is_file():
+                return folder / name
+    return None
+
+
 def is_run(path: Path) -> bool:
     """Whether `path` means a run directory."""
-    try:
-        find_run(path)
-    except SpecError:
-        return False
-    return True
+    return _run_folder(path) is not None
 
 
 def are_runs(a: Path, b: Path) -> bool:
@@ -236,6 +246,7 @@ def read_invocation(path: Path) -> Invocation:
         SpecError: no run is there, or its job file is gone.
     """
     run = find_run(path)
+    check_owner(run)
     stored = read_json(run.invocation, StoredInvocation)
     job_file = Path(stored.job_file)
     if not job_file.is_file():
@@ -262,6 +273,7 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
         SpecError: no run is there, it was made from another job, or another command works on it.
     """
     run = find_run(path)
+    check_owner(run)
     refuse_if_alive(run)
     if read_json(run.plan, Plan) != plan:
         raise SpecError(
@@ -278,3 +290,39 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
 def forget(run: RunDir, variant_id: str) -> None:
     """Lets a variant run again; its logs and failure records are kept."""
     run.status(variant_id).unlink()
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The part of `comparison.json` that is needed."""
+
+    scatter: Mapping[str, float | None]
+    host: Mapping[str, Any]
+
+
+def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier | None:
+    """The newest run of this job on this machine that shows how much launches scatter, else of any job."""
+    for name, path in _newest_first(job, runs):
+        try:
+            compared = read_json(path / "comparison.json", _Compared)
+        except MachineError:
+            continue
+        shared, apart = compared.scatter.get("shared_percent"), compared.scatter.get("apart_percent")
+        if compared.host.get("hostname") == hostname and (shared, apart) != (None, None):
+            return Earlier(path, shared, apart, _launch_s(RunDir(path)) if name == job else None)
+    return None
+
+
+def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
+    """Runs of the job, then those of others; their directories are named by the time."""
+    found = sorted(runs.glob("*/*/comparison.json"), key=lambda path: path.parent.name, reverse=True)
+    own = [path.parent for path in found if path.parent.parent.name == job]
+    others = [path.parent for path in found if path.parent.parent.name != job]
+    yield from ((path.parent.name, path) for path in (*own[:MOST_RUNS], *others[:MOST_RUNS]))
+
+
+def _launch_s(run: RunDir) -> float | None:
+    """The median of the second half, in which only close rivals run, without interrupted ones."""
+    logs = [run.read_events(path.parent.name) for path in sorted(run.path.glob("launches/*/events.jsonl"))]
+    seconds = [(log[-1].time_ns - log[0].time_ns) / 1e9 for log in logs if log and log[-1].stage == "done"]
+    return median(seconds[len(seconds) // 2 :]) if seconds else None

@@ -13,9 +13,8 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.run import decisions as do
-from gpurun.launcher.run.attempts import remaining
+from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
-from gpurun.launcher.run.outcomes import record_outcomes
 from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.run.watch import Tick, limits_of

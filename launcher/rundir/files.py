@@ -3,10 +3,11 @@
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -91,6 +92,19 @@ class RunDir(RunPaths):
         return list(read_lines(self.events(launch_id), Event))
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A file, open for reading; whoever has made the run, it is neither a link nor a pipe.
+
+    Raises:
+        OSError: it can't be opened, or is something else.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
 def read_json(path: Path, kind: type[T]) -> T:
     """The file's content as `kind`.
 
@@ -98,7 +112,8 @@ def read_json(path: Path, kind: type[T]) -> T:
         MachineError: the file can't be read, or holds something else.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        with open_regular(path) as file:
+            return msgspec.json.decode(file.read(), type=kind)
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
@@ -116,7 +131,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
 def complete_lines(path: Path, offset: int = 0) -> bytes:
     """The file from `offset` to its last line break; empty if there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             text = file.read()
     except FileNotFoundError:

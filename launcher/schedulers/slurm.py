@@ -224,5 +224,7 @@ SLURM = Scheduler(
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),
     run_id=lambda environ: environ.get("SLURM_JOB_ID") or None,
-    queue=BatchQueue("submit.sbatch", batch_script, submit, next_commands),
+    queue=BatchQueue(
+        "sbatch", "--exclusive", "2:00:00", "submit.sbatch", batch_script, submit, next_commands
+    ),
 )

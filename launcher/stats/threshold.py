@@ -8,8 +8,7 @@ from typing import Literal
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.launches import t_quantile
-from gpurun.launcher.stats.power import POWER
-from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES, level_at
+from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES, POWER, level_at
 from gpurun.launcher.stats.verdict import Interval, percent_from_log, percent_interval
 
 Outcome = Literal["slower", "not slower", "undecided"]

@@ -392,7 +392,7 @@ def write_traced(path: Path) -> None:
 
 
 def write_damaged(path: Path) -> None:
-    """Anybody's traces: rank 0's is cut off, and beside it a whole one."""
+    """Anybody's traces: rank 0's is cut off, and next to it a whole one."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
     trace = path / "rank0.pt.trace.json.gz"
     trace.write_bytes(trace.read_bytes()[:1000])

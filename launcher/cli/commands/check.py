@@ -2,11 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpurun.launcher.cli.options import job_argument, json_option, set_option
 from gpurun.launcher.cli.output import show_json, width
+
+if TYPE_CHECKING:
+    from gpurun.launcher.plan.estimate import Earlier
 
 
 @click.command()
@@ -32,7 +36,15 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
         show_json(plan)
         return
     from gpurun.launcher.report.terminal.plan import render_plan
-    from gpurun.launcher.rundir.earlier import find_earlier
 
-    earlier = find_earlier(spec.name, machine.hostname)
+    earlier = earlier_run(spec.name, machine.hostname)
     click.echo(render_plan(plan, spec, width(), plain=not sys.stdout.isatty(), earlier=earlier))
+
+
+def earlier_run(job: str, hostname: str) -> "Earlier | None":
+    """One that shows what can be detected; without any, the modules that read it aren't loaded."""
+    if not Path("runs").is_dir():
+        return None
+    from gpurun.launcher.run.open import find_earlier
+
+    return find_earlier(job, hostname)

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.figures.rounds import round_blocks_ns
+from gpurun.launcher.compare.figures.recorded import Measured, round_blocks_ns
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
 from gpurun.launcher.compare.interference import queue_percent, throttled
@@ -30,7 +29,7 @@ from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
-from gpurun.launcher.stats.launch_values import components
+from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.looks import look_at
 from gpurun.launcher.stats.paired import median_interval, round_differences
@@ -208,6 +207,7 @@ def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone:
         exposed_transfer_ms=breakdown.exposed_transfer_ns / 1e6,
         exposed_wait_ms=breakdown.exposed_wait_ns / 1e6,
         exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
+        other_steps_ms=breakdown.other_steps_ns / 1e6,
         idle_ms=breakdown.idle_ns / 1e6,
         input_ms=breakdown.input_ns / 1e6,
         host_ms=breakdown.host_ns / 1e6,

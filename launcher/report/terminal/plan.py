@@ -6,10 +6,9 @@ import sys
 
 from gpurun.launcher.compare.label import split_label, value_text, varied_texts
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, Detectable, detectable, estimate_s
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, Detectable, Earlier, detectable, estimate_s
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
-from gpurun.launcher.rundir.earlier import Earlier
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural
 
@@ -26,7 +25,7 @@ def render_plan(
     if plain:
         width = sys.maxsize
     first, size, *power = headlines(plan, spec, earlier)
-    head = [first, size, _limits(plan, spec), *power]
+    head = [first, size, *_limits(plan, spec), *power]
     lines = [line for text in head for line in wrap(text, width)]
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
@@ -98,36 +97,30 @@ def _size(plan: Plan, spec: JobSpec) -> str:
     return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
 
 
-def _limits(plan: Plan, spec: JobSpec) -> str:
-    """How much is measured, besides the number of launches."""
+def _limits(plan: Plan, spec: JobSpec) -> list[str]:
+    """How much is measured besides the number of launches, and what ends a run; a line each."""
     if spec.kind.runs_program:
         return _program_limits(spec)
-    rounds = plural(plan.launches[0].rounds, "round")
-    has_budget = plan.budget_s is not None
-    parts = [
-        f"the first launches have {rounds}, later ones as many as pays"
-        if has_budget
-        else "all rounds are run"
-    ]
+    has_budget, rounds = plan.budget_s is not None, plural(plan.launches[0].rounds, "round")
+    adapts = f"The first launches have {rounds} each, later ones as many as pays."
+    lines = [adapts if has_budget else "All rounds are run."]
     if spec.profile.steps and spec.kind.trains:
         steps = plural(spec.profile.steps, "step")
-        after = "once, " if has_budget else "then "
-        parts.append(f"{after}{steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
-    parts.append(f"each variant may take at most {format_duration(spec.timeout_s)}")
-    sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+        are = "is" if spec.profile.steps == 1 else "are"
+        lines.append(f"{'At first' if has_budget else 'Then'} {steps} of each variant {are} traced.")
+    return [*lines, f"Each variant may take at most {format_duration(spec.timeout_s)}."]
 
 
-def _program_limits(spec: JobSpec) -> str:
+def _program_limits(spec: JobSpec) -> list[str]:
     """How the program's steps are used."""
     first = warmup_minimum(spec.steps.warmup)
-    parts = [f"Steps count once they are steady, after at least {first}"]
+    lines = [f"Steps count once they are steady, after at least {first}."]
     if spec.profile.steps:
         traced = first_traced_step(spec.steps.warmup) + 1
-        parts.append(f"steps {traced} to {traced + spec.profile.steps - 1} are traced instead")
+        lines.append(f"Steps {traced} to {traced + spec.profile.steps - 1} are traced instead.")
     if spec.limit_s < float("inf"):
-        parts.append(f"each launch may take at most {format_duration(spec.limit_s)}")
-    return "; ".join(parts) + "."
+        lines.append(f"Each launch may take at most {format_duration(spec.limit_s)}.")
+    return lines
 
 
 def _left_out_lines(plan: Plan, width: int) -> list[str]:
@@ -161,11 +154,11 @@ def _variant_row(plan: Plan, variant: Variant) -> tuple[str, ...]:
 
 
 def _rounds_text(plan: Plan, variant: Variant) -> str:
-    """`6 × 5`; with a budget nobody knows of how many launches."""
+    """`6 × 5`; `5 each` with a budget, where the number of launches isn't known."""
     rounds = [launch.rounds for launch in plan.launches if variant.id in launch.variants]
     if len(set(rounds)) > 1:
         return str(sum(rounds))
-    return f"{'…' if plan.budget_s is not None else len(rounds)} × {rounds[0]}"
+    return f"{rounds[0]} each" if plan.budget_s is not None else f"{len(rounds)} × {rounds[0]}"
 
 
 def devices_text(devices: tuple[str, ...]) -> str:

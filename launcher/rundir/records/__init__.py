@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.records.config import (
 )
 from gpurun.launcher.rundir.records.measured import (
     CodeVersion,
+    GpuLoad,
     Kind,
     Look,
     LossOver,
@@ -44,6 +45,7 @@ __all__ = [
     "Curve",
     "Event",
     "FailureRecord",
+    "GpuLoad",
     "Kind",
     "LaunchConfig",
     "LaunchHead",

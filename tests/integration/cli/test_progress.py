@@ -31,7 +31,7 @@ ROUND_13 = Status(
 
 
 class FakeClock:
-    """Seconds that pass only when told to."""
+    """Seconds that pass only when a test says so."""
 
     now_s = 0.0
 
@@ -58,7 +58,7 @@ def read_to_end(terminal_fd: int) -> bytes:
         try:
             text += os.read(terminal_fd, 1 << 16)
         except OSError as error:
-            if error.errno == errno.EIO:  # nobody has the other end open any more
+            if error.errno == errno.EIO:  # the other end is closed
                 return text
             raise
 

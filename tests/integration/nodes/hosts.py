@@ -110,7 +110,7 @@ class Hosts:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """The cable is out; nobody is told."""
+        """The cable is out; no side is notified."""
         _ip("-n", self._spaces[1], "link", "set", "cable", "down")
         try:
             yield

@@ -55,10 +55,6 @@ def leave_grandchild(argv: Sequence[str]) -> None:
     sleep_for_ever(argv)
 
 
-def list_modules(argv: Sequence[str]) -> None:
-    mark(argv[0], "modules", "\n".join(sys.modules))
-
-
 def describe_self(argv: Sequence[str]) -> None:
     """Everything that a rank should not have inherited."""
     print("to stdout")

@@ -1,4 +1,4 @@
-"""The fixture that looks for leaks finds them, and takes nobody else's for those of its test."""
+"""The fixture that looks for leaks finds them, and takes none of other tests for its own."""
 
 import os
 import subprocess
@@ -49,12 +49,12 @@ def test_leaks_of_all_kinds_are_found_and_segments_of_others_not_even_seen(tmp_p
         others.unlink()
     assert "2 passed, 1 error" in said, said
     assert "ERROR test_leaking.py::test_that_leaves_everything" in said
-    (told,) = (line for line in said.splitlines() if line.startswith("E ") and "left behind: " in line)
+    (report,) = (line for line in said.splitlines() if line.startswith("E ") and "left behind: " in line)
     port = said.split("port: ")[1].split()[0]
     for leak in ("left-orphan", "(left-thread)", f"port {port}", "shared memory left-segment"):
-        assert leak in told
-    assert "temporary file left-file" in told
-    assert "environment variable LEFT_VARIABLE" in told
+        assert leak in report
+    assert "temporary file left-file" in report
+    assert "environment variable LEFT_VARIABLE" in report
     if os.geteuid() == 0:  # which a view of its own needs
         assert "segments: ['left-segment']" in said
         assert not (SHARED_MEMORY / "left-segment").exists()

@@ -15,7 +15,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
 from gpurun.launcher.processes.guard import Guard, split_process
-from gpurun.launcher.processes.pool import OPTIMIZING, TORCH, TRAINING, StartRequest, WorkerPool
+from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
@@ -126,25 +126,6 @@ def test_forks_of_torch_differ_and_can_compute(torch_pool: WorkerPool, tmp_path:
     assert first["numpy"] != second["numpy"]
     assert first["tasks"] == 1  # A server with threads must not fork.
     assert first["sum"] == 1e6
-
-
-def test_later_ranks_begin_with_what_the_first_optimizer_imports(guard: Guard, tmp_path: Path) -> None:
-    """The first ranks must not wait for it: they import it side by side."""
-    with WorkerPool(guard, TRAINING, BODIES) as pool:
-        first = loaded_in_a_rank(pool, tmp_path / "first")
-        pool.preload(OPTIMIZING)
-        later = loaded_in_a_rank(pool, tmp_path / "later")
-    assert "torch.optim" in first
-    assert "torch._dynamo" not in first
-    assert "torch._dynamo" in later
-
-
-def loaded_in_a_rank(pool: WorkerPool, folder: Path) -> list[str]:
-    """Modules that a rank has from the start."""
-    folder.mkdir()
-    pool.start([request(folder, 0, "list_modules")])
-    assert [exit_.returncode for exit_ in until_all_ended(pool, 1)] == [0]
-    return (folder / "modules").read_text().split()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def record_of(tmp_path: Path, error: BaseException) -> tuple[Kind, bool]:
     (read,) = RunDir(tmp_path).read_failures("01-ddp-2")
     assert read == written
     assert (read.rank, read.variant, read.stage) == (3, "ddp-2-even", "round")
-    assert ("record_of" in read.traceback) == (read.kind != "user")  # A mistake tells its place itself.
+    assert ("record_of" in read.traceback) == (read.kind != "user")  # A mistake names its place itself.
     return read.kind, read.secondary
 
 
@@ -41,11 +41,11 @@ def record_of(tmp_path: Path, error: BaseException) -> tuple[Kind, bool]:
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
-def test_memory_that_ran_out_is_told_apart(tmp_path: Path, error: BaseException) -> None:
+def test_memory_that_ran_out_is_distinguished(tmp_path: Path, error: BaseException) -> None:
     assert record_of(tmp_path, error) == ("oom", False)
 
 
-def test_what_is_told_to_a_user_has_no_traceback_of_ours(tmp_path: Path) -> None:
+def test_a_message_to_a_user_has_no_traceback_of_ours(tmp_path: Path) -> None:
     try:
         try:
             raise SpecError("the devices can hold 100 + 30 = 130 samples, not 200")

@@ -1,4 +1,4 @@
-"""`split: balanced` as a user runs it: measured, solved, verified, kept, and told."""
+"""`split: balanced` as a user runs it: measured, solved, verified, kept and reported."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Resu
     assert run.variant("ddp-2-even")["balanced"] is None
 
 
-def test_the_report_tells_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
+def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
     said = gpurun(run.folder, "report", "run").out
     first, second = run.variant("ddp-2-balanced")["split"]
     assert f"ddp balanced {first}/{second}: what the devices cost" in said
@@ -75,9 +75,9 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
     plan = gpurun(tmp_path, "check", "job.yaml", "--json").json
     assert [variant["split"] for variant in plan["variants"]] == [[16, 16], []]
     three = ("--set", "devices=cpu:3", "--set", "params.alpha_ms=1", "--set", "params.beta_ms=1")
-    told = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
-    assert told.code == 0
-    assert "2 samples can't give 3 devices at least 1 each" in told.out
+    shown = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
+    assert shown.code == 0
+    assert "2 samples can't give 3 devices at least 1 each" in shown.out
 
 
 def test_dp_measures_its_replicas(tmp_path: Path) -> None:

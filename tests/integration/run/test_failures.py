@@ -108,7 +108,7 @@ def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_p
 
 
 def line_of(folder: Path, words: str) -> int:
-    """Where in the model's file that stands."""
+    """The line of the model's file with these words."""
     lines = (folder / "model.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if words in line)
 
@@ -175,7 +175,7 @@ def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_p
     assert result.variant("ddp-2-even")["status"] == "ok"
 
 
-def test_a_mistake_in_build_is_told_with_its_line_and_costs_no_traceback_of_ours(tmp_path: Path) -> None:
+def test_a_mistake_in_build_is_reported_with_its_line_and_costs_no_traceback_of_ours(tmp_path: Path) -> None:
     write(
         tmp_path,
         "broken.py",

@@ -54,7 +54,7 @@ def test_alone_a_balanced_split_may_fill_every_device(tmp_path: Path) -> None:
     assert result.variant("ddp-2-balanced")["split"] == [19, 4]
 
 
-def test_a_model_that_does_not_fit_at_all_is_told(tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_at_all_is_reported(tmp_path: Path) -> None:
     misbehaving(tmp_path, "torch.empty(1 << 50)", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 3
@@ -62,7 +62,7 @@ def test_a_model_that_does_not_fit_at_all_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_workload_that_fails_otherwise_is_told_as_such(tmp_path: Path) -> None:
+def test_a_workload_that_fails_otherwise_is_reported_as_such(tmp_path: Path) -> None:
     misbehaving(tmp_path, "raise ValueError('broken')", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 4

@@ -1,4 +1,4 @@
-"""A program that competes for the cores is told of; threads of one rank that wait for each other are not."""
+"""A program that competes for the cores is reported; threads of one rank that wait for each other are not."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def hog() -> Iterator[None]:
 
 
 @needs_counts
-def test_threads_that_wait_for_each_other_are_told_from_a_program_that_takes_the_core() -> None:
+def test_threads_that_wait_for_each_other_differ_from_a_program_that_takes_the_core() -> None:
     with hog():
         done = subprocess.run([sys.executable, "-c", TWO_THREADS], capture_output=True, text=True, check=True)
     (own, others), waited = (json.loads(line) for line in done.stdout.splitlines())

@@ -48,7 +48,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
 
 
 def follow_one_line(folder: Path, job: subprocess.Popen[str]) -> None:
-    """Somebody reads a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
+    """A reader takes a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
     command = f"{sys.executable} -m gpurun logs run --follow | head -1"
     with subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True) as reader:
 
@@ -100,10 +100,10 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
         assert all((tmp_path / f"notice{rank}").exists() for rank in (0, 1))
         family = descendants(job.pid)
         job.send_signal(signal.SIGTERM)
-        told, said = job.communicate(timeout=30)
+        printed, said = job.communicate(timeout=30)
     assert job.returncode == 130
     assert all_gone(family) == []
-    assert "not complete" in told
+    assert "not complete" in printed
     comparison = json.loads((tmp_path / "run" / "comparison.json").read_text())
     assert not comparison["complete"]
     assert comparison["variants"][0]["rounds"] >= 1
@@ -113,8 +113,8 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
     assert gpurun(tmp_path, "stacks", "run").code == 2
 
 
-def test_a_hang_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
-    """On a busy machine the start may be taken for a hang as well: that one is told too."""
+def test_a_hang_is_reported_and_the_job_goes_on(tmp_path: Path) -> None:
+    """On a busy machine the start may look like a hang as well, and is reported too."""
     misbehaving(tmp_path, "if calls == 30 and os.environ['RANK'] == '1': time.sleep(6)")
     job = ["--set", "hang_timeout=2s", "--set", "on_hang=continue", "--set", "compare.split=[even]"]
     result = gpurun(tmp_path, "job.yaml", "--out", "run", *job)

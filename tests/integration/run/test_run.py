@@ -157,11 +157,11 @@ def test_json_is_the_comparison_with_its_figures(naps: Path) -> None:
 def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> None:
     assert gpurun(naps, "diff", "run", "run").code == 0
     result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json")
-    assert result.code == 2
-    assert "--fail-slower 1% could not be decided\n    ddp 4/4: both runs have only one launch" in result.err
-    assert "steps: {launches: 6}" in result.err
-    undecided = ["ddp-2-even", "ddp-2-6-2"]
-    assert result.json["gate"] == {"threshold_percent": 1.0, "tripped": [], "undecided": undecided}
+    assert result.code == 6
+    assert "the gate is undecided at 1 %, so it doesn't pass" in result.err
+    found = result.json["gate"]
+    assert found["outcome"] == "undecided"
+    assert {row["why"] for row in found["rows"]} == {"1 launch of each version: a verdict takes 6"}
 
 
 def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:

@@ -24,6 +24,7 @@ from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from tests.known import known
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -87,7 +88,7 @@ def test_scalars_tab_has_a_run_per_variant(url: str) -> None:
     assert [(step, value) for _, step, value in points] == [(0, 10.0), (1, 10.0), (2, 10.0)]
 
 
-def test_hparams_tab_has_the_split_beside_the_metrics(url: str) -> None:
+def test_hparams_tab_has_the_split_next_to_the_metrics(url: str) -> None:
     statuses = ["STATUS_SUCCESS", "STATUS_FAILURE"]
     body = {
         "experimentName": "",
@@ -132,29 +133,31 @@ def test_text_tab_has_the_summary_as_a_table(url: str) -> None:
     assert "ddp 48/16" in page["text"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_it(logdir: Path, number: signal.Signals) -> None:
+def test_nothing_is_left_of_it(logdir: Path) -> None:
+    """Whatever signal ends it. All start at the same time, since that takes seconds."""
     command = [sys.executable, "-c", VIEW, str(logdir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as view:
-        assert view.stdout is not None
-        _, pid = view.stdout.readline().split()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+    views = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) for _ in numbers
+    ]
+    for number, view in zip(numbers, views, strict=True):
+        _, pid = known(view.stdout).readline().split()
         server = psutil.Process(int(pid))
         family = [server, *server.children(recursive=True)]
         os.kill(view.pid, number)
-        rest = view.stdout.read()
-    assert rest == ("closed\n" if number == signal.SIGINT else "")
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
+        assert view.communicate()[0] == ("closed\n" if number == signal.SIGINT else "")
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
 
 
-def test_the_address_that_is_told_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_address_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as ended:
         server = Server("http://127.0.0.1:6006/", ended)
         monkeypatch.setattr(
             "gpurun.launcher.tensorboard_plugin.view.open_view", lambda *_, **__: nullcontext(server)
         )
-        told = CliRunner().invoke(cli, ["view", str(tmp_path)])
-    assert "http://127.0.0.1:6006/#gpurun " in told.output
+        shown = CliRunner().invoke(cli, ["view", str(tmp_path)])
+    assert "http://127.0.0.1:6006/#gpurun " in shown.output
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One of two ranks that run the lines which a report prints, as they stand; run by `test_paste.py`.
+"""One of two ranks that run the lines which a report prints, unchanged; run by `test_paste.py`.
 
 The weights after the last step go to FOLDER/RANK.pt, by case.
 """

@@ -1,4 +1,4 @@
-"""The lines that a report prints for an uneven split run as they stand, and train as one device does."""
+"""The lines that a report prints for an uneven split run unchanged, and train as one device does."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,7 +40,7 @@ JOB = """
 """
 
 
-def test_a_run_tells_its_report_that_the_loss_is_a_sum(tmp_path: Path) -> None:
+def test_a_run_records_that_the_loss_is_a_sum(tmp_path: Path) -> None:
     write(tmp_path, "sums.py", SUM)
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")

@@ -72,7 +72,7 @@ def test_ranks_are_aligned_after_the_recording_starts_and_before_the_first_step(
 def test_a_memory_snapshot_holds_the_recorded_steps_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a stand-in for CUDA's allocator, which tells what it was asked for."""
+    """With a fake of CUDA's allocator, which records what it was asked for."""
     asked: list[str] = []
     memory = torch.cuda.memory
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -68,7 +68,7 @@ def test_weights_of_sums_and_of_masked_targets() -> None:
     assert list(UnevenBatches(range(15), (11, 3), 1, reduction="sum").weights()) == [2.0, 0.0]
 
 
-def test_a_wrong_split_is_told() -> None:
+def test_a_wrong_split_is_reported() -> None:
     with pytest.raises(ValueError, match="is for 2 ranks, but this is rank 2"):
         UnevenBatches(range(9), (2, 1), 2)
     with pytest.raises(ValueError, match="at least 1"):

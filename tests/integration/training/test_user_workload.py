@@ -1,4 +1,4 @@
-"""A user's own model is found and run; each mistake in it is told with file, line, expected and got."""
+"""A user's own model is found and run; each mistake in it is reported with file, line, expected and got."""
 
 import subprocess
 import sys
@@ -239,7 +239,7 @@ def test_running_out_of_memory_is_nobodys_mistake(tmp_path: Path) -> None:
     ("error", "words"),
     [("MemoryError", ""), ("RuntimeError('CUDA out of memory.')", ": CUDA out of memory.")],
 )
-def test_a_device_that_is_too_small_for_anything_is_told(error: str, words: str, tmp_path: Path) -> None:
+def test_a_device_that_is_too_small_for_anything_is_reported(error: str, words: str, tmp_path: Path) -> None:
     source = GOOD.replace("        return super()", f"        raise {error}\n        return super()")
     with pytest.raises(MemoryError, match=f"^not even the model and 2 samples fit{words}$") as caught:
         start(source, tmp_path)
@@ -254,7 +254,9 @@ def test_a_device_that_is_too_small_for_anything_is_told(error: str, words: str,
         ("return x, x[:, :2]", "return x * float('nan'), x[:, :2]", False),
     ],
 )
-def test_a_batch_that_ignores_its_generator_is_told(old: str, new: str, warns: bool, tmp_path: Path) -> None:
+def test_a_batch_that_ignores_its_generator_is_reported(
+    old: str, new: str, warns: bool, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(GOOD.replace(old, new))
     warning = Trainer(built("train.py:build", {}, tmp_path), order(), 0).batch_warning
     if warns:
@@ -276,7 +278,7 @@ def test_listing_the_builtins_imports_no_torch() -> None:
 SMALL_DATASET = GOOD.replace("batch, loss)", "None, loss, dataset=[(torch.zeros(4), torch.zeros(1))] * size)")
 
 
-def test_a_dataset_that_is_too_small_is_told_of_the_global_batch(tmp_path: Path) -> None:
+def test_a_dataset_that_is_too_small_names_the_global_batch(tmp_path: Path) -> None:
     source = SMALL_DATASET.replace("def build(", "def build(size, ")
     with pytest.raises(UserError) as error:
         start(source, tmp_path, size=1)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.rounds import launch_logs, round_times
+from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.compare.ranking import Following, following
@@ -581,7 +581,7 @@ def test_rounds_of_launches_are_by_repetition() -> None:
     }
 
 
-def test_damaged_step_records_are_told_and_never_called_ok(files: Files) -> None:
+def test_damaged_step_records_are_reported_and_never_called_ok(files: Files) -> None:
     write_splits(files)
     with files.run.steps(EVEN.id, 0).open("ab") as file:
         file.write(b"garbage{\n")

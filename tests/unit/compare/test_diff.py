@@ -148,7 +148,7 @@ def test_one_slower_variant_is_enough_and_all_must_pass() -> None:
         ),
     ],
 )
-def test_what_no_interval_tells_of_leaves_the_gate_undecided(
+def test_what_has_no_interval_leaves_the_gate_undecided(
     in_a: VariantResult, in_b: VariantResult, words: str
 ) -> None:
     found = gate(run(in_a), run(in_b))

@@ -23,6 +23,7 @@ from tests.unit.plan.machines import FakeGpu as Gpu
 class Machine:
     cpu_cores: int = 8
     gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
     topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
 
 
@@ -45,7 +46,7 @@ def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
     return build_plan(load_job(job_file(folder, text)), machine or Machine())
 
 
-def test_a_module_is_found_beside_the_job_without_importing_its_package(tmp_path: Path) -> None:
+def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_path: Path) -> None:
     package = tmp_path / "own_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -157,18 +158,18 @@ def test_the_resolved_job_is_the_same_job(tmp_path: Path) -> None:
 def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None:
     job_file(tmp_path, "")
     text = program_job("train.py", None, ["--epochs", "1", "yes: #"], "cpu:2")
-    spec = load_text(text, "gpurun run", ["steps.warmup=3"], tmp_path)
+    spec = load_text(text, "", ["steps.warmup=3"], tmp_path)
     assert (spec.name, spec.script, spec.devices) == ("train", "train.py", "cpu:2")
     assert spec.args == ("--epochs", "1", "yes: #")
     assert spec.steps.warmup == 3
-    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "gpurun run", [], tmp_path)
+    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "", [], tmp_path)
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
 
 
-def test_mistakes_of_gpurun_run_stand_in_no_line(tmp_path: Path) -> None:
+def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        load_text(program_job("nope.py", None, [], "cpu:2"), "gpurun run", [], tmp_path)
-    assert str(caught.value).startswith("gpurun run: there is no file nope.py")
+        load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
+    assert str(caught.value).startswith("there is no file nope.py")
 
 
 def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_split_may_fit_one_of_several_batches(tmp_path: Path) -> None:
     assert spec.compare.split == ("even", (24, 8))
 
 
-def test_a_file_beside_the_job_is_found(tmp_path: Path) -> None:
+def test_a_file_next_to_the_job_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def build(): ...\n")
     assert job(tmp_path, "workload: train.py:build\nglobal_batch: 4\n").workload == "train.py:build"
 

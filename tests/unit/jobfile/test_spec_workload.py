@@ -124,7 +124,7 @@ def test_a_module_that_can_be_found_is_left_to_the_worker(tmp_path: Path, worklo
 
 
 @pytest.mark.parametrize("name", sorted(builtin_workloads()))
-def test_the_source_of_a_builtin_tells_what_the_function_takes(name: str) -> None:
+def test_the_source_of_a_builtin_shows_what_the_function_takes(name: str) -> None:
     module = read_module(builtin_file(name))
     assert module is not None
     signature = signature_of(module, BUILTINS[name].function)

@@ -20,7 +20,7 @@ Script = Sequence[Line]
 
 @dataclass
 class FakeClock:
-    """A clock that nobody waits for."""
+    """A clock that costs no time."""
 
     passed_s: float = 0.0
     slept_s: list[float] = field(default_factory=list)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import Family, holm
-from gpurun.launcher.stats.launch_values import components, launch_values, round_effects
+from gpurun.launcher.stats.family import Family, components, holm, launch_values, round_effects
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import hodges_lehmann
 from gpurun.launcher.stats.sequential import levels

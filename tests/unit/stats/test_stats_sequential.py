@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.launches import t_quantile
-from gpurun.launcher.stats.power import best_rounds, detectable_percent, launches_needed, planned_looks
 from gpurun.launcher.stats.sequential import (
     ALPHA,
     SHARE_OF_ALPHA,
     SPENDING_POWER,
+    best_rounds,
+    detectable_percent,
+    launches_needed,
     level_at,
     levels,
     next_look,
+    planned_looks,
 )
 from tests.known import known
 

@@ -11,7 +11,7 @@ from tests.known import known
 
 
 def load_simulation() -> Any:
-    """`simulate.py`, which stands beside this file and in no package; benchmarks load it the same way."""
+    """`simulate.py`, which is next to this file and in no package; benchmarks load it the same way."""
     path = Path(__file__).with_name("simulate.py")
     spec = known(importlib.util.spec_from_file_location("gpurun_simulate", path))
     module = importlib.util.module_from_spec(spec)

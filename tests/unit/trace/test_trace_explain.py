@@ -33,7 +33,7 @@ def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path) -> None:
     assert "50 % of the time is spent waiting for the CPU to launch work" in text
 
 
-def test_nobody_is_told_of_gpus_who_has_none(tmp_path: Path) -> None:
+def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
     on_cpu = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
     text = explain(analyse_paths([write(tmp_path / "cpu.json", on_cpu)]))
     assert text.startswith("60 % of ")
