@@ -18,6 +18,7 @@ FLOORS = (
     "worker",
     "report",
     "run",
+    "gate",
     "tensorboard_plugin",
     "start_on_nodes",
     "start",

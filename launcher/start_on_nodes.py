@@ -48,9 +48,14 @@ def run_on_nodes(guard: Guard, pools: WorkerPools, job: Job, flags: NodeFlags) -
 def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finished:
     """Node 0: plans for all nodes, and executes the plan."""
     ready = prepare(job, machine, pools.get({}), here.nodes)
-    pools.keep_only(ready.envs)
+    pools.keep_only(ready.environments)
     with token_in(ready.run.path) as token:
-        run = Run(str(ready.run.path.resolve()), str(job.job_dir), token, tuple(ready.envs))
+        run = Run(
+            str(ready.run.path.resolve()),
+            str(job.job_dir),
+            token,
+            tuple(env for env, _ in ready.environments),
+        )
         for rank in range(1, len(here.hosts)):
             here.link.send(rank, run)
         ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts))
@@ -86,7 +91,7 @@ def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
         )
         try:
             run = await_run(here.link)
-            pools.keep_only(run.envs)
+            pools.keep_only([(env, "") for env in run.envs])
             places = find_run(run, scratch, job.job_dir)
             follower = Follower(here.link, pools, places, progress.say, job.output.relay(progress.say))
             with forwarded(lambda number: follower.pool.forward(number)):

@@ -23,9 +23,10 @@ from gpurun.launcher.compare.figures.variant import (
 )
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
-from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, StepTime, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import findings, notes, open_notes, restart_notes
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
+from gpurun.launcher.compare.two_versions import gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
@@ -54,18 +55,22 @@ def compare_run(run: RunDir) -> Comparison:
     if interference:
         differences = replace(differences, has_interference=True)
         results = with_verdicts(results, differences.vs_baseline())
-    ranking = standings(results, differences) if is_one_task(plan) else None
+    gate = gate_of_run(plan, differences, results, looks)
+    if gate is not None:
+        results = with_verdicts(results, rows_of_gate(gate, results))
+    ranking = standings(results, differences) if is_one_task(plan) and gate is None else None
     results = with_lead(results, ranking)
     undecided = open_pairs(ranking, differences) if ranking else ()
-    complete = all(is_complete(one, plan) for one in measured.values()) and has_ended(plan, looks, undecided)
-    conclusion = conclude(plan, results, ranking, interference, complete, differences.within)
+    left = still_open(gate) if gate else undecided
+    complete = all(is_complete(one, plan) for one in measured.values()) and has_ended(plan, looks, left)
+    conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
         job=job,
         host=host,
         baseline=plan.baseline,
-        ci_level=1 - ALPHA if len(plan.variants) > 1 else None,
+        ci_level=1 - ALPHA if len(plan.variants) > 1 and gate is None else None,
         noise=noise(differences),
         variants=results,
         fastest=ranking.leader.id if ranking and ranking.is_settled and not interference else None,
@@ -85,6 +90,7 @@ def compare_run(run: RunDir) -> Comparison:
         open=undecided,
         scatter=scatter(differences),
         code=run.read_code(),
+        gate=gate,
     )
 
 
@@ -177,7 +183,7 @@ def is_complete(measured: Measured, plan: Plan) -> bool:
     return measured.finished and (not measured.counts or len(measured.logs) == planned)
 
 
-def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[OpenPair]) -> bool:
+def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) -> bool:
     """Whether no other launch follows: all were planned, all is decided, or the budget is spent."""
     return plan.budget_s is None or bool(looks and (looks[-1].fraction >= 1 or not undecided))
 

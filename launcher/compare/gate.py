@@ -33,6 +33,8 @@ class GateRow:
     """Of each version."""
     why: str | None = None
     """Why nothing can be said, where it isn't the scatter of its launches."""
+    is_open: bool = False
+    """Whether more launches may decide it."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
+from gpurun.launcher.compare.gate import Gate
 from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_NAMED
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Interval, VariantResult
@@ -41,8 +42,9 @@ def conclude(
     interference: Sequence[str] = (),
     complete: bool = True,
     within: int = 0,
+    gate: Gate | None = None,
 ) -> Conclusion:
-    """Which variant is fastest, by how much and how surely; or why none is.
+    """Which variant is fastest, by how much and how surely; or why none is. Of a gate, what it found.
 
     Args:
         plan: of the run.
@@ -51,7 +53,10 @@ def conclude(
         interference: what else was in the times of the variants; then none is ranked.
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
+        gate: of a run that compares two versions of the code.
     """
+    if gate is not None:
+        return Conclusion(gate.headline, gate.details)
     if not is_one_task(plan):
         return Conclusion(_separate_work(plan, results))
     ran = [result for result in results if result.wall_s is not None]

@@ -23,6 +23,8 @@ MOST_BUDGET_S = 3600.0
 
 def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tuple[str, ...]:
     """The plan's notes, and what the measurement adds; `within`: launches that verdicts are limited to."""
+    if plan.gate is not None:
+        return (*plan.notes, *(_left_out(combination) for combination in plan.left_out))
     baseline = measured[plan.baseline]
     others = [
         one for one in measured.values() if one is not baseline and one.variant.same_task(baseline.variant)

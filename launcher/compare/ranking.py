@@ -184,7 +184,7 @@ def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantRe
 
     Where splits can't be ranked, they keep the job's order, which claims nothing.
     """
-    if comparison.interference:
+    if comparison.interference or comparison.gate:
         ranked = [one for one in comparison.variants if is_ranked(one)]
     else:
         ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.first)

@@ -66,7 +66,7 @@ class ClusterPool:
         self._lost = False
         self._asked_to_stop_ns: int | None = None
 
-    def get(self, env: Mapping[str, str]) -> Ranks:
+    def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
         """This pool, which from now on uses servers with this environment on all nodes."""
         self._env, self._local = env, self._pools.get(env)
         return self

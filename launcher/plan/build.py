@@ -12,7 +12,7 @@ from gpurun.launcher.plan.devices import MachineLike, gpu_of, visible_gpus
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.ids import group_id, make_unique
-from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
+from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
 from gpurun.launcher.plan.nodes import Node, Place, bind_ranks, device_of_node, node_of_device, places
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.plan.spread import all_devices, interface_env
@@ -46,8 +46,12 @@ class Group:
     variants: tuple[Variant, ...]
 
 
-def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Plan:
+def build_plan(
+    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = (), gate: GatePlan | None = None
+) -> Plan:
     """All that a run of this job on this machine, or on these nodes, will do.
+
+    With a gate, every variant is there twice, once for each version of the code; both are launched in turns.
 
     Raises:
         SpecError: the job makes no sense on these devices, or its plan would be too large.
@@ -56,20 +60,45 @@ def build_plan(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) 
     assumed, notes = assume_batch(spec, machine, nodes)
     expansion = expand(assumed, machine, nodes)
     groups = _groups(expansion.variants)
-    size = _size(spec, groups)
+    baseline = expansion.baseline
+    if gate is not None:
+        ids = (variant.id for group in groups for variant in group.variants)
+        gate = replace(gate, pairs=tuple((_side_id(one, "a"), _side_id(one, "b")) for one in ids))
+        groups = tuple(_of_side(group, gate, side) for group in groups for side in SIDES)
+        baseline = _side_id(baseline, "a")
+    size = _size(spec, groups, is_gate=gate is not None)
     _check_size(spec, groups, size.repetitions)
     _check_ranks(spec, expansion.variants)
     return Plan(
         name=spec.name,
         workload=str(spec.program or spec.workload),
-        baseline=expansion.baseline,
-        variants=expansion.variants,
+        baseline=baseline,
+        variants=tuple(v for group in groups for v in group.variants) if gate else expansion.variants,
         left_out=expansion.left_out,
         launches=_launches(spec, groups, size, tuple(nodes) or (machine,)),
-        notes=(*notes, *expansion.notes),
+        notes=(*notes, *expansion.notes, *(gate.notes if gate else ())),
         nodes=tuple(nodes),
         budget_s=size.budget_s,
+        gate=gate,
     )
+
+
+SIDES: tuple[SideName, SideName] = ("a", "b")
+"""Both versions of a group are neighbours, so that they see the machine in the same state."""
+
+
+def _side_id(name: str, side: SideName) -> str:
+    return f"{name}-{side}"
+
+
+def _of_side(group: Group, gate: GatePlan, side: SideName) -> Group:
+    """The group as one version of the code has it."""
+    code = {"code": gate.side(side).name}
+    variants = (
+        replace(variant, id=_side_id(variant.id, side), side=side, varied={**variant.varied, **code})
+        for variant in group.variants
+    )
+    return Group(_side_id(group.name, side), tuple(variants))
 
 
 @dataclass(frozen=True)
@@ -84,10 +113,12 @@ class Size:
     """`None`: the size is fixed."""
 
 
-def _size(spec: JobSpec, groups: tuple[Group, ...]) -> Size:
+def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool) -> Size:
     """A fixed size, or short launches that are repeated until all is decided."""
     variants = [variant for group in groups for variant in group.variants]
-    is_compared = len(variants) > 1 and all(variant.same_task(variants[0]) for variant in variants)
+    is_compared = is_gate or (
+        len(variants) > 1 and all(variant.same_task(variants[0]) for variant in variants)
+    )
     if spec.has_fixed_size or not is_compared:
         is_across = len(groups) > 1 and spec.kind.is_ranked
         repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_across else 1)

@@ -66,7 +66,8 @@ def order_for(
         channels_last=first.channels_last,
         threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
         variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
-        baseline=plan.baseline if plan.baseline in launch.variants else None,
+        # Both versions of a gate must do the same: neither is measured twice.
+        baseline=plan.baseline if plan.baseline in launch.variants and plan.gate is None else None,
         warmup=spec.steps.warmup,
         rounds=launch.rounds,
         gradient_check=spec.gradient_check and is_first,

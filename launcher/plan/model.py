@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
+
+SideName = Literal["a", "b", ""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class Variant(Settings):
     seed: int | None = None  # type: ignore[assignment]
     threads: int = 0
     """Intra-op threads of one device; 0 for programs, and in plans of runs that are older than this field."""
+    side: SideName = ""
+    """Which version of the code it runs, where a gate compares two."""
 
     def __post_init__(self) -> None:
         """Refuses a strategy that there is not, in a plan that is read back too."""
@@ -60,7 +64,7 @@ class Variant(Settings):
 
     def same_but_devices(self, other: "Variant") -> bool:
         """Whether both do the same, of all that both have, on other devices."""
-        return all(
+        return self.side == other.side and all(
             getattr(self, name) == getattr(other, name)
             for name, one in SETTINGS.items()
             if not one.names_variant and self.has(name) and other.has(name)
@@ -115,6 +119,42 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Side:
+    """One of the two versions of the code that a gate compares."""
+
+    name: str
+    """`main`, `../before`, `working copy`."""
+    root: str
+    """Top directory of its code."""
+    job_dir: str
+    """Where relative file names of the job start: in its code."""
+    python: str = ""
+    """The interpreter that its ranks run in; empty: this command's."""
+    commit: str = ""
+    """With a note if files differ from it; empty outside of git."""
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """Which two versions are compared, and how much slower the second may be."""
+
+    threshold_percent: float
+    a: Side
+    """Before."""
+    b: Side
+    """After."""
+    shared: tuple[str, ...] = ()
+    """Paths below the root of b that both have."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the versions."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Ids of each variant in a and in b."""
+
+    def side(self, name: SideName) -> Side:
+        return self.a if name == "a" else self.b
+
+
+@dataclass(frozen=True)
 class Plan:
     """All that a run will do. `launches` are in the order in which they run (ABBA)."""
 
@@ -132,6 +172,18 @@ class Plan:
     budget_s: float | None = None
     """Launches are repeated until all is decided, or for so long; `launches` are those that there can be.
     `None`: all are run."""
+
+    gate: GatePlan | None = None
+    """Set where two versions of the code are compared; then every launch belongs to one of them."""
+
+    def side_of(self, variant_id: str) -> Side | None:
+        """The version of the code that a variant runs; `None`: there is only one."""
+        return self.gate.side(self.variant(variant_id).side) if self.gate else None
+
+    def environment(self, variant_id: str) -> tuple[Mapping[str, str], str]:
+        """Variables and the interpreter of its ranks."""
+        side = self.side_of(variant_id)
+        return self.variant(variant_id).env, side.python if side else ""
 
     @property
     def address(self) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
+import gpurun
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.process_tree import SHIELDED, become_subreaper, descendants, kill_descendants
 from gpurun.launcher.machine.resource_limits import start_problem
@@ -243,6 +244,22 @@ class _Supervisor:
             kill_descendants(os.getpid(), without=self._servers)
 
 
-def python_argv(module: str, *args: str) -> list[str]:
-    """Runs a module in a fresh interpreter; `-P` keeps the working directory from shadowing packages."""
-    return [sys.executable, "-P", "-m", module, *args]
+WITH_OUR_CODE = """
+import importlib.util, runpy, sys
+spec = importlib.util.spec_from_file_location("gpurun", sys.argv.pop(1))
+sys.modules["gpurun"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["gpurun"])
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+"""Runs a module of this gpurun in another interpreter, which may have none, or another version."""
+
+
+def python_argv(module: str, *args: str, python: str = "") -> list[str]:
+    """Runs a module in a fresh interpreter; `-P` keeps the working directory from shadowing packages.
+
+    Args:
+        python: another interpreter than this command's.
+    """
+    if not python:
+        return [sys.executable, "-P", "-m", module, *args]
+    return [python, "-P", "-c", WITH_OUR_CODE, str(gpurun.__file__), module, *args]

@@ -54,9 +54,14 @@ class WorkerPool:
     """
 
     def __init__(
-        self, guard: Guard, preload: Sequence[str] = TRAINING, env: Mapping[str, str] | None = None
+        self,
+        guard: Guard,
+        preload: Sequence[str] = TRAINING,
+        env: Mapping[str, str] | None = None,
+        python: str = "",
     ) -> None:
         self._guard = guard
+        self._python = python
         self._preload = tuple(preload)
         # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
         self._env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
@@ -159,7 +164,8 @@ class WorkerPool:
         self.close()
 
     def _start_server(self) -> None:
-        argv = python_argv("gpurun.launcher.worker.entry.zygote", str(self._guard.supervisor))
+        server = "gpurun.launcher.worker.entry.zygote"
+        argv = python_argv(server, str(self._guard.supervisor), python=self._python)
         self._server = ServingProcess(self._guard, argv, self._env, Report)
         self._send(Preload(self._preload))
 
@@ -224,7 +230,7 @@ class WorkerPool:
             self._drop_server()
             raise MachineError(
                 f"{report.module} can't be imported: {report.message}\n"
-                f"    try: {python_argv('…')[0]} -c 'import {report.module}'"
+                f"    try: {python_argv('…', python=self._python)[0]} -c 'import {report.module}'"
             )
 
     def _exit(self, report: Exited) -> Exit:

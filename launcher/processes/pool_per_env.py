@@ -1,4 +1,4 @@
-"""A server per environment: variables that torch reads at import can't be set in a fork."""
+"""A server per environment and interpreter: variables that torch reads at import can't be set in a fork."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +19,16 @@ WORKER = (
 """Imported in the server as well: every rank begins with one of them."""
 
 
+Environment = tuple[Mapping[str, str], str]
+"""Variables that are added to the command's own, and the interpreter; empty: the command's."""
+
+
+def key_of(environment: Environment) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The same for equal environments."""
+    env, python = environment
+    return tuple(sorted(env.items())), python
+
+
 class WorkerPools:
     """A `WorkerPool` per distinct environment. A context manager.
 
@@ -28,23 +38,23 @@ class WorkerPools:
     def __init__(self, guard: Guard, preload: Sequence[str]) -> None:
         self._guard = guard
         self._preload = tuple(preload)
-        self._pools: dict[tuple[tuple[str, str], ...], WorkerPool] = {}
+        self._pools: dict[tuple[tuple[tuple[str, str], ...], str], WorkerPool] = {}
         self.get({})
 
-    def get(self, env: Mapping[str, str]) -> WorkerPool:
+    def get(self, env: Mapping[str, str], python: str = "") -> WorkerPool:
         """The pool whose server has `env`; the ranks of other pools should have ended."""
-        key = tuple(sorted(env.items()))
+        key = key_of((env, python))
         pool = self._pools.pop(key, None)
         if pool is None:
             while len(self._pools) >= MOST_SERVERS:
                 self._pools.pop(next(iter(self._pools))).close()
-            pool = WorkerPool(self._guard, self._preload, env)
+            pool = WorkerPool(self._guard, self._preload, env, python)
         self._pools[key] = pool  # the last one used comes last
         return pool
 
-    def keep_only(self, envs: Sequence[Mapping[str, str]]) -> None:
+    def keep_only(self, environments: Sequence[Environment]) -> None:
         """Ends the servers of all other environments, such as the first one."""
-        wanted = {tuple(sorted(env.items())) for env in envs}
+        wanted = set(map(key_of, environments))
         for key in [key for key in self._pools if key not in wanted]:
             self._pools.pop(key).close()
 

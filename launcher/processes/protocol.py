@@ -55,6 +55,8 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     """Absolute path of the directory with the control blocks; empty: the rank has none."""
     cpus: tuple[int, ...] = ()
     """Hardware threads that it may run on; empty: all that the command may."""
+    moved: tuple[str, str] | None = None
+    """Two directories: what is imported from the first comes from the second, if it is there as well."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

@@ -34,7 +34,7 @@ class Ranks(Protocol):
 
 
 class Pools(Protocol):
-    """Implemented by `processes.pools.WorkerPools`."""
+    """Implemented by `processes.pool_per_env.WorkerPools`."""
 
-    def get(self, env: Mapping[str, str]) -> Ranks:
-        """What starts ranks in this environment."""
+    def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
+        """What starts ranks in this environment; `python` is an interpreter other than this command's."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.compare.gate import Gate
+from gpurun.launcher.compare.model import Comparison, Scatter
 from gpurun.launcher.compare.ranking import following, is_ranked
+from gpurun.launcher.compare.two_versions import still_open
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
@@ -49,7 +51,8 @@ class Budget:
         """
         costs = costs_of(self.events(repetitions - 1))
         elapsed_s = self.now_s() - self.started_s
-        shortest_s = costs.expected_s(dict.fromkeys(self.planned(), 1), self.plan.baseline)
+        twice = "" if self.plan.gate else self.plan.baseline
+        shortest_s = costs.expected_s(dict.fromkeys(self.planned(), 1), twice)
         is_planned = any(launch.repetition >= repetitions for launch in self.plan.launches)
         has_time = is_planned and elapsed_s + shortest_s <= self.total_s
         look = due_look(self.run.read_looks(), repetitions, elapsed_s / self.total_s, has_time)
@@ -79,9 +82,9 @@ class Costs:
     block_s: float
     """A variant's block in a round."""
 
-    def expected_s(self, rounds: Mapping[str, int], baseline: str) -> float:
-        """The time for a repetition of so many rounds; the baseline runs twice in each."""
-        return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(baseline, 0))
+    def expected_s(self, rounds: Mapping[str, int], twice: str) -> float:
+        """The time for a repetition of so many rounds; in each one variant, the baseline, runs twice."""
+        return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(twice, 0))
 
 
 def costs_of(launches: Sequence[Sequence[Event]]) -> Costs:
@@ -119,20 +122,31 @@ def next_rounds(comparison: Comparison, repetitions: int, costs: Costs, left_s: 
         costs: of the last one.
         left_s: of the budget.
     """
+    if comparison.gate is not None:
+        return _rounds_of_gate(comparison, comparison.gate, repetitions, costs, left_s)
     behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
     variants = () if chosen.is_decided else chosen.variants
     if repetitions < next_look(0):  # of so few launches no verdict holds for others
         variants = tuple(behind)
-    most = _most_rounds(comparison, len(variants), look - repetitions, costs, left_s)
+    most = _most_rounds(comparison.scatter, len(variants), look - repetitions, costs, left_s)
     return {variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants}
 
 
-def _most_rounds(comparison: Comparison, num: int, launches: int, costs: Costs, left_s: float) -> int:
+def _rounds_of_gate(
+    comparison: Comparison, gate: Gate, repetitions: int, costs: Costs, left_s: float
+) -> dict[str, int]:
+    """As many for both versions of what is undecided."""
+    variants, noise = still_open(gate), comparison.noise
+    scatter = Scatter(noise.launch_scatter_percent, noise.round_scatter_percent)
+    launches = next_look(repetitions) - repetitions
+    return dict.fromkeys(variants, _most_rounds(scatter, len(variants), launches, costs, left_s))
+
+
+def _most_rounds(found: Scatter, num: int, launches: int, costs: Costs, left_s: float) -> int:
     """Rounds of close rivals: what makes the most of the time, if the launches until the next look fit."""
     round_s = costs.block_s * (num + 1)
     if round_s == 0:
         return 1
-    found = comparison.scatter
     best = best_rounds(costs.start_s, round_s, found.launch_percent, found.round_percent)
     fits = [int((left_s / num_launches - costs.start_s) / round_s) for num_launches in (launches, 1)]
     return min(best, next((fit for fit in fits if fit > 0), 1))

@@ -17,7 +17,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.plan.build import build_plan, estimate_s
-from gpurun.launcher.plan.model import Launch, Plan
+from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool
@@ -61,9 +61,9 @@ class Prepared:
     job_dir: Path
 
     @property
-    def envs(self) -> list[Mapping[str, str]]:
-        """The environment of each variant's server."""
-        return [variant.env for variant in self.plan.variants]
+    def environments(self) -> list[tuple[Mapping[str, str], str]]:
+        """Variables and the interpreter of each variant's server."""
+        return [self.plan.environment(variant.id) for variant in self.plan.variants]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,13 @@ class Job:
         return (self.out or Path("runs") / self.spec.name) if newest else self.resume
 
 
-def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] = ()) -> Prepared:
+def prepare(
+    job: Job,
+    machine: Machine,
+    pool: WorkerPool,
+    nodes: Sequence[Node] = (),
+    gate: GatePlan | None = None,
+) -> Prepared:
     """Plans the job for this machine, or for these nodes, and opens the run directory.
 
     Raises:
@@ -123,7 +129,7 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
         fit = find_run(resume).read_max_batch() if resume else None
         fit = fit or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
         spec = with_batch(spec, fit)
-    plan = build_plan(spec, machine, nodes)
+    plan = build_plan(spec, machine, nodes, gate)
     job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
     run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)

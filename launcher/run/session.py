@@ -59,7 +59,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
-        self.ranks = self.pools.get(self.plan.variants[0].env)
+        self.ranks = self.pools.get(*self.plan.environment(self.plan.variants[0].id))
         self.budget = Budget(self.plan, self.run, self.clock.monotonic)
 
     def execute(self) -> Comparison:
@@ -127,7 +127,7 @@ class Session:
     def start(self, action: do.Start) -> do.Started:
         """Starts the ranks of a launch."""
         launch = self.plan.launches[action.position]
-        self.ranks = self.pools.get(self.plan.variant(launch.variants[0]).env)
+        self.ranks = self.pools.get(*self.plan.environment(launch.variants[0]))
         self.attempt = RunningAttempt(self.starter, launch, action.attempt, self.ranks, self.relay)
         self.on_event(launch, None)
         self.attempt.start(action)

@@ -28,6 +28,17 @@ class Starter:
     job_dir: Path
     machine: MachineLike
 
+    def code_dir(self, launch: Launch) -> Path:
+        """Where relative file names of the job start: in the version of the code that the launch runs."""
+        side = self.plan.side_of(launch.variants[0])
+        return self.job_dir if side is None else Path(side.job_dir)
+
+    def moved(self, launch: Launch) -> tuple[str, str] | None:
+        """From where to where imports are redirected: a gate's first version must not load the second."""
+        gate = self.plan.gate
+        side = self.plan.side_of(launch.variants[0])
+        return (gate.b.root, gate.a.root) if gate is not None and side == gate.a else None
+
     def prepare(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> tuple[StartRequest, ...]:
         """Writes what the ranks read; what to start.
 
@@ -40,7 +51,7 @@ class Starter:
             self.write_config(launch, name, rounds)
             return self.rank_requests(launch, name, None)
         self.begin_program(launch, name, program)
-        return (self.store_request(name, program), *self.rank_requests(launch, name, program))
+        return (self.store_request(launch, name, program), *self.rank_requests(launch, name, program))
 
     def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
         """The one file that the workers of an attempt read."""
@@ -49,7 +60,7 @@ class Starter:
             self.spec,
             launch,
             run_dir=self.run.path.resolve(),
-            job_dir=self.job_dir,
+            job_dir=self.code_dir(launch),
             machine=self.machine,
             found=self.found_splits(launch),
             caps=found.caps if (found := self.run.read_max_batch()) else (),
@@ -73,12 +84,12 @@ class Starter:
         """Writes what the ranks of a program's attempt read, and the event that it begins."""
         run_dir, is_first = self.run.path.resolve(), launch.repetition == 0
         config = program_order(
-            self.spec, program, name, run_dir=run_dir, job_dir=self.job_dir, is_first=is_first
+            self.spec, program, name, run_dir=run_dir, job_dir=self.code_dir(launch), is_first=is_first
         )
         write_json(self.run.launch_config(name), config)
         append_lines(self.run.events(name), [Event.now("start", program.id)])
 
-    def store_request(self, name: str, program: Variant) -> StartRequest:
+    def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:
         """The store through which the ranks of a program find each other."""
         log = self.run.log(name, 0).with_name("store.log")
         return StartRequest(
@@ -86,7 +97,7 @@ class Starter:
             args=(str(self.run.rendezvous(name).resolve()), str(program.world_size), self.plan.address),
             env={},
             log=str(log.resolve()),
-            cwd=str(self.job_dir),
+            cwd=str(self.code_dir(launch)),
             entry=STORE_ENTRY,
         )
 
@@ -99,10 +110,11 @@ class Starter:
                 args=(config, str(process.rank)),
                 env=self.rank_env(launch, process, program),
                 log=str(self.run.log(name, process.rank).resolve()),
-                cwd=str(self.job_dir),
+                cwd=str(self.code_dir(launch)),
                 entry=PROGRAM_ENTRY if program else WORKER_ENTRY,
                 control=str(self.run.control(name).resolve()),
                 cpus=process.cpus,
+                moved=self.moved(launch),
             )
             for process in launch.processes
         )

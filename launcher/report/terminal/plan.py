@@ -7,7 +7,7 @@ import sys
 from gpurun.launcher.compare.label import split_label, value_text, varied_texts
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, Detectable, Earlier, detectable, estimate_s
-from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural
@@ -38,9 +38,32 @@ def render_plan(
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:
     """What is run, on what, how long that takes and what it can show: the first lines of a plan and a run."""
+    if plan.gate is not None:
+        return (_header(plan, spec), *_gate_lines(plan, plan.gate))
     found = detectable(plan, spec, earlier)
     power = _power(plan, found) if found else None
     return (_header(plan, spec), _size(plan, spec), *([power] if power else []))
+
+
+def _gate_lines(plan: Plan, gate: GatePlan) -> tuple[str, str]:
+    """Which versions are compared, and until when."""
+    variants = plural(len(gate.pairs), "variant")
+    return (
+        versions_text(gate),
+        f"{variants} of each, launched in turns until it is known whether b is slower by more than "
+        f"{gate.threshold_percent:g} %, for at most {budget_text(plan.budget_s or 0.0)}",
+    )
+
+
+def versions_text(gate: GatePlan) -> str:
+    """`a: main (1a2b3c4d5e)   b: working copy (5d6e7f8a9b with uncommitted changes)`."""
+    a, b = (f"{side.name} ({side.commit})" if side.commit else side.name for side in (gate.a, gate.b))
+    return f"a: {a}   b: {b}"
+
+
+def budget_text(s: float) -> str:
+    """`90 s`, `10 min`."""
+    return f"{s:g} s" if s <= 120 else format_duration(s)
 
 
 def _power(plan: Plan, found: Detectable) -> str | None:
@@ -89,7 +112,7 @@ def _all_devices(plan: Plan) -> str:
 def _size(plan: Plan, spec: JobSpec) -> str:
     variants = plural(len(plan.variants), "variant")
     if plan.budget_s is not None:
-        most = f"{plan.budget_s:g} s" if plan.budget_s <= 120 else format_duration(plan.budget_s)
+        most = budget_text(plan.budget_s)
         return f"{variants}, launched again and again until all is decided, for at most {most}"
     launches = plural(len(plan.launches), "launch")
     if not spec.kind.has_rounds:

@@ -20,6 +20,7 @@ from gpurun.launcher.report.terminal.cells import (
     uncertainty_text,
     verdict_text,
 )
+from gpurun.launcher.report.terminal.changes import gate_table
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines, curve_lines
 from gpurun.launcher.report.terminal.layout import (
     GAP,
@@ -56,7 +57,8 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
     wanted = figures
     figures = wanted if plain else _fitting(names, wanted, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
-    lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
+    lines = [Text(line) for line in (*gate_table(comparison.gate, width), "")] if comparison.gate else []
+    lines += _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
     for row, variant in enumerate(unranked, start=len(ranked)):
         lines += _unranked_lines(variant, row_line(names, row), names, figures, page)
     lines.append(Text())

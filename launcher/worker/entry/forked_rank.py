@@ -54,6 +54,8 @@ def become_rank(request: StartRequest) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: None)
     os.environ.update(request.env)
     os.chdir(request.cwd)
+    if request.moved is not None:
+        move_imports(*request.moved)
     reseed()
     faulthandler.enable(file=2)
     if request.cpus:
@@ -67,6 +69,24 @@ def become_rank(request: StartRequest) -> None:
                 os.EX_IOERR
             )  # as `gpurun.launcher.worker.entry.workload_rank` does where the run directory can't be written
     gc.enable()
+
+
+def move_imports(old: str, new: str) -> None:
+    """Replaces directories below `old` from which modules come, here and in programs that the rank starts.
+
+    A package that is installed in editable mode, and PYTHONPATH, name directories of the working copy. What
+    `new` doesn't have, such as a virtual environment, stays.
+    """
+
+    def moved(entry: str) -> str:
+        inner = os.path.relpath(os.path.realpath(entry), old) if entry else ".."
+        is_below = inner != ".." and not inner.startswith("../")
+        return os.path.join(new, inner) if is_below and os.path.isdir(os.path.join(new, inner)) else entry
+
+    sys.path[:] = [os.path.normpath(moved(entry)) if entry else entry for entry in sys.path]
+    if "PYTHONPATH" in os.environ:
+        entries = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(moved, entries))
 
 
 def redirect(log: str) -> None:

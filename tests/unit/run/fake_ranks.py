@@ -60,7 +60,7 @@ class FakeRanks:
     _running: set[int] = field(default_factory=set)
     _exits: list[Exit] = field(default_factory=list)
 
-    def get(self, env: Mapping[str, str]) -> Ranks:
+    def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
         return self
 
     def start(self, processes: Sequence[StartRequest]) -> None:

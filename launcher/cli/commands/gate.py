@@ -1,0 +1,135 @@
+"""`gpurun gate`: is the working copy slower than another version of the code?"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpurun.launcher.cli.options import (
+    job_argument,
+    json_option,
+    only_rank_option,
+    out_option,
+    parse_percent,
+    parse_wait,
+    quiet_option,
+    set_option,
+)
+from gpurun.launcher.cli.output import check_gate, print_comparison
+
+BUDGET_S = 600.0
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--against",
+    required=True,
+    metavar="REF",
+    help="The code before: a git ref, or a directory.",
+)
+@click.option(
+    "--fail-slower",
+    "threshold_percent",
+    required=True,
+    callback=parse_percent,
+    metavar="PERCENT",
+    help="The most that a variant's step may become slower, such as 3%.",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    callback=parse_wait,
+    metavar="TIME",
+    help="The most time; default: 10m.",
+)
+@click.option(
+    "--with",
+    "shared",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Let REF have this file or directory of the working copy: data, or code that isn't committed.",
+)
+@click.option("--python-a", metavar="PYTHON", help="The interpreter for REF; default: this command's.")
+@click.option("--python-b", metavar="PYTHON", help="The interpreter for the working copy.")
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
+@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Also write Markdown.")
+@out_option
+@only_rank_option
+@quiet_option
+@json_option
+@set_option
+def gate(
+    job: Path,
+    out: Path | None,
+    only_rank: int | None,
+    quiet: bool,
+    as_json: bool,
+    junit: Path | None,
+    markdown: Path | None,
+    budget_s: float | None,
+    overrides: tuple[str, ...],
+    **versions: Any,
+) -> None:
+    """Find out whether the code became slower: launch it and another version of it in turns until that is
+    known.
+
+    The job file is the working copy's for both. REF is checked out into a temporary directory, which is
+    removed afterwards; files that aren't committed are not in it, unless --with names them.
+
+    Example: gpurun gate job.yaml --against main --fail-slower 3%
+
+    Exit codes: 0 no variant is slower by more than that, 2 the job file or the command line is wrong, 3 the
+    machine lacks what the job needs, 4 a variant failed, 5 a variant is slower, 6 undecided, 130 interrupted.
+    """
+    from gpurun.launcher.cli.interrupt import quit_on_interrupt
+    from gpurun.launcher.rundir.paths import check_writable
+
+    quit_on_interrupt()
+    for path in (out or Path("runs"), *(file.parent for file in (junit, markdown) if file)):
+        check_writable(path)
+
+    def request() -> Any:
+        from gpurun.launcher.gate.start_gate import Request
+
+        return Request(job, overrides, budget_s=budget_s or BUDGET_S, **versions)
+
+    finished = run(request, out, only_rank, quiet)
+    print_comparison(finished.comparison, finished.run.path, as_json)
+    write_files(finished, junit, markdown)
+    if finished.error is not None:
+        raise finished.error
+    check_gate(finished.comparison.gate)
+
+
+def run(request: Callable[[], Any], out: Path | None, only_rank: int | None, quiet: bool) -> Any:
+    """The finished gate; no process of it is left."""
+    from gpurun.launcher.processes.guard import split_process
+
+    with split_process() as guard:  # forks: nothing heavy may be imported before
+        from gpurun.launcher.processes.pool_per_env import early_servers
+
+        with early_servers(guard) as pools:
+            from gpurun.launcher.gate.start_gate import run_gate
+            from gpurun.launcher.run.job import Output
+
+            return run_gate(pools, request(), out, Output(quiet, only_rank))
+
+
+def write_files(finished: Any, junit: Path | None, markdown: Path | None) -> None:
+    """The files that the command line asks for."""
+    if junit is None and markdown is None:
+        return
+    from gpurun.launcher.plan.model import Plan
+    from gpurun.launcher.report.gate_files import gate_markdown, junit_xml
+    from gpurun.launcher.report.terminal.plan import versions_text
+    from gpurun.launcher.rundir.files import read_json, write_bytes
+
+    found, comparison = finished.comparison.gate, finished.comparison
+    plan = read_json(finished.run.plan, Plan)
+    versions = versions_text(plan.gate) if plan.gate else ""
+    for path, render in ((junit, junit_xml), (markdown, gate_markdown)):
+        if path is not None:
+            write_bytes(path, render(comparison, found, versions).encode())
