@@ -275,7 +275,10 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
     run = find_run(path)
     check_owner(run)
     refuse_if_alive(run)
-    if read_json(run.plan, Plan) != plan:
+    stored = read_json(run.plan, Plan)
+    if stored.gate is not None:
+        raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
+    if stored != plan:
         raise SpecError(
             f"{run.path} was made from another job, or on another machine: its plan differs\n"
             f"    start a new run, or resume with the job that it was made from: gpurun --resume {run.path}"

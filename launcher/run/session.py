@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 from gpurun.launcher.compare.build import compare_run
@@ -56,6 +56,8 @@ class Session:
     ranks: Ranks = field(init=False)
     """Of the launch that runs now."""
     attempt: RunningAttempt | None = None
+    used: list[Ranks] = field(default_factory=list)
+    """What has started ranks so far."""
 
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
@@ -130,8 +132,17 @@ class Session:
         self.ranks = self.pools.get(*self.plan.environment(launch.variants[0]))
         self.attempt = RunningAttempt(self.starter, launch, action.attempt, self.ranks, self.relay)
         self.on_event(launch, None)
-        self.attempt.start(action)
+        self.attempt.start(self.preloading(action))
         return do.Started(len(launch.processes), self.clock.monotonic())
+
+    def preloading(self, action: do.Start) -> do.Start:
+        """The action, which preloads modules too where ranks start in an environment for the first time."""
+        is_new = not any(self.ranks is ranks for ranks in self.used)
+        if is_new:
+            self.used.append(self.ranks)
+        if action.preloads is not None or not is_new or len(self.plan.launches) == 1:
+            return action
+        return replace(action, preloads="after")
 
     def wait(self, action: do.Wait) -> Tick:
         """Waits for a moment, and shows what is new."""

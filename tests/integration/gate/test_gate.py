@@ -1,0 +1,162 @@
+"""`gpurun gate` from outside: a repository, its working copy, and real processes of both."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gpurun.launcher.machine.git import git
+from gpurun.launcher.machine.process_tree import descendants
+from tests.integration.command import Result, gpurun, write
+
+WORKLOAD = """
+    import time
+    import torch
+    from gpurun import Workload
+    from settings import STEP_S
+
+    class Sleeper(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            time.sleep(STEP_S)
+            return self.layer(x)
+
+    def batch(size, generator):
+        x = torch.randn(size, 4, generator=generator)
+        return x, x.sum(1).gt(0).long()
+
+    def build():
+        return Workload(Sleeper(), batch, loss=torch.nn.functional.cross_entropy)
+"""
+PROGRAM = """
+    import time
+    import torch
+    from settings import STEP_S
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(15):
+        time.sleep(STEP_S)
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+"""
+JOB = (
+    "workload: train.py:build\ndevices: cpu:1\nglobal_batch: 8\nprofile: {steps: 0}\ngradient_check: false\n"
+)
+PROGRAM_JOB = "script: program.py\ndevices: cpu:1\nprofile: {steps: 0}\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Steps sleep 2 ms; what they read it from isn't where a script's directory is, but in PYTHONPATH."""
+    root = tmp_path / "repository"
+    (root / "library").mkdir(parents=True)
+    write(root, "library/settings.py", "STEP_S = 0.002\n")
+    write(root, "train.py", WORKLOAD)
+    write(root, "program.py", PROGRAM)
+    write(root, "job.yaml", JOB)
+    write(root, "program.yaml", PROGRAM_JOB)
+    git(root, "init", "--quiet", "--initial-branch", "main")
+    git(root, "add", "--all")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    assert git(root, *identity, "commit", "--quiet", "--message", "x").code == 0
+    return root
+
+
+def gate(root: Path, job: str, *args: str) -> Result:
+    paths = {"PYTHONPATH": str(root / "library")}
+    return gpurun(root, "gate", job, "--out", "../run", "--fail-slower", "150%", *args, env=paths)
+
+
+def test_a_program_that_became_slower_fails_the_gate(repository: Path) -> None:
+    """By so much that it shows whatever else the machine does."""
+    write(repository, "library/settings.py", "STEP_S = 0.100\n")
+    files = ("--junit", "../gate.xml", "--markdown", "../gate.md")
+    result = gate(repository, "program.yaml", "--against", "main", "--json", *files)
+    assert result.code == 5, result.err
+    found = result.json["gate"]
+    (row,) = found["rows"]
+    assert found["outcome"] == "slower"
+    assert row["label"] == "script 1"
+    assert row["ci"][0] > 150
+    assert result.json["headline"] == found["headline"]
+    assert "the gate fails: slower by more than 150 %: script 1" in result.err
+
+    files_of = {one["id"]: one["code"] for one in result.json["variants"]}
+    a, b = (files_of[f"script-1-{side}"] for side in "ab")
+    assert a.keys() == b.keys() == {"program.py", "library/settings.py"}
+    assert [name for name in a if a[name] != b[name]] == ["library/settings.py"]
+
+    run = repository.parent / "run"
+    launches = sorted(path.name for path in (run / "launches").iterdir())
+    assert [name.rpartition("-")[2] for name in launches[:4]] == ["a", "b", "b", "a"]
+    assert git(repository, "worktree", "list").out.count("\n") == 0
+
+    (case,) = ElementTree.parse(repository.parent / "gate.xml").iter("testcase")
+    assert (case.get("name"), [child.tag for child in case]) == ("script 1", ["failure"])
+    text = (repository.parent / "gate.md").read_text()
+    assert "| slower |" in text
+    assert "with uncommitted changes" in text
+
+    again = gpurun(repository, "report", "../run")
+    assert found["headline"] in again.out.replace("\n", " ")
+    assert gpurun(repository, "--resume", "../run").code == 2
+
+
+def test_a_workload_that_became_faster_passes(repository: Path, tmp_path: Path) -> None:
+    """Against a directory, whose ranks run in another interpreter."""
+    before = tmp_path / "before"
+    git(tmp_path, "clone", "--quiet", str(repository), str(before))
+    write(before, "library/settings.py", "STEP_S = 0.100\n")
+    result = gate(repository, "job.yaml", "--against", str(before), "--python-a", sys.executable)
+    assert result.code == 0, result.err + result.out
+    assert "ddp 8 is not slower than at" in result.out
+    assert before.is_dir()
+
+
+def test_code_of_the_other_version_makes_it_undecided_at_once(repository: Path) -> None:
+    """A program that names the working copy, as the finder of an editable installation does."""
+    text = (repository / "program.py").read_text()
+    (repository / "program.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(repository / 'library')!r})\n{text}"
+    )
+    result = gate(repository, "program.yaml", "--against", "main", "--with", "program.py", "--json")
+    assert result.code == 6, result.err
+    found = result.json["gate"]
+    assert "at main it loaded library/settings.py of working copy" in found["headline"]
+    assert "--python-a" in found["details"][0]
+    assert found["rows"][0]["launches"] == 1
+
+
+def test_ctrl_c_leaves_nothing_but_the_results(
+    repository: Path, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gpurun", "gate", "program.yaml", "--against", "main", "--fail-slower", "3%"]
+        + ["--out", "../run"],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository / "library")},
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    second = repository.parent / "run" / "launches" / "02-script-1-b" / "launch.json"
+    while not second.exists() and command.poll() is None:
+        time.sleep(0.05)
+    processes = descendants(command.pid)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(60) == 130
+    assert all_gone(processes) == []
+    assert git(repository, "worktree", "list").out.count("\n") == 0
+    comparison = json.loads((repository.parent / "run" / "comparison.json").read_text())
+    assert comparison["gate"]["outcome"] == "undecided"
+    assert comparison["variants"][0]["step_ms"]["median"] > 0
