@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.launcher.compare.figures.traced import (
@@ -13,6 +13,7 @@ from gpurun.launcher.compare.figures.traced import (
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.model import StragglerReport
+from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
 PARTS = (
     "span",
@@ -43,7 +44,7 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
         "has_steps": has_steps,
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
-        "straggler": _straggler(header),
+        "sentence": _sentence(header, every, has_steps),
         "ranks": [
             {
                 "rank": rank.rank,
@@ -72,16 +73,24 @@ def straggler(header: Header) -> StragglerReport | None:
     return first if first is not None and first.wait_caused_us > 0 else None
 
 
-def _straggler(header: Header) -> dict[str, Any] | None:
-    found = straggler(header)
-    if found is None:
-        return None
-    return {
-        "rank": found.rank,
-        "last_arrivals": found.last_arrivals,
-        "collectives": sum(each.last_rank is not None for each in header.collectives),
-        "caused_ms": found.wait_caused_us / 1000,
-    }
+def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -> str:
+    """What a step takes, as `gpurun trace` has it, and which rank the others wait for."""
+    mean = mean_breakdown(every) if every else None
+    if mean is None or not mean.span_ns:
+        return "These traces have no time to divide."
+    over = ", the mean of all ranks" if len(header.ranks) > 1 else ""
+    share = format_number(100 * mean.compute_ns / mean.span_ns, 0)
+    what = "A step" if has_steps else "The recorded work"
+    step = f"{what} takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
+    late = straggler(header)
+    if late is None:
+        return step
+    times = plural(sum(each.last_rank is not None for each in header.collectives), "time")
+    often = f"{format_count(late.last_arrivals)} of {times}"
+    return (
+        f"{step} The others wait most for rank {late.rank}: it came last {often} "
+        f"and cost them {format_ms(late.wait_caused_us / 1000)} ms."
+    )
 
 
 def figures(step: RankBreakdown) -> Mapping[str, float]:

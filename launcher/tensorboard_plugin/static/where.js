@@ -4,13 +4,12 @@ import { filters, headline } from './controls.js';
 import { el, found, hiddenTable, onWidth, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
-import { passes } from './model.js';
+import { passes, slowestRank } from './model.js';
 import { legend, MEANING, partName, shownPhases, spoken, timedParts, tracedParts } from './phases.js';
 import { fromZero } from './scale.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { drawStrip, stripAxis, stripScale } from './strip.js';
 import { tipped } from './tip.js';
-import { farNotes, sentence, subSentence, tracesSentence } from './where_words.js';
 
 /** Variants that are drawn until all are asked for. */
 const FIRST = 12;
@@ -39,9 +38,9 @@ export async function showWhere(host, app) {
   replace(
     host,
     leader
-      ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all))
+      ? headline(leader.planned.step_sentence ?? '', many ? RANKS_SENTENCE : whatBarsAre(all, run.answer.bars))
       : headline('No variant has figures yet.', null),
-    problemNotes([], farNotes(shown, run)),
+    problemNotes([], shown.map((variant) => variant.planned.far_note).filter((note) => note != null)),
     el(
       'div',
       { class: 'controls' },
@@ -55,6 +54,13 @@ export async function showWhere(host, app) {
   if (many) await drawRanks(grid, app, many);
   else drawBlocks(grid, app, shown);
   return {};
+}
+
+/** @param {Variant[]} variants @param {BarSentences} said */
+function whatBarsAre(variants, said) {
+  const isTraced = variants.map((variant) => Boolean(slowestRank(variant.ranks)?.span_ms));
+  const sentences = [isTraced.includes(true) ? said.traced : null, isTraced.includes(false) ? said.timed : null];
+  return sentences.filter(Boolean).join(' ');
 }
 
 /** @param {number} chosen @param {number} total */
@@ -389,7 +395,7 @@ async function showTraces(host, app) {
   replace(
     host,
     headline(
-      tracesSentence(answer),
+      answer.sentence,
       `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank. Transfer, wait and copy count only where no compute hides them.`,
     ),
     problemNotes(answer.problems, answer.warnings),
