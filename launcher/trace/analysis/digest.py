@@ -319,6 +319,8 @@ def _device(trace: Trace, on_gpu: bool) -> str:
     """The name of the device that the work ran on, from the trace."""
     if not on_gpu:
         others = devices_not_read(trace.other_categories)
+        if len(trace.launches):
+            return "CPU (GPU not recorded)"
         return f"CPU ({', '.join(others)} not read)" if others else "CPU"
     devices = trace.header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
@@ -346,6 +348,10 @@ def _warnings(
     found.extend(f"{path}: {text}" for text in _overlaps(steps))
     if len({step.number for step in steps}) < len(steps):
         found.append(f"{path}: several steps have the same number; each is listed separately")
+    if len(trace.launches) and not len(trace.gpu):
+        found.append(
+            f"{path}: calls of the GPU's API but no GPU work: the figures are those of the CPU alone"
+        )
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
         found += [f"{path}: {text}" for text in _launch_notes(trace, steps, work)]

@@ -286,6 +286,15 @@ def test_every_api_of_a_device_launches(tmp_path: Path, category: str) -> None:
     assert (report.ranks[0].steps[0].compute_us, report.warnings) == (3, ())
 
 
+def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(tmp_path: Path) -> None:
+    """Kineto writes GPU work last, so of a truncated file it is what is missing."""
+    events = [step(1, 0, 9), span("cpu_op", "aten::mm", 0, 5), launch(1, 1, 1)]
+    path = write(tmp_path / "rank0.json", events, **rank_info(0, 1))
+    report = analyse_paths([path])
+    assert report.ranks[0].device == "CPU (GPU not recorded)"
+    assert any("calls of the GPU's API but no GPU work" in text for text in report.warnings)
+
+
 def test_one_bad_file_costs_the_others_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text('{"traceEvents": [')
     write(tmp_path / "rank1.json", [kernel("k", 1, 1)])
