@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
-from gpurun.launcher.trace.advice import Kind, cause_named
+from gpurun.launcher.trace.explain import Kind, cause_named
 from gpurun.launcher.units import format_ms
 
 MENTION_FROM = 0.05

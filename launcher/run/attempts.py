@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.decisions import Remaining
 from gpurun.launcher.rundir.files import RunDir

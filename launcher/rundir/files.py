@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.records import (
     Event,
     FailureRecord,
     LaunchHead,
+    Look,
     MaxBatch,
     PointRecord,
     Restart,
@@ -77,6 +78,10 @@ class RunDir(RunPaths):
 
     def read_restarts(self) -> list[Restart]:
         return list(read_lines(self.restarts, Restart))
+
+    def read_looks(self) -> tuple[Look, ...]:
+        """In order; empty for a run of a fixed size, and before the first look."""
+        return tuple(read_lines(self.looks, Look))
 
     def read_events(self, launch_id: str) -> list[Event]:
         return list(read_lines(self.events(launch_id), Event))

@@ -54,6 +54,11 @@ class RunPaths:
     def restarts(self) -> Path:
         return self.path / "restarts.jsonl"
 
+    @property
+    def looks(self) -> Path:
+        """When a run with a budget judged what it had measured."""
+        return self.path / "looks.jsonl"
+
     def launch(self, launch_id: str) -> Path:
         return self.path / "launches" / self._named(launch_id)
 

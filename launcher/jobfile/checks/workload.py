@@ -69,6 +69,7 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
     if place != ("workload",):
         message = f"{name} is a micro-benchmark, which can't be compared with other workloads"
         yield spec.problem(place, message, f"run it in a job of its own: `workload: {name}`")
+        return
     for path, strategy in draft.placed("strategy"):
         if strategy not in builtin.strategies:
             message = f"{name} runs as {builtin.strategies[0]}, not as {strategy}"

@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.records.config import (
 )
 from gpurun.launcher.rundir.records.measured import (
     Kind,
+    Look,
     LossOver,
     PointRecord,
     RoundTime,
@@ -44,6 +45,7 @@ __all__ = [
     "Kind",
     "LaunchConfig",
     "LaunchHead",
+    "Look",
     "LossOver",
     "MaxBatch",
     "MaxBatchConfig",

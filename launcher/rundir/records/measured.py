@@ -83,3 +83,13 @@ class VariantFacts:
     """Memory of a sample's inputs and targets."""
     loss: LossOver | None = None
     """`None` in runs that are older than this field."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A line of `looks.jsonl`: when a run with a budget judged what it had measured."""
+
+    launches: int
+    """Repetitions that were complete."""
+    fraction: float
+    """Of the budget that was spent, up to 1: by this much of the error rate is spent, too."""

@@ -17,8 +17,12 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
+    TIMED_BARS,
+    TRACED_BARS,
     cost_sentences,
     explanation,
+    far_note,
+    step_sentence,
     system_line,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
@@ -98,6 +102,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         **_conclusion(listed, comparison),
         "facts": fact_lines(comparison) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
+        "bars": {"traced": TRACED_BARS, "timed": TIMED_BARS},
         "traced_as_timed": TRACED_AS_TIMED,
         "metrics": described(comparison.variants) if comparison else [],
         "variants": variants(listed, comparison),
@@ -138,6 +143,8 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
                 **_entry(listed, each, explanation(each, comparison)),
                 "figures": figures[each.id],
                 "cost_sentences": cost_sentences(each, comparison.variants),
+                "step_sentence": step_sentence(each),
+                "far_note": far_note(each),
             }
             for each in comparison.variants
             if is_name(each.id)
@@ -171,13 +178,16 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "explanation": explained,
         "figures": {},
         "cost_sentences": [],
+        "step_sentence": None,
+        "far_note": None,
         "traces": _traces(listed, variant.id),
     }
 
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a directory of traces."""
-    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "precision", "reason", "explanation"))
+    missing = ("strategy", "precision", "reason", "explanation", "step_sentence", "far_note")
+    unknown: Mapping[str, Any] = dict.fromkeys(missing)
     return {
         "id": TRACES,
         "label": listed.path.name,

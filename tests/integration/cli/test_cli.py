@@ -312,7 +312,8 @@ def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command:
 
 def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, all_gone: Any) -> None:
     """By Ctrl-C; `test_operations` ends a run with SIGTERM."""
-    write(tmp_path, "job.yaml", SLEEP_JOB.replace("rounds: 8", "rounds: 4, early_stop: false"))
+    job = SLEEP_JOB.replace("rounds: 8", "rounds: 4, early_stop: false")
+    write(tmp_path, "job.yaml", job.replace("profile: {steps: 1}", "profile: {steps: 0}"))
     argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"]
     with subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

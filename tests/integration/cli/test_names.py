@@ -1,4 +1,4 @@
-"""`gpurun` is the only name that is taken: a program's own `launcher` and `workloads` never meet ours."""
+"""`gpurun` is the only name that is taken; `test_programs` runs a program with a `launcher` of its own."""
 
 import os
 import shutil
@@ -9,50 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import gpurun, write
-
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("launcher", "workloads", "src", "pyproject.toml", "README.md", "LICENSE")
-
-PROGRAM = """
-import os
-import pathlib
-
-import launcher
-import launcher.worker
-from workloads import mine
-
-import gpurun
-import gpurun.launcher.worker
-import torch
-import torch.distributed as dist
-
-HERE = str(pathlib.Path(__file__).parent)
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(12):
-    model(torch.ones(4, 2)).sum().backward()
-    optimizer.step()
-files = [launcher.__file__, launcher.worker.__file__, mine.__file__]
-assert all(file.startswith(HERE) for file in files), files
-assert launcher.WHOSE == launcher.worker.WHOSE == mine.WHOSE == "the program's"
-assert not gpurun.launcher.worker.__file__.startswith(HERE)
-dist.destroy_process_group()
-pathlib.Path(HERE, f"done{os.environ['RANK']}").touch()
-"""
-
-
-def test_a_program_imports_its_own_launcher_and_workloads(tmp_path: Path) -> None:
-    """One is a package, the other a directory without `__init__.py`; both have our modules' names in them."""
-    for name in ("launcher/__init__", "launcher/worker", "workloads/mine"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path, f"{name}.py", 'WHOSE = "the program\'s"\n')
-    write(tmp_path, "train.py", PROGRAM)
-    result = gpurun(tmp_path, "run", "train.py", "--devices", "cpu:2", "--out", "run")
-    assert result.code == 0, result.err
-    assert (tmp_path / "done0").exists()
-    assert (tmp_path / "done1").exists()
 
 
 def test_the_wheel_installs_one_name(tmp_path: Path) -> None:

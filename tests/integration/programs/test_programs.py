@@ -112,9 +112,12 @@ MODULE = """
     import sys
     from . import helper
     import gpurun
-    import workloads
+    import gpurun.launcher.worker
+    import launcher.worker
+    from workloads import mine
 
-    print("spec", __spec__.name, helper.NAME, sys.argv[1:], workloads.OWN)
+    assert gpurun.launcher.worker.__file__ != launcher.worker.__file__
+    print("spec", __spec__.name, helper.NAME, sys.argv[1:], launcher.WHOSE, launcher.worker.WHOSE, mine.WHOSE)
     for _ in range(60):
         with gpurun.step():
             sum(range(1000))
@@ -122,11 +125,14 @@ MODULE = """
 
 
 def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> None:
+    """Next to a package and a directory of our names, with our modules' names in them."""
+    for name in ("launcher/__init__", "launcher/worker", "workloads/mine"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path, f"{name}.py", "WHOSE = 'own'\n")
     package = tmp_path / "package"
     package.mkdir()
     write(package, "__init__.py", "")
     write(package, "helper.py", "NAME = __name__\n")
-    write(tmp_path, "workloads.py", "OWN = 'the program has a module of that name, too'\n")
     write(package, "train.py", MODULE)
     done = gpurun(
         tmp_path,
@@ -146,7 +152,7 @@ def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> No
     variant = done.json["variants"][0]
     assert variant["rounds"] >= 1
     said = (tmp_path / "run/launches/01-script-1/log/rank0.log").read_text()
-    assert said.startswith("spec package.train package.helper ['--epochs', '1'] the program has")
+    assert said.startswith("spec package.train package.helper ['--epochs', '1'] own own own\n")
     again = gpurun(tmp_path, "--resume", "run")  # nothing is missing
     assert again.code == 0, again.err
     assert (tmp_path / "run" / "job.yaml").read_text().startswith('name: "package.train"\nmodule: ')

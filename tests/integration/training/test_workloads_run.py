@@ -86,7 +86,3 @@ def test_skipped_text_is_said_next_to_the_figures(tmp_path: Path) -> None:
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
     assert "skipped 1 of 2 files in text, not text: b.bin (binary)" in result.out
-    missing = gpurun(tmp_path, "job.yaml", "--set", "params.text=nowhere", "--out", "other")
-    assert missing.code == 2
-    assert "the text nowhere does not exist; relative paths start at the job file's directory" in missing.err
-    assert "Traceback" not in missing.err

@@ -52,7 +52,7 @@ def result(
         exposed_comm_ms=ExposedComm(),
         warnings=(),
         ranks=(),
-        launch_medians_ms=tuple(medians_ms),
+        launch_ms=tuple(medians_ms),
     )
 
 

@@ -19,6 +19,7 @@ BASES = {
     "keys": ("workload: gpt", "global_batch: 64"),
     "params": ("workload: train.py:build", "global_batch: 64"),
     "builtins": ("global_batch: 8",),
+    "own-batch": ("workload: lstm",),
     "programs": (),
 }
 """By file: the lines with which every job begins, less those whose key the case has itself."""

@@ -96,7 +96,7 @@ def result_of(variant: Variant) -> VariantResult:
         exposed_comm_ms=ExposedComm(),
         warnings=(),
         ranks=(),
-        launch_medians_ms=(1.0, 1.0),
+        launch_ms=(1.0, 1.0),
         workload=variant.workload,
         threads=variant.threads,
     )

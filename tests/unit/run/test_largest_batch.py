@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
-from gpurun.launcher.errors import Interrupted, SpecError
+from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
@@ -113,11 +113,6 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(text: str, keeps: 
     )
     assert fit.attempt(trainer, order, 1)
     assert filled == [keeps] * fit.NUM_STEPS
-
-
-def test_max_is_one_batch_not_one_of_several() -> None:
-    with pytest.raises(SpecError, match="can't be compared with other batches"):
-        job("compare: {global_batch: [8, max]}\n")
 
 
 def points(*figures: tuple[int, float]) -> tuple[BatchPoint, ...]:

@@ -55,10 +55,5 @@ def test_quiet_steps_are_found_to_be_the_same_early() -> None:
     assert rates.mean_rounds < 14
 
 
-@pytest.mark.parametrize("comparisons", [1, 3])
-def test_false_alarms_across_launches(comparisons: int) -> None:
-    assert simulate.false_alarms_across_launches(2000, comparisons, seed=comparisons) <= 0.06
-
-
 def test_power_by_the_last_look() -> None:
     assert simulate.power_in_a_launch(2000, seed=6) >= 0.95

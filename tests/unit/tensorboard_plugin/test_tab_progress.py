@@ -92,7 +92,7 @@ def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_
     assert answer(run)["headline"] == "No variant has been measured yet, so none is fastest."
     with claimed(run):
         assert status(own(run)) == "running"
-        assert answer(run)["headline"] is None
+        assert answer(run)["headline"] == "Nothing can be ranked yet."
         killed = replace(known(read(run)), start_ticks=1)
         write_json(run.running, killed)
         run.plan.touch()

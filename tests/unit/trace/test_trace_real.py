@@ -46,6 +46,7 @@ def assert_bars_add_up(report: TraceReport) -> None:
             each.exposed_transfer_us,
             each.exposed_wait_us,
             each.exposed_memcpy_us,
+            each.other_steps_us,
             each.idle_us,
         )
         assert sum(round(part * 1000) for part in parts) == round(each.span_us * 1000)

@@ -130,9 +130,33 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
 
 
+def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path) -> None:
+    """The same loop, recorded for one turn and for ten: nothing has changed."""
+
+    def record(name: str, turns: int, is_marked: bool) -> TraceReport:
+        events = [step(1, 0, 100)] if is_marked else []
+        for turn in range(turns):
+            events += [launch(100 * turn, 1, turn + 1), kernel("gemm", 100 * turn, 50, turn + 1)]
+        events.append(kernel("end", 100 * turns - 10, 10))
+        return analyse_paths([write(tmp_path / name, events)])
+
+    short, long = record("short.json", 1, False), record("long.json", 10, False)
+    diff = diff_traces(short, long)
+    assert (diff.per, diff.num_steps) == ("second", (0, 0))
+    assert {each.name: (each.a_us, each.b_us) for each in diff.kernels} == {
+        "gemm": (pytest.approx(500_000), pytest.approx(500_000)),
+        "end": (pytest.approx(100_000), pytest.approx(10_000)),
+    }
+    assert sum(each.b_us for each in diff.classes) == pytest.approx(1e6)
+    assert "A and B mark no steps" in render_trace_diff(diff, 100)
+    mixed = diff_traces(record("marked.json", 1, True), long)
+    assert mixed.per == "second"
+    assert "B marks no steps (profiler.step() does), so ms per second" in render_trace_diff(mixed, 100)
+
+
 def test_thousands_are_separated_as_in_every_report() -> None:
     changes = (Change("gemm", 2e6, 1.5e6, -5e5, -25.0), Change("copy", 1e3, 2e6, 1.999e6, 199900.0))
-    said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), changes, (), ()), 100)
+    said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), "step", changes, (), (), ()), 100)
     shown = said.replace(THOUSANDS, "_").replace(MINUS, "-")
     for text in ("2_000.000", "1_500.000", "-500.000", "-25.0", "+1_999.000", "× 2_000"):
         assert text in shown

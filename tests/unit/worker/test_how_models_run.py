@@ -91,27 +91,6 @@ def test_what_cannot_be_is_left_out_with_its_reason() -> None:
         plan_of("workload: lstm\ndevices: cuda\nthreads: 2\n", machine)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("threads: 0", "`threads`: expected `auto` or 1 to 1024 threads, got the number 0"),
-        ("compare: {threads: [all]}", 'expected `auto` or 1 to 1024 threads, got the text "all"'),
-        ("compile: 1", "`compile`: expected true or false, got the number 1"),
-        (
-            "compare: {workload: [lstm, lsmt]}",
-            "there is no built-in workload `lsmt`\n    did you mean `lstm`?",
-        ),
-        ("compare: {workload: [lstm, mlp]}", "missing key `global_batch`"),
-        ("compare: {workload: [lstm, fcn_r]}\nparams: {length: 8}", "fcn_r has no parameter `length`"),
-        ("split: [100, 27]", "adds up to 127, not to the global batch of 128"),
-    ],
-)
-def test_mistakes_are_reported(line: str, said: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        spec_of(f"workload: lstm\n{line}\n")
-    assert said in str(refused.value)
-
-
 def test_each_workload_has_its_own_batch_unless_the_job_has_one() -> None:
     text = "workload: lstm\ndevices: cpu:1\ncompare: {workload: [lstm, fcn_r]}\n"
     assert [v.global_batch for v in plan_of(text).variants] == [128, 1024]
@@ -133,7 +112,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path) -> None:
     assert not is_one_task(plan)
     assert comparison.fastest is None
     assert comparison.variants[1].vs_baseline is None
-    assert comparison.variants[1].samples_per_s == 102_400
+    assert comparison.variants[1].samples_per_s == pytest.approx(102_400)
     assert comparison.headline.startswith("2 workloads, each measured by itself")
     assert comparison.headline in render_table(comparison, 100, True)
 
