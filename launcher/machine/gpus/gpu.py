@@ -1,6 +1,6 @@
 """GPUs as the launcher sees them, whatever driver reported them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 GIB = 1 << 30
@@ -33,7 +33,8 @@ class Gpu:
     memory_gib: float | None
     used_gib: float | None
     utilisation_percent: int | None
-    processes: tuple[GpuProcess, ...]
+    processes: tuple[GpuProcess, ...] | None
+    """`None` where the driver doesn't list them."""
     peer_links: Mapping[int, str]
     """Index of another GPU → `NVLink 18x`, or the way over PCIe."""
     sm_clock_mhz: int | None
@@ -47,19 +48,37 @@ class Gpu:
     """The node that it is attached to; `None` where there is one only, or it isn't known."""
     kind: str = ""
     """Name of its row in `accelerators.ACCELERATORS`."""
+    capability: tuple[int, int] | None = None
+    """CUDA's compute capability, `(9, 0)`."""
+    unusable: str | None = None
+    """Why the installed torch can't use it, and what to do about it."""
 
     @property
     def busy_with(self) -> str | None:
         """What other processes do on it, if it is enough to affect measurements; `None`: it is free."""
-        users = [process for process in self.processes if (process.used_gib or 0.0) >= BUSY_GIB]
+        users = [process for process in self.processes or () if (process.used_gib or 0.0) >= BUSY_GIB]
         if users:
             names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in users)
             return f"{names} uses {sum(process.used_gib or 0.0 for process in users):.1f} GiB"
-        if (self.utilisation_percent or 0) >= BUSY_PERCENT:
+        if self.looks_utilised:
             return f"it is {self.utilisation_percent} % utilised"
         if self.used_gib and self.memory_gib and self.used_gib >= BUSY_SHARE * self.memory_gib:
             return f"{self.used_gib:.1f} of {self.memory_gib:.1f} GiB are in use"
         return None
+
+    @property
+    def looks_utilised(self) -> bool:
+        """Whether it has work, though no process of any size is known to hold it.
+
+        The driver averages over up to a second, so that what has just ended counts too; not where the driver
+        lists the processes, and there is none.
+        """
+        sizes = [process.used_gib or 0.0 for process in self.processes or ()]
+        return (
+            self.processes != ()
+            and max(sizes, default=0.0) < BUSY_GIB
+            and (self.utilisation_percent or 0) >= BUSY_PERCENT
+        )
 
 
 @dataclass(frozen=True)
@@ -72,17 +91,25 @@ class Gpus:
     """The newest CUDA version that the driver supports, as `13.0`."""
     nvml_error: str | None = None
     """Why the driver gave no answer although its library is there."""
+    notes: tuple[str, ...] = ()
+    """What else a person should know: GPUs that can't be opened, in which order they are counted."""
+
+
+def unknown(*_: object) -> None:
+    """What a sensor answers that isn't there."""
 
 
 @dataclass(frozen=True)
-class EnergyMeter:
-    """The energy counters of some GPUs; none where there are no GPUs, or their driver has no counter."""
+class Sensors:
+    """What the driver can be asked about one GPU; each function returns `None` where it doesn't know."""
 
-    counters: Sequence[Callable[[], int | None]] = ()
-    """Each returns the millijoules since the driver was loaded."""
-
-    def read_mj(self) -> float | None:
-        """The sum of the counters, in mJ; `None` unless all of them answer."""
-        read = [counter() for counter in self.counters]
-        known = [value for value in read if value is not None]
-        return float(sum(known)) if known and len(known) == len(read) else None
+    energy_mj: Callable[[], int | None] = unknown
+    """Millijoules since the driver was loaded; the counter advances every few tens of milliseconds."""
+    hot_ns: Callable[[], int | None] = unknown
+    """Time since the driver was loaded in which heat kept the clock down."""
+    throttling: Callable[[], str | None] = unknown
+    """Why the clock is low now, if it is."""
+    mean_clock_mhz: Callable[[int], float | None] = unknown
+    """The SM clock's mean since a time in µs since 1970; the clock now where no samples are kept."""
+    power_w: Callable[[], float | None] = unknown
+    """Power drawn now."""
