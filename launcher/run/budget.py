@@ -57,8 +57,19 @@ class Budget:
             append_lines(self.run.looks, [look])
         comparison = compare()
         left_s = self.total_s - elapsed_s
-        self.rounds = next_rounds(comparison, repetitions, costs, left_s) if has_time else {}
+        rounds = next_rounds(comparison, repetitions, costs, left_s) if has_time else {}
+        self.rounds = self.without_lone_baseline(rounds, comparison)
         return self.rounds
+
+    def without_lone_baseline(self, rounds: Mapping[str, int], comparison: Comparison) -> Mapping[str, int]:
+        """The baseline needs no launches of its own once it is shown to be slower than the leader."""
+        baseline = self.plan.baseline
+        rivals = {comparison.leader, *(one.variant for one in comparison.open)}
+        groups = (launch.variants for launch in self.plan.launches if baseline in launch.variants)
+        is_alone = not any(variant in rounds for variant in next(groups, ()) if variant != baseline)
+        if is_alone and baseline not in rivals and comparison.leader is not None:
+            return {variant: num for variant, num in rounds.items() if variant != baseline}
+        return rounds
 
     def events(self, repetition: int) -> list[list[Event]]:
         """Of a repetition's launches, by their last attempts."""
@@ -120,9 +131,11 @@ def next_rounds(comparison: Comparison, repetitions: int, costs: Costs, left_s: 
         left_s: of the budget.
     """
     behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
-    variants = () if chosen.is_decided else chosen.variants
-    if repetitions < next_look(0):  # of so few launches no verdict holds for others
-        variants = tuple(behind)
+    # Few launches say nothing of others. Other load may hide the leader, but not what was fastest so far.
+    is_early = repetitions < next_look(0)
+    variants = [one for one, by in behind.items() if is_early or by == 0 or one in chosen.variants]
+    if chosen.is_decided and not is_early:
+        return {}
     most = _most_rounds(comparison, len(variants), look - repetitions, costs, left_s)
     return {variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants}
 
@@ -152,11 +165,10 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 
 
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
-    """How much slower each variant is than the leader, per sample."""
+    """How much slower each variant is than the fastest on average, per sample."""
     times = {
         one.id: one.step_ms.median / (one.global_batch or 1)
         for one in comparison.variants
         if one.step_ms and is_ranked(one)
     }
-    fastest = times.get(comparison.leader or "")
-    return {variant: 100 * (time / fastest - 1) for variant, time in times.items()} if fastest else {}
+    return {variant: 100 * (time / min(times.values()) - 1) for variant, time in times.items()}
