@@ -1,7 +1,7 @@
 """The ranks of all nodes, as if they were on one machine; node 0 has this."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gpurun.launcher.nodes.messages import (
     Message,
     Port,
     PreloadModules,
+    RankKind,
     SnapshotRequest,
     Snapshots,
     Steps,
@@ -26,7 +27,7 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
-from gpurun.launcher.processes.protocol import Exit, StartRequest
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
 from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import FailureRecord
@@ -42,11 +43,16 @@ _SNAPSHOT_S = STACKS_S + 2.0
 class ClusterPool:
     """Starts and ends the ranks of all nodes, and collects their files in node 0's run directory.
 
-    All exits pass through node 0's mailbox, also those of its own ranks: the store's counter orders them.
+    All exits pass through node 0's mailbox, also those of its own ranks, which brings them into one order.
     """
 
-    def __init__(self, local: Pools, link: NodeLink, run: RunDir, num_nodes: int) -> None:
-        self._pools, self._link, self._run = local, link, run
+    def __init__(
+        self, local: Pools, link: NodeLink, run: RunDir, num_nodes: int, say: Callable[[str], None]
+    ) -> None:
+        """Args:
+        say: shows what the link reports about the other nodes.
+        """
+        self._pools, self._link, self._run, self._say = local, link, run, say
         self._inbox = Inbox(run.path)
         self._env: Mapping[str, str] = {}
         self._local: Ranks = local.get({})
@@ -81,8 +87,9 @@ class ClusterPool:
         self._name, self._timeline = order.parent.name, Timeline()
         self._working, self._port_pending = set(by_node), len(by_node) > 1
         self._steps.clear()
+        kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
-            what = (self._attempt, self._name, order.read_bytes(), tuple(by_node[node]))
+            what = (self._attempt, self._name, kind, order.read_bytes(), tuple(by_node[node]))
             self._link.send(node, Launch(*what, env=self._env))
         self._local.start(by_node.get(0, []))
 
@@ -184,6 +191,8 @@ class ClusterPool:
         elif isinstance(message, Snapshots) and message.attempt == self._attempt:
             self._awaited.discard(message.node)
             self._snapshots |= {one.rank: one for one in message.snapshots}
+        elif isinstance(message, LogText):
+            self._say(message.text)
         elif isinstance(message, Steps) and message.attempt == self._attempt:
             self._steps[message.node] = message.steps
 

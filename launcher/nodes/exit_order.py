@@ -1,7 +1,7 @@
-"""The exits of ranks on several hosts in one order, by the store's counter: hosts' clocks are never compared.
+"""The exits of ranks on several hosts, in the order in which node 0 hears of them.
 
-A node's message gets its number from the store when the node notices that ranks have ended. Between the ranks
-of one message, and between a rank's failure record and its exit, the host's own clock decides.
+Hosts' clocks are never compared. A node reports at once that ranks have ended. Between the ranks of one
+message, and between a rank's failure record and its exit, the host's own clock decides.
 """
 
 from collections.abc import Sequence

@@ -19,6 +19,11 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
     """
     if first.version != other.version:
         return _differ("versions of gpurun", "gpurun", first.version, other.version, first, other)
+    if first.source_sha256 != other.source_sha256:
+        return (
+            f"the nodes have different sources of gpurun {first.version}: {_name(first)} and {_name(other)} "
+            "have not the same files\n    install the same on all nodes"
+        )
     wants = {hello.rank: hello.job.get("nodes") for hello in (first, other)}
     if first.job.get("nodes") != other.job.get("nodes"):
         return _differ("world sizes", "`nodes`", wants[first.rank], wants[other.rank], first, other)
@@ -77,6 +82,15 @@ def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
     except OSError:
         return None
+
+
+def source_sha256(root: Path) -> str:
+    """Of all Python files of a package, with their names."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def shared_address(first: Hello, others: Sequence[Hello]) -> str:

@@ -9,22 +9,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpurun import __version__
+import gpurun
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import Place, find_place, is_loopback, is_own
-from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256, shared_address
-from gpurun.launcher.nodes.messages import End, Hello, LinkOptions, Welcome
+from gpurun.launcher.nodes.handshake import (
+    disagreement,
+    missing_nodes,
+    program_sha256,
+    shared_address,
+    source_sha256,
+)
+from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
-from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, find_facts
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
+from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
+from gpurun.launcher.nodes.transport.endpoints import LinkOptions
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
-from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.units import format_duration, plural
 
-MEET_S = 60.0
-"""For torch's rendezvous once all nodes have joined: it takes seconds over a slow connection."""
+REFUSE_S = 5.0
+"""How long a node that can't join tries to tell the others."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""
 
@@ -44,18 +52,33 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine:
     """This node's introduction to node 0."""
     job = spec.resolved()
     return Hello(
-        version=__version__,
+        version=gpurun.__version__,
         rank=facts.rank,
         node=node_of(machine, machine.hostname, place.address, place.interface),
         rendezvous=place.rendezvous,
         job=job,
         program_sha256=program_sha256(job, job_dir),
+        source_sha256=source_sha256(Path(gpurun.__file__).resolve().parent),
     )
+
+
+def refuse_to_join(error: GpurunError, flags: NodeFlags) -> None:
+    """Announces to the other nodes an error that keeps this one from joining, if they come within seconds.
+
+    The job itself may be what is wrong: nothing is taken from it.
+    """
+    with contextlib.suppress(GpurunError):  # it would hide the first error
+        known = facts_without_job(flags, os.environ)
+        if known is None:
+            return
+        facts, num_nodes = known
+        place = find_place(facts.host, facts.port, flags.interface, os.environ)
+        options = link_options(facts, place, flags, num_nodes or MAX_NODES, REFUSE_S)
+        NodeLink(options).refuse(_end_of(error, facts.rank, platform.node()), (num_nodes or 2) - 1, REFUSE_S)
 
 
 @contextmanager
 def joined(
-    guard: Guard,
     spec: JobSpec,
     job_dir: Path,
     flags: NodeFlags,
@@ -75,7 +98,7 @@ def joined(
     place = find_place(facts.host, facts.port, flags.interface, os.environ)
     hello = introduce(spec, job_dir, facts, place, machine)
     say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
-    link = NodeLink(guard, link_options(guard, facts, place, flags))
+    link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
     try:
         yield _join(link, hello, spec.nodes, flags.join_timeout_s)
     except NodesEnded:
@@ -97,20 +120,26 @@ def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
     )
 
 
-def link_options(guard: Guard, facts: Facts, place: Place, flags: NodeFlags) -> LinkOptions:
-    """Node 0 listens at the address of its name, or on all interfaces if that is a loopback address."""
+def link_options(
+    facts: Facts, place: Place, flags: NodeFlags, num_nodes: int, silence_s: float
+) -> LinkOptions:
+    """Node 0 listens at the address of its name, or on all interfaces if that is a loopback address.
+
+    Raises:
+        GpurunError: there is no secret.
+    """
     own_name = is_loopback(place.rendezvous) and facts.host not in ("localhost", place.rendezvous)
     return LinkOptions(
-        parent=guard.supervisor,
         rank=facts.rank,
+        num_nodes=num_nodes,
         host=facts.host,
         address=place.rendezvous,
         port=facts.port,
         listen="" if own_name else place.rendezvous,
         own_host=platform.node(),
-        own_address=place.address,
-        run_id=facts.run_id,
         join_timeout_s=flags.join_timeout_s,
+        silence_s=silence_s,
+        identity=None if flags.insecure else identity_from(find_secret(os.environ)),
     )
 
 
@@ -141,9 +170,6 @@ def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joi
         link.send(0, hello)
         hosts = await_welcome(link, timeout_s).hosts
     link.hosts = hosts
-    link.meet(num_nodes)
-    if not link.await_met(MEET_S):
-        raise NodesError(f"the nodes did not complete torch's rendezvous within {MEET_S:g} s")
     return Joined(link, hello.rank, hosts, nodes)
 
 

@@ -1,5 +1,6 @@
 """What keeps nodes from coming together is said on each of them, with what to do about it."""
 
+import platform
 import socket
 import subprocess
 import sys
@@ -58,6 +59,25 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
     for said in (first.err, second_err):
         assert "the nodes have different jobs: `global_batch` is 8 on node 0" in said
         assert "and 16 on node 1" in said
+
+
+def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    commands = []
+    for wrong in (0, 1):
+        place = ("--rendezvous", f"localhost:{free_port()}")
+        for rank in (0, 1):
+            job = "missing.yaml" if rank == wrong else "job.yaml"
+            argv = [sys.executable, "-m", "gpurun", job, "--node-rank", str(rank), *place]
+            commands.append(
+                subprocess.Popen(
+                    argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                )
+            )
+    said = [command.communicate(timeout=60)[1] for command in commands]
+    assert [command.returncode for command in commands] == [2, 2, 2, 2], said
+    assert all("missing.yaml" in text for text in said)
+    assert f"node 1 ({platform.node()}): " in said[2]
 
 
 def free_port() -> int:
