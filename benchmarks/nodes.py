@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.timing import record, table
 from tests.integration.command import MODEL
-from tests.integration.hosts import Command, Hosts, await_file, ended
+from tests.integration.nodes.hosts import Command, Hosts, await_file, ended
 
 JOB = """
 name: two

@@ -19,7 +19,7 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "integration"
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "integration" / "processes"
 WORLD = 4
 LAST_WORDS_S = 0.5
 LEFT_BEHIND_S = 3.0
@@ -56,7 +56,7 @@ def main(failures: int = 50, runs: int = 200, kills: int = 20) -> None:
         tempfile.TemporaryDirectory() as name,
         split_process() as guard,
         WorkerPool(
-            guard, TORCH, {"PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}:{TESTS.parents[1]}/src"}
+            guard, TORCH, {"PYTHONPATH": f"{TESTS}:{TESTS.parents[2]}:{TESTS.parents[2]}/src"}
         ) as pool,
     ):
         folder = Path(name)

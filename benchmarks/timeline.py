@@ -29,7 +29,7 @@ import psutil
 from benchmarks.browsing import MOVES, Browsing, browse
 from benchmarks.timing import record, table
 from benchmarks.trace import MB, Repeated
-from gpurun.launcher.tensorboard_plugin.timeline.index_store import FOLDER
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, home_of
 from gpurun.launcher.tensorboard_plugin.view import Server, open_view
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "dlrm_8xV100"
@@ -115,7 +115,7 @@ def windows(end_ns: int, zoom: int) -> list[tuple[int, int]]:
 def made(source: Path, place: Path, num_bytes: int) -> Path:
     """A trace of that size, alone in its directory and without an index."""
     file = place / "rank0.pt.trace.json"
-    shutil.rmtree(place / FOLDER, ignore_errors=True)
+    shutil.rmtree(home_of(Traces(place, (file,))), ignore_errors=True)
     if not file.exists():
         place.mkdir(parents=True)
         Repeated(source).write(file, num_bytes)

@@ -15,7 +15,6 @@ DROPPED = (
     "events.out.tfevents*",
     "log/*",
     "rendezvous*",
-    ".gpurun-timeline/*",
     "control/*",
     "captures/*",
     "report.html",

@@ -16,7 +16,7 @@ class GpurunError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a job file. Lines and columns count from 1; `None` if it is in no file."""
+    """One mistake in a job file. Lines and columns count from 1; `file` is empty if it is in none."""
 
     message: str
     hint: str | None = None
@@ -25,7 +25,7 @@ class Problem:
     column: int | None = None
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
         text = f"{place}: {self.message}" if place else self.message
         return f"{text}\n    {self.hint}" if self.hint else text
 

@@ -1,6 +1,7 @@
 """What every test is held to: it leaves nothing behind."""
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,11 @@ def pytest_configure() -> None:
     become_subreaper()
     os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"
     have_own_shared_memory()
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpurun.launcher.machine.process_tree import descendants
 
 SETTLE_S = 3.0
-"""How long a process that was told to end may take."""
+"""How long a process that was asked to end may take."""
 _SHARED_MEMORY = Path("/dev/shm")
 _CLONE_NEWNS, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
 
@@ -79,7 +79,7 @@ def _segments() -> set[str]:
 
 
 def _unmapped(name: str) -> bool:
-    """Whether nobody uses a segment: who uses one is a process that runs on, and is found."""
+    """Whether a segment is unused: a process that still uses one is found itself."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if f"/dev/shm/{name}" in maps.read_text():

@@ -128,7 +128,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except GpurunError as error:
-        click.echo(f"gpurun: {error}", err=True)
+        for mistake in error.problems if isinstance(error, SpecError) else (error,):
+            click.echo(f"gpurun: {mistake}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.logs.lines import clean
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
@@ -17,8 +18,8 @@ def prepare_streams() -> None:
     Without output a command fails with a message; without progress and messages it continues.
     """
     fill_gaps()
-    sys.stdout = Watched(sys.stdout, is_needed=True)
-    sys.stderr = Watched(sys.stderr, is_needed=False)
+    sys.stdout = Cleaned(sys.stdout, is_needed=True)
+    sys.stderr = Cleaned(sys.stderr, is_needed=False)
 
 
 def fill_gaps() -> None:
@@ -72,6 +73,19 @@ class Watched:
                 self.is_reader_gone = True
             elif self._is_needed:
                 raise MachineError(f"can't write the output: {error.strerror}") from error
+
+
+class Cleaned(Watched):
+    """A stream whose text does nothing to the terminal but colour it, whatever file the text is from."""
+
+    def __init__(self, stream: TextIO, is_needed: bool) -> None:
+        super().__init__(stream, is_needed)
+        self.unfiltered = Watched(stream, is_needed)
+        """For what redraws a line of its own."""
+
+    def write(self, text: str) -> int:
+        super().write(clean(text))
+        return len(text)
 
 
 def is_reader_gone() -> bool:

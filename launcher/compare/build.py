@@ -14,21 +14,23 @@ from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
     exposed_comm,
-    launch_medians_ms,
+    launch_ms,
     noise,
     rank_figures,
     scaling_efficiency,
-    step_time,
+    scatter,
+    step_times,
 )
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
-from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import findings, notes, restart_notes
-from gpurun.launcher.compare.ranking import standings
-from gpurun.launcher.compare.variant_difference import Differences, planned_looks
+from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
+from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.stats.sequential import ALPHA
 
 SCHEMA = 1
 
@@ -41,53 +43,78 @@ def compare_run(run: RunDir) -> Comparison:
     """
     plan = read_json(run.plan, Plan)
     job = read_mapping(run.spec)
-    looks = planned_looks(plan, stops_early(job))
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
-    differences = Differences(measured, plan.baseline, looks)
+    early_rounds = len(plan.launches) == 1 and stops_early(job)
+    differences = differences_of(measured, plan.baseline, run.read_looks(), early_rounds)
     host = read_mapping(run.host)
-    results = tuple(variant_result(run, one, differences, host, plan.nodes) for one in measured.values())
+    results = variant_results(run, differences, host, plan.nodes)
     interference = interference_in(results)
     if interference:
         differences = replace(differences, has_interference=True)
-        results = tuple(replace(one, vs_baseline=differences.vs_baseline(one.id)) for one in results)
+        results = with_verdicts(results, differences.vs_baseline())
     ranking = standings(results, differences) if is_one_task(plan) else None
+    results = with_lead(results, ranking)
     complete = all(is_complete(one, plan) for one in measured.values())
-    conclusion = conclude(plan, results, ranking, interference, complete)
+    conclusion = conclude(plan, results, ranking, interference, complete, differences.within)
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
         job=job,
         host=host,
         baseline=plan.baseline,
-        ci_level=1 - looks[-1][1] if len(plan.variants) > 1 else None,
-        noise=noise(measured[plan.baseline]),
+        ci_level=1 - ALPHA if len(plan.variants) > 1 else None,
+        noise=noise(differences),
         variants=results,
-        fastest=ranking.leader.id if ranking and not interference else None,
+        fastest=ranking.leader.id if ranking and ranking.is_settled and not interference else None,
         headline=conclusion.headline,
         summary=conclusion.summary,
-        notes=(*notes(plan, measured), *restart_notes(run)),
+        notes=(*notes(plan, measured, differences.within), *restart_notes(run)),
         restarts=len(run.read_restarts()),
         complete=complete,
         batch_curves=batch_curves(results),
         interference=interference,
+        unit=differences.unit,
+        leader=ranking.leader.id if ranking and not interference else None,
+        open=open_pairs(ranking, differences) if ranking else (),
+        scatter=scatter(differences),
     )
+
+
+def variant_results(
+    run: RunDir, differences: Differences, host: Mapping[str, Any], nodes: Sequence[Node] = ()
+) -> tuple[VariantResult, ...]:
+    """One entry per variant, in the order of the plan."""
+    times, rows = step_times(differences), differences.vs_baseline()
+    return tuple(
+        variant_result(run, one, differences, times, rows[one.variant.id], host, nodes)
+        for one in differences.measured.values()
+    )
+
+
+def with_verdicts(
+    results: Sequence[VariantResult], rows: Mapping[str, Difference | None]
+) -> tuple[VariantResult, ...]:
+    """The results with these differences from the baseline."""
+    return tuple(replace(one, vs_baseline=rows[one.id]) for one in results)
 
 
 def variant_result(
     run: RunDir,
     measured: Measured,
     differences: Differences,
+    times: Mapping[str, StepTime | None],
+    vs_baseline: Difference | None,
     host: Mapping[str, Any],
-    nodes: Sequence[Node] = (),
+    nodes: Sequence[Node],
 ) -> VariantResult:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
-    step_ms = step_time(measured)
+    step_ms = times[variant.id]
     traced = read_traced(run, variant.id)
     ranks = rank_figures(run, measured, traced, nodes)
-    median_ms = step_ms.median if step_ms else None
-    found = findings(measured, ranks, median_ms)
-    rates = throughput(measured, median_ms, host)
+    middle_ms = step_ms.median if step_ms else None
+    found = findings(measured, ranks, middle_ms)
+    rates = throughput(measured, middle_ms, host)
     return VariantResult(
         id=variant.id,
         strategy=variant.strategy,
@@ -102,17 +129,17 @@ def variant_result(
         reason=status.reason,
         log=status.log,
         rounds=len(measured.timed),
-        launches=len(measured.launch_medians_ns),
+        launches=len(measured.logs),
         step_ms=step_ms,
-        vs_baseline=differences.vs_baseline(variant.id),
-        scaling_efficiency=scaling_efficiency(measured, differences.measured.values()),
+        vs_baseline=vs_baseline,
+        scaling_efficiency=scaling_efficiency(measured, times, differences.measured.values()),
         gradient_error=facts.gradient_error,
         gradient_reference=facts.gradient_reference,
         exposed_comm_ms=exposed_comm(ranks),
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
-        launch_medians_ms=launch_medians_ms(measured),
-        balanced=balanced(measured, step_ms, differences.measured),
+        launch_ms=launch_ms(measured, differences),
+        balanced=balanced(measured, step_ms, differences),
         workload=variant.workload,
         threads=variant.threads,
         probe=probe_result(
@@ -133,7 +160,7 @@ def stops_early(job: Mapping[str, Any]) -> bool:
 def is_complete(measured: Measured, plan: Plan) -> bool:
     """Whether nothing is left to measure: the variant is closed and, unless it failed, in every launch."""
     planned = sum(measured.variant.id in launch.variants for launch in plan.launches)
-    return measured.finished and (not measured.counts or len(measured.launch_medians_ns) == planned)
+    return measured.finished and (not measured.counts or len(measured.logs) == planned)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -6,12 +6,11 @@ slower variant takes longer.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
-from gpurun.launcher.trace.explain import PIN_MEMORY
+from gpurun.launcher.trace.explain import Kind, cause_named
 from gpurun.launcher.units import format_ms
 
 MENTION_FROM = 0.05
@@ -28,17 +27,8 @@ EVERY = 0.9
 ALL_HOST = 0.9
 """Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
 
-Kind = Literal["input", "copies", "host", "transfer", "split", "straggler"]
-"""`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
-
-_OWN: dict[Kind, str] = {
-    "input": "waits {ms} for its data",
-    "copies": "spends {ms} on copies that nothing overlaps",
-    "host": "waits {ms} for the CPU to launch work",
-    "transfer": "spends {ms} on communication that nothing overlaps",
-}
+OWN: tuple[Kind, ...] = ("input", "copies", "host", "transfer")
 """What a rank loses by itself."""
-_OWN_ON_CPU = _OWN | {"host": "spends {ms} between operators, in Python"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
     traced = [rank for rank in ranks if rank.span_ms is not None]
     if slowest is None or slowest.span_ms is None:
         return []
-    found = [_own_loss(kind, slowest, ranks) for kind in _OWN]
+    found = [_own_loss(kind, slowest, ranks) for kind in OWN]
     if len(traced) == len(ranks) > 1:
         found.append(_wait(traced))
     return found
@@ -127,10 +117,10 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
     is_every = len(traced) == len(ranks) > 1 and all(_part_ms(rank, kind) >= EVERY * ms for rank in traced)
     who = "every rank" if is_every else f"rank {slowest.rank}"
-    what = (_OWN_ON_CPU if on_cpu(ranks) else _OWN)[kind]
+    spent = cause_named(kind, on_cpu(ranks)).spent
     if kind == "transfer" and slowest.wait_ms is None:
-        what = "spends {ms} on communication, or waiting for it, that nothing overlaps"
-    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} {what}")
+        spent = "on communication, or waiting for it, that nothing overlaps"
+    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} spends {{ms}} {spent}")
 
 
 def _part_ms(rank: RankFigures, kind: Kind) -> float:
@@ -191,23 +181,9 @@ def _work_ms(rank: RankFigures) -> float:
 LARGE_FROM = 0.20
 """From this share of the step on, it is part of the summary."""
 
-_ADVICE: dict[Kind, str] = {
-    "input": "raise num_workers, or do less work per sample",
-    "copies": PIN_MEMORY,
-    "host": "try larger batches, torch.compile or CUDA graphs",
-    "transfer": "try larger batches, or accumulate gradients, so that it is needed less often",
-    "split": "try split: balanced",
-    "straggler": "find out what slows that rank down, or try split: balanced",
-}
-_ADVICE_IF_BALANCED: dict[Kind, str] = {
-    "split": "find out why the ranks take other times than when this split was found",
-    "straggler": "find out what slows that rank down",
-}
-_ADVICE_ON_CPU = _ADVICE | {"host": "try larger batches, fewer operators, or torch.compile"}
-
 
 def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
-    """`Even in ddp 32/32 every rank waits 24.1 of 60.2 ms for its data: …`; `None` where no cause is large.
+    """`Even in ddp 32/32 every rank spends 24.1 of 60.2 ms waiting for data: …`; `None` if all are small.
 
     Args:
         fastest: the variant that leads.
@@ -222,9 +198,7 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
 
 def advice(kind: Kind, variant: VariantResult) -> str:
     """What to do about a loss, other than what the variant does already."""
-    if kind in ("split", "straggler") and variant.split_name == "balanced":
-        return _ADVICE_IF_BALANCED[kind]
-    return (_ADVICE_ON_CPU if on_cpu(variant.ranks) else _ADVICE)[kind]
+    return cause_named(kind, on_cpu(variant.ranks), variant.split_name == "balanced").advice
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:

@@ -86,7 +86,7 @@ class Diff:
 
 
 def diff_runs(a: Comparison, b: Comparison, alpha: float = ALPHA) -> Diff:
-    """How b differs from a, by the medians of their launches.
+    """How b differs from a, by their launches.
 
     Rounds of different launches aren't pairs, so the launch is the unit (Welch on logarithms), at
     `alpha` shared among the variants that both runs have and that do the same
@@ -174,7 +174,7 @@ def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDi
 
 
 def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
-    logs_a, logs_b = ([math.log(median_ms) for median_ms in one.launch_medians_ms] for one in (a, b))
+    logs_a, logs_b = ([math.log(ms) for ms in one.launch_ms] for one in (a, b))
     if not logs_a or not logs_b:
         return Difference(None, None, "inconclusive")
     percent = percent_from_log(fmean(logs_b) - fmean(logs_a))
@@ -183,7 +183,7 @@ def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
 
 
 def _few_launches(a: VariantResult, b: VariantResult) -> str | None:
-    few = [name for name, one in (("a", a), ("b", b)) if len(one.launch_medians_ms) < 2]
+    few = [name for name, one in (("a", a), ("b", b)) if len(one.launch_ms) < 2]
     if not few:
         return None
     runs = "both runs have" if len(few) == 2 else f"run {few[0]} has"

@@ -40,6 +40,7 @@ def conclude(
     standings: Standings | None,
     interference: Sequence[str] = (),
     complete: bool = True,
+    within: int = 0,
 ) -> Conclusion:
     """Which variant is fastest, by how much and how surely; or why none is.
 
@@ -49,6 +50,7 @@ def conclude(
         standings: leader and rivals; `None` if nothing was measured, or variants do different work.
         interference: what else was in the times of the variants; then none is ranked.
         complete: whether nothing is left to measure.
+        within: the launches that verdicts are limited to; 0: they cover what other launches would show.
     """
     if not is_one_task(plan):
         return Conclusion(_separate_work(plan, results))
@@ -57,7 +59,7 @@ def conclude(
         return Conclusion(_without_steps(ran))
     if interference:
         return _not_ranked(results, interference)
-    return ranking_conclusion(standings, plan.baseline, complete)
+    return ranking_conclusion(standings, plan.baseline, complete, within)
 
 
 def is_one_task(plan: Plan) -> bool:
@@ -66,18 +68,21 @@ def is_one_task(plan: Plan) -> bool:
     return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
-def ranking_conclusion(standings: Standings | None, baseline: str, complete: bool = True) -> Conclusion:
+def ranking_conclusion(
+    standings: Standings | None, baseline: str, complete: bool = True, within: int = 0
+) -> Conclusion:
     """The conclusion about variants that do the same work.
 
     Args:
         standings: leader and rivals; `None` if nothing was measured.
         baseline: id of the variant that the others were compared with.
         complete: whether nothing is left to measure.
+        within: the launches that verdicts are limited to, if they are.
     """
     if standings is None:
         when = "could be measured" if complete else "has been measured yet"
         return Conclusion(f"No variant {when}, so none is fastest.")
-    found = _lead(standings, baseline)
+    found = _lead(standings, baseline, _scope(within))
     remaining = remaining_loss(standings.leader, alone=not standings.rivals)
     return Conclusion(found.headline, (*found.details, *([remaining] if remaining else [])))
 
@@ -114,16 +119,23 @@ def _not_ranked(results: Sequence[VariantResult], reasons: Sequence[str]) -> Con
     )
 
 
-def _lead(standings: Standings, baseline: str) -> Conclusion:
+def _scope(within: int) -> str:
+    """` within this launch`, ` within these 3 launches`; empty where other launches are covered."""
+    if not within:
+        return ""
+    return " within this launch" if within == 1 else f" within these {within} launches"
+
+
+def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     """Which variant leads, and whether that is sure."""
     if not standings.rivals:
         return Conclusion(_alone(standings.leader))
     undecided = [rival for rival in standings.rivals if not rival.is_slower]
     if not undecided:
-        return _clear_lead(standings, baseline)
+        return _clear_lead(standings, baseline, scope)
     if all(rival.behind.ci is None for rival in undecided):
         return _unproven_lead(standings, undecided)
-    return Conclusion(_close_race(standings.leader, undecided))
+    return Conclusion(_close_race(standings.leader, undecided, scope))
 
 
 def _alone(leader: VariantResult) -> str:
@@ -134,15 +146,17 @@ def _alone(leader: VariantResult) -> str:
     return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."
 
 
-def _clear_lead(standings: Standings, baseline: str) -> Conclusion:
+def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     """The leader against the baseline; against the runner-up where it is the baseline itself."""
     leader, runner_up = standings.leader, standings.rivals[0]
     name = variant_label(leader)
     reference = next((rival.result for rival in standings.rivals if rival.result.id == baseline), None)
     difference = leader.vs_baseline
     if reference is None or difference is None or difference.percent is None:
-        return Conclusion(f"Fastest: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader))
-    headline = f"Fastest: {name}, {_faster(leader, reference, difference)}."
+        return Conclusion(
+            f"Fastest{scope}: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader)
+        )
+    headline = f"Fastest{scope}: {name}, {_faster(leader, reference, difference)}."
     details = _why(reference, leader)
     if runner_up.result.id != baseline:
         details += (f"{_slower(runner_up, leader)}.", *_why(runner_up.result, leader))
@@ -153,10 +167,10 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
     """Which rival can't be ranked for want of rounds or launches; then what is established."""
     leader, closest = standings.leader, undecided[0]
     others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
-    gap = format_percent(_median_gap_percent(leader, closest.result), signed=True)
+    gap = format_percent(_gap_percent(leader, closest.result), signed=True)
     headline = (
-        f"Fastest by median: {variant_label(leader)}; {variant_label(closest.result)}{others} can't be ranked"
-        f" ({gap} by median, but {_too_few(closest)})."
+        f"Fastest on average: {variant_label(leader)}; {variant_label(closest.result)}{others} can't be"
+        f" ranked ({gap} on average, but {_too_few(closest)})."
     )
     established = next((rival for rival in standings.rivals if rival.is_slower), None)
     if established is None:
@@ -172,14 +186,19 @@ def _too_few(rival: Rival) -> str:
     return f"{launches} can't tell that from chance: set {MORE_LAUNCHES}"
 
 
-def _close_race(leader: VariantResult, undecided: Sequence[Rival]) -> str:
+def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -> str:
     """The best of them and the closest rival that no interval separates from it."""
-    closest = next(rival for rival in undecided if rival.behind.ci is not None)
-    what = leader.kind.choice
-    names = f"{variant_label(leader)} and {variant_label(closest.result)}"
-    others = len(undecided) - 1
-    more = f", nor can {plural(others, 'other')} from {variant_label(leader)}" if others else ""
-    return f"No {what} is clearly fastest: {names} can't be distinguished ({_signed(closest.behind)}){more}."
+    open_ = [rival for rival in undecided if rival.behind.verdict != "same"]
+    closest = next(rival for rival in open_ or undecided if rival.behind.ci is not None)
+    name, others = variant_label(leader), len(open_ or undecided) - 1
+    found, more = "can't be distinguished", f", nor can {plural(others, 'other')} from {name}"
+    if not open_:
+        found, more = (
+            "are equally fast",
+            f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
+        )
+    race = f"{name} and {variant_label(closest.result)} {found} ({_signed(closest.behind)})"
+    return f"No {leader.kind.choice} is clearly fastest{scope}: {race}{more if others else ''}."
 
 
 def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:
@@ -220,6 +239,6 @@ def _signed(difference: Difference) -> str:
     return f"{format_percent(percent, ci, signed=True)}{interval}"
 
 
-def _median_gap_percent(leader: VariantResult, other: VariantResult) -> float:
-    """How much longer the other takes per sample, by the medians in the table."""
+def _gap_percent(leader: VariantResult, other: VariantResult) -> float:
+    """How much longer the other takes per sample, by the table."""
     return 100 * (time_per_sample(other) / time_per_sample(leader) - 1)

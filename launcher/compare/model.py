@@ -13,17 +13,21 @@ from gpurun.launcher.rundir.records import LossOver
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
+Unit = Literal["launch", "round"]
+"""What an interval is made of: launches, whose scatter it covers, or the rounds of those that there were."""
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds per optimizer step: median over rounds, with its 95 % confidence interval.
+    """Milliseconds per optimizer step, with its 95 % confidence interval.
 
-    With several launches: median of the launches' medians, and an interval that covers their scatter.
+    The baseline's: geometric mean over launches of a robust mean over rounds. Of the others: that, times the
+    ratio that they are compared by. With several launches the interval covers their scatter.
     """
 
     median: float
+    """That middle; files of older runs have the median over rounds here."""
     ci: Interval | None
 
 
@@ -46,7 +50,36 @@ class Noise:
     aa_percent: float | None
     ci: Interval | None
     launch_scatter_percent: float | None
-    """Standard deviation of the baseline's launch medians; `None` with fewer than 2 launches."""
+    """Standard deviation of the baseline's step between launches, without what its rounds add to it; `None`
+    with fewer than 2 launches."""
+    round_scatter_percent: float | None = None
+    """Between the rounds of a launch."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Standard deviations of the difference between two variants, in percent: the median over variants."""
+
+    launch_percent: float | None = None
+    """Between launches that both ran in, without what rounds add."""
+    round_percent: float | None = None
+    """Between the rounds of a launch."""
+    shared_percent: float | None = None
+    """Of a launch's value, where both ran in the same launches: both of the above."""
+    apart_percent: float | None = None
+    """Of a launch's value, where they ran in launches of their own."""
+
+
+@dataclass(frozen=True)
+class OpenPair:
+    """A variant of which it isn't known whether the leader is faster."""
+
+    variant: str
+    percent: float | None
+    """Behind the leader."""
+    ci: Interval | None
+    launches: int | None
+    """In all, until a difference of that size is found with 80 % chance; `None`: it can't be said."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +137,8 @@ class Balanced:
     """In proportion to speed (1/β): what one would take who thinks of speed alone."""
     same_as: tuple[str, ...]
     """Other variants of the job that came to the same samples."""
+    beaten_by: tuple[str, ...] = ()
+    """Other splits of the same work that were shown to be faster."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +146,8 @@ class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
     Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
-    those in it in which least else ran: compute + exposed transfer, wait and memcpy + idle = span.
+    those in it in which least else ran: compute + exposed transfer, wait and memcpy + other steps + idle
+    = span.
     """
 
     rank: int
@@ -126,6 +162,8 @@ class RankFigures:
     exposed_transfer_ms: float | None = None
     exposed_wait_ms: float | None = None
     exposed_memcpy_ms: float | None = None
+    other_steps_ms: float | None = None
+    """The device was busy, but only with work that other steps launched."""
     idle_ms: float | None = None
     input_ms: float | None = None
     """The part of idle that waits for data."""
@@ -214,8 +252,8 @@ class VariantResult(Rates):
     exposed_comm_ms: ExposedComm
     warnings: tuple[str, ...]
     ranks: tuple[RankFigures, ...]
-    launch_medians_ms: tuple[float, ...] = ()
-    """Median step of each launch, by repetition: what two runs are compared by."""
+    launch_ms: tuple[float, ...] = ()
+    """Step of each launch, by repetition: what two runs are compared by."""
     balanced: Balanced | None = None
     """`None` for every split that the job names by itself."""
     workload: str = ""
@@ -265,11 +303,11 @@ class Comparison:
     host: Mapping[str, Any]
     baseline: str
     ci_level: float | None
+    """Confidence of all verdicts on the table together."""
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
-    """The variant with the highest throughput (of programs: the shortest step); how sure its lead is, says
-    `headline`."""
+    """The variant that `headline` names as the fastest; `None` where it names none."""
     summary: str
     """`headline`, and the sentences that go with it."""
     notes: tuple[str, ...]
@@ -281,15 +319,22 @@ class Comparison:
     """Why splits can't be ranked, although they were measured: what else ran, by variant and rank."""
     restarts: int = 0
     """How often launches were started again after a failure."""
+    unit: Unit = "round"
+    """What its intervals are made of."""
+    leader: str | None = None
+    """The variant with the highest throughput (of programs: the shortest step), however sure its lead is."""
+    open: tuple[OpenPair, ...] = ()
+    """What more launches would have to decide, the closest first."""
+    scatter: Scatter = Scatter()
     headline: str = ""
     """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
 
     @property
-    def answer(self) -> str:
-        """The headline; of an older run the whole summary."""
-        return self.headline or self.summary
+    def first(self) -> str | None:
+        """The variant that every report shows first; in files of older runs `fastest` is the leader."""
+        return self.leader or self.fastest
 
     @property
     def details(self) -> str:
         """What the summary goes on to say after the headline."""
-        return self.summary.removeprefix(self.answer).strip()
+        return self.summary.removeprefix(self.headline).strip()

@@ -10,12 +10,12 @@ from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Interval, RankFigures
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.stats.launches import MIN_PAIRS
+from gpurun.launcher.stats.sequential import MIN_LAUNCHES
 from gpurun.launcher.units import format_ms, plural
 
 
-def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """The plan's notes, and what the measurement adds to them."""
+def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tuple[str, ...]:
+    """The plan's notes, and what the measurement adds; `within`: launches that verdicts are limited to."""
     baseline = measured[plan.baseline]
     others = [
         one for one in measured.values() if one is not baseline and one.variant.same_task(baseline.variant)
@@ -26,6 +26,7 @@ def notes(plan: Plan, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     if others and baseline.finished and not baseline.counts:
         return (*found, _lost_baseline(baseline))
     found += _few_launches(baseline, others)
+    found += _within(within, baseline, others)
     found += _other_batches(baseline, others)
     return tuple(found)
 
@@ -49,18 +50,26 @@ def _lost_baseline(baseline: Measured) -> str:
 
 def _few_launches(baseline: Measured, others: list[Measured]) -> list[str]:
     """Variants that run in other processes than the baseline need pairs of launches."""
-    repetitions = set(baseline.launch_medians_ns)
+    repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
-    pairs = [len(repetitions & set(one.launch_medians_ns)) for one in apart]
-    if not apart or min(pairs) >= MIN_PAIRS:
+    pairs = [len(repetitions & set(one.logs)) for one in apart]
+    if not apart or min(pairs) >= MIN_LAUNCHES:
         return []
     names = ", ".join(
-        variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_PAIRS
+        variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES
     )
     return [
-        f"Identical launches vary, so comparing {names} with the baseline takes {MIN_PAIRS} pairs of launches"
-        f" (this run has {min(pairs)}): set {MORE_LAUNCHES}."
+        f"Identical launches vary, so comparing {names} with the baseline takes {MIN_LAUNCHES} pairs of"
+        f" launches (this run has {min(pairs)}): set {MORE_LAUNCHES}."
     ]
+
+
+def _within(within: int, baseline: Measured, others: list[Measured]) -> list[str]:
+    """What verdicts between variants of the same launches cover, where there are few."""
+    if not within or not any(one.group == baseline.group and one.counts for one in others):
+        return []
+    these = "this launch" if within == 1 else f"these {within} launches"
+    return [f"Verdicts hold for {these}; others may differ by more. To cover that, set {MORE_LAUNCHES}."]
 
 
 def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:

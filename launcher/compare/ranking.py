@@ -1,17 +1,22 @@
 """Which variant leads, and by how much the others are behind."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
+from gpurun.launcher.compare.variant_difference import Differences, opposite
+from gpurun.launcher.stats.sequential import launches_needed
 
 
 class Pairwise(Protocol):
     """Answers how any two variants differ."""
 
     def between(self, variant: str, other: str) -> Difference:
-        """How `variant` differs from `other`: positive percent is slower."""
+        """How `variant` differs from `other`, by itself: positive percent is slower."""
+
+    def all_against(self, other: str, variants: Iterable[str]) -> Mapping[str, Difference]:
+        """How each of `variants` differs from `other`, with verdicts that hold together."""
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""
@@ -39,22 +44,102 @@ class Standings:
     leader: VariantResult
     rivals: tuple[Rival, ...]
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the leader is the fastest: every other was shown to be slower."""
+        return all(rival.is_slower for rival in self.rivals)
+
 
 def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings | None:
     """The leader, and how the others compare with it; `None` if nothing was measured.
 
-    The leader is the first in order that no other is established to be faster than.
+    The leader is the first in order that no other is established to be faster than. That it is the fastest
+    takes all rivals to be slower, so each is tested at 5 % (an intersection–union test: Berger, Technometrics
+    24 (1982)). Where it can't be shown of all, verdicts on single rivals must hold together.
     """
     ranked = fastest_first(results)
     if not ranked:
         return None
     leader = next((one for one in ranked if not _is_beaten(one, ranked, pairwise)), ranked[0])
-    others = (result for result in ranked if result.id != leader.id)
-    rivals = (
-        Rival(other, pairwise.between(other.id, leader.id), pairwise.share_launches(other.id, leader.id))
-        for other in others
-    )
+    others = [result for result in ranked if result.id != leader.id]
+    behind = {other.id: pairwise.between(other.id, leader.id) for other in others}
+    if any(difference.verdict != "slower" for difference in behind.values()):
+        behind = _together(leader, others, pairwise)
+    rivals = (Rival(one, behind[one.id], pairwise.share_launches(one.id, leader.id)) for one in others)
     return Standings(leader, tuple(rivals))
+
+
+def _together(
+    leader: VariantResult, others: Sequence[VariantResult], pairwise: Pairwise
+) -> dict[str, Difference]:
+    """What is shown of each rival where they aren't all slower; of the baseline what the table shows."""
+    behind = dict(pairwise.all_against(leader.id, [other.id for other in others]))
+    row = leader.vs_baseline
+    return behind | {one.id: opposite(row) for one in others if is_baseline(one) and row is not None}
+
+
+def with_lead(results: Sequence[VariantResult], standings: Standings | None) -> tuple[VariantResult, ...]:
+    """The results with what a sure lead says about the baseline.
+
+    The rows of a table are tested together. That one variant is the fastest is a question of its own, which
+    may show more about the pairs of which it consists; they are shown alike in both places.
+    """
+    if standings is None or not standings.is_settled:
+        return tuple(results)
+    rows: dict[str, Difference] = {}
+    if is_baseline(standings.leader):
+        rows = {rival.result.id: rival.behind for rival in standings.rivals}
+    for rival in standings.rivals:
+        if is_baseline(rival.result):
+            rows[standings.leader.id] = opposite(rival.behind)
+    return tuple(replace(one, vs_baseline=rows.get(one.id, one.vs_baseline)) for one in results)
+
+
+def is_baseline(result: VariantResult) -> bool:
+    return result.vs_baseline is not None and result.vs_baseline.verdict == "baseline"
+
+
+def open_pairs(standings: Standings, differences: Differences) -> tuple[OpenPair, ...]:
+    """Rivals that are neither shown to be slower than the leader nor the same, the closest first."""
+    return tuple(
+        OpenPair(
+            rival.result.id,
+            rival.behind.percent,
+            rival.behind.ci,
+            _launches_needed(rival, standings.leader, differences),
+        )
+        for rival in standings.rivals
+        if rival.behind.verdict not in ("slower", "same")
+    )
+
+
+def _launches_needed(rival: Rival, leader: VariantResult, differences: Differences) -> int | None:
+    deviation = differences.scatter(rival.result.id, leader.id)
+    if rival.behind.percent is None or deviation is None:
+        return None
+    return launches_needed(rival.behind.percent, 100 * deviation)
+
+
+@dataclass(frozen=True)
+class Following:
+    """What a run with a budget measures next."""
+
+    is_decided: bool
+    """Whether nothing is left that more launches would decide."""
+    variants: tuple[str, ...]
+    """Those to launch next, in the order of the plan."""
+
+
+def following(comparison: Comparison) -> Following:
+    """Close rivals get the launches; what is shown to be slower than the leader, or the same, gets none.
+
+    The baseline stays: all figures of the table are relative to it.
+    """
+    ranked = [one.id for one in comparison.variants if is_ranked(one)]
+    if comparison.leader is None:
+        return Following(False, tuple(ranked))
+    left = {comparison.leader, comparison.baseline, *(pair.variant for pair in comparison.open)}
+    return Following(not comparison.open, tuple(one for one in ranked if one in left))
 
 
 def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
@@ -102,5 +187,5 @@ def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantRe
     if comparison.interference:
         ranked = [one for one in comparison.variants if is_ranked(one)]
     else:
-        ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.fastest)
+        ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.first)
     return ranked, [one for one in comparison.variants if not is_ranked(one)]

@@ -1,23 +1,27 @@
-"""How one variant's time differs from another's: by paired rounds, or by pairs of launches."""
+"""How one variant's time differs from another's: over launches, or within the few that there are."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.model import Difference, Verdict
+from gpurun.launcher.compare.model import Difference, Interval, Unit, Verdict
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.stats.launches import launch_pair_interval
-from gpurun.launcher.stats.looks import Looks, Outcome, look_at, looks, settle
-from gpurun.launcher.stats.paired import round_differences
+from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
+from gpurun.launcher.stats.looks import EARLY_LOOK_ALPHA, ONE_LOOK_ALPHA, Looks, looks
+from gpurun.launcher.stats.paired import round_differences, wilcoxon_interval
+from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
+CONTROL = "\0control"
+"""The name of the baseline's second blocks among the variants of a launch."""
 
 
 def planned_looks(plan: Plan, early_stop: bool) -> Looks:
-    """The looks of a whole run: early ones only where a single launch holds everything.
+    """The looks within a launch: early ones only where a single launch holds everything.
 
     The worker stops by them and the comparison judges by them, so that both come to the same verdict.
     """
@@ -28,55 +32,141 @@ def planned_looks(plan: Plan, early_stop: bool) -> Looks:
 
 @dataclass(frozen=True)
 class Differences:
-    """How any two variants of a run differ, all by the same rules and at the same level."""
+    """How any two variants of a run differ, all by the same rules."""
 
     measured: Mapping[str, Measured]
     baseline: str
-    looks: Looks
+    family: Family
+    """ln(time per sample) of every launch."""
+    control: Mapping[int, float]
+    """The same of the baseline's second blocks, by repetition."""
+    unit: Unit
+    share_of_level: float = 1.0
+    """Of a comparison's level, at each look within a launch."""
     has_interference: bool = False
     """Whether times of this run are not those of its splits: then nothing is decided by them."""
 
-    def vs_baseline(self, variant: str) -> Difference | None:
-        """What the table shows; `None` where one of the two has no times that count."""
-        one, baseline = self.measured[variant], self.measured[self.baseline]
-        if variant == self.baseline:
-            return Difference(None, None, "baseline") if baseline.counts else None
-        if not (one.counts and baseline.counts and one.variant.same_task(baseline.variant)):
-            return None
-        return self.sound(against_baseline(one, baseline, self.looks))
+    @property
+    def within(self) -> int:
+        """The launches that verdicts are limited to; 0 where they cover what others would show."""
+        most = max((len(one.logs) for one in self.measured.values()), default=0)
+        return 0 if self.unit == "launch" else most
+
+    def vs_baseline(self) -> dict[str, Difference | None]:
+        """What the table shows, by variant; `None` where one of the two has no times that count."""
+        baseline = self.measured[self.baseline]
+        compared = [
+            one.variant.id
+            for one in self.measured.values()
+            if one is not baseline
+            and one.counts
+            and baseline.counts
+            and one.variant.same_task(baseline.variant)
+        ]
+        found: dict[str, Difference | None] = {
+            **dict.fromkeys(self.measured),
+            **self.all_against(self.baseline, compared),
+        }
+        if baseline.counts:
+            found[self.baseline] = Difference(None, None, "baseline")
+        return found
+
+    def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
+        """How each of `variants` differs from `other`; together the verdicts err with at most 5 % (Holm)."""
+        intervals = holm({variant: self.interval_at(variant, other) for variant in variants})
+        return {variant: self.difference(variant, other, ci) for variant, ci in intervals.items()}
 
     def between(self, variant: str, other: str) -> Difference:
-        """`variant` against `other`, both with times that count; never at odds with `vs_baseline`."""
-        one, two = self.measured[variant], self.measured[other]
-        if other == self.baseline:
-            difference = against_baseline(one, two, self.looks)
-        elif variant == self.baseline:
-            difference = opposite(against_baseline(two, one, self.looks))
-        else:
-            difference = against_other(one, two, self.looks[-1][1])
-        return self.sound(difference)
+        """`variant` against `other`, by itself at 5 %."""
+        return self.difference(variant, other, self.interval_at(variant, other)(ALPHA))
 
-    def sound(self, difference: Difference) -> Difference:
-        """The difference, without a verdict where other load affected the run."""
-        return replace(difference, verdict="inconclusive") if self.has_interference else difference
+    def difference(self, variant: str, other: str, ci: Interval | None) -> Difference:
+        """The estimate with this interval (both of logarithms), and what they say."""
+        centre = self.estimate(variant, other)
+        if centre is None:
+            return Difference(None, None, "inconclusive")
+        if ci is not None and self.unit == "round":
+            ci = min(ci[0], centre), max(ci[1], centre)
+        percent, interval = percent_from_log(centre), percent_interval(ci)
+        verdict = "inconclusive" if self.has_interference else verdict_of(percent, interval)
+        return Difference(percent, interval, verdict)
+
+    def estimate(self, variant: str, other: str) -> float | None:
+        """Mean of ln(t / t of the other) over the launches of both; estimates of a run add up."""
+        found = self.family.differences(variant, other)
+        return fmean(found) if found else None
+
+    def scatter(self, variant: str, other: str) -> float | None:
+        """Standard deviation of ln(t / t of the other) over launches."""
+        found = self.family.differences(variant, other)
+        return stdev(found) if len(found) > 1 else None
+
+    def values(self, variant: str) -> list[float]:
+        """Its ln(time per sample in ns) of each launch."""
+        return list(self.family.values[variant].values())
+
+    def control_differences(self) -> list[float]:
+        """ln(second block / first block) of the baseline, by launch."""
+        pooled = self.family.values[self.baseline]
+        return [2 * (value - pooled[repetition]) for repetition, value in self.control.items()]
+
+    def interval_at(self, variant: str, other: str) -> IntervalAt:
+        """By launches; by rounds where launches are too few and both ran in the same ones."""
+        if self.unit == "launch":
+            return self.family.at(variant, other)
+        rounds = self.paired_rounds(variant, other) if self.share_launches(variant, other) else ()
+        return lambda alpha: wilcoxon_interval(rounds, alpha * self.share_of_level)
+
+    def paired_rounds(self, variant: str, other: str) -> tuple[float, ...]:
+        """ln(t / t of the other) of every round that both have."""
+        one, two = self.measured[variant], self.measured[other]
+        return round_differences(one.timed, two.timed, samples_ratio(one, two))
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""
         return self.measured[variant].group == self.measured[other].group
 
 
-def against_baseline(measured: Measured, baseline: Measured, looks: Looks) -> Difference:
-    """The verdict on a variant: paired rounds in the baseline's own launches, else pairs of launches."""
-    if measured.group != baseline.group:
-        return _by_launches(measured, baseline, looks[-1][1])
-    return _from_outcome(settle(_paired(measured, baseline), looks))
+def differences_of(
+    measured: Mapping[str, Measured], baseline: str, taken: Sequence[Look] = (), early_rounds: bool = False
+) -> Differences:
+    """All differences of a run: launches are the evidence from six on, else the rounds of those there are.
+
+    Args:
+        measured: all variants.
+        baseline: the one that was measured twice in each round.
+        taken: looks at launches so far, where the run has a budget.
+        early_rounds: whether variants of a single launch end as soon as they are decided.
+    """
+    most = max((len(one.logs) for one in measured.values() if one.counts), default=0)
+    unit: Unit = "launch" if most >= MIN_LAUNCHES else "round"
+    values, control = _launch_values(measured, baseline)
+    if unit == "launch":  # the control ran the same split: both are the baseline
+        values[baseline] = {
+            repetition: (value + control.get(repetition, value)) / 2
+            for repetition, value in values[baseline].items()
+        }
+    share = EARLY_LOOK_ALPHA / ONE_LOOK_ALPHA if early_rounds else 1.0
+    return Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
 
 
-def against_other(measured: Measured, other: Measured, alpha: float) -> Difference:
-    """Like `against_baseline`, for two variants of which neither is the baseline: over all common rounds."""
-    if measured.group != other.group:
-        return _by_launches(measured, other, alpha)
-    return _from_outcome(look_at(_paired(measured, other), alpha))
+def _launch_values(
+    measured: Mapping[str, Measured], baseline: str
+) -> tuple[dict[str, dict[int, float]], dict[int, float]]:
+    """ln(time per sample) of every variant by repetition, and that of the baseline's second blocks."""
+    values: dict[str, dict[int, float]] = {variant: {} for variant in measured}
+    control: dict[int, float] = {}
+    for group in {one.group for one in measured.values()}:
+        members = [one for one in measured.values() if one.group == group]
+        for repetition in sorted({repetition for one in members for repetition in one.logs}):
+            logs = {one.variant.id: one.logs.get(repetition, {}) for one in members}
+            if repetition in measured[baseline].aa_logs and baseline in logs:
+                logs[CONTROL] = measured[baseline].aa_logs[repetition]
+            for variant, value in launch_values(logs).items():
+                of = control if variant == CONTROL else values[variant]
+                samples = measured[baseline if variant == CONTROL else variant].variant.global_batch
+                of[repetition] = value - math.log(samples or 1)
+    return values, control
 
 
 def opposite(difference: Difference) -> Difference:
@@ -98,27 +188,3 @@ def samples_ratio(measured: Measured, other: Measured) -> float:
 
 def _inverse(percent: float) -> float:
     return -100 * percent / (100 + percent)
-
-
-def _paired(measured: Measured, other: Measured) -> tuple[float, ...]:
-    return round_differences(measured.timed, other.timed, samples_ratio(measured, other))
-
-
-def _from_outcome(outcome: Outcome) -> Difference:
-    return Difference(outcome.percent, outcome.ci, outcome.verdict)
-
-
-def _by_launches(measured: Measured, other: Measured, alpha: float) -> Difference:
-    """From ln(median / other's median) of launches with the same repetition, which ran next to each other."""
-    offset = math.log(samples_ratio(measured, other))
-    others = other.launch_medians_ns
-    pairs = [
-        math.log(step_ns / others[repetition]) - offset
-        for repetition, step_ns in measured.launch_medians_ns.items()
-        if repetition in others
-    ]
-    if not pairs:
-        return Difference(None, None, "inconclusive")
-    percent = percent_from_log(fmean(pairs))
-    ci = percent_interval(launch_pair_interval(pairs, alpha))
-    return Difference(percent, ci, verdict_of(percent, ci))

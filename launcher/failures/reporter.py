@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import Interrupted, MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy
-from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import RootCause
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import Restart, RootCause
+from gpurun.launcher.units import format_duration
 
 LOG_TAIL_BYTES = 1 << 16
 """How much of a rank's log is read: more than the longest traceback, that of an infinite recursion."""
@@ -60,6 +61,11 @@ class Reporter:
         self.report("\n    ".join(lines) + f"\nstacks of all ranks: {self.run.hang(attempt)}\nlog: {log}")
         self.write(self.run.hang(attempt), hang)
 
+    def report_restart(self, record: Restart, text: str) -> None:
+        """Counts a restart, and says that it comes."""
+        append_lines(self.run.restarts, [record])
+        self.report(text)
+
     def write(self, path: Path, record: object) -> None:
         """Keeps a record; a full disk must not hide the message."""
         try:
@@ -99,3 +105,23 @@ def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> MachineError:
+    """A rank that can't write its results ends the whole run, not only its variant."""
+    where = f" on {host}" if host else ""
+    return MachineError(
+        f"the workers{where} can't write to {run.path}: the disk is full or the directory is not writable\n"
+        f"    free some space, then continue: gpurun --resume {run.path}\n"
+        f"    log: {run.log(attempt, rank)}"
+    )
+
+
+def stopping_text(interruption: Interrupted, grace_s: float) -> str:
+    """The message for a person who waits for the ranks to end."""
+    if grace_s <= 0:
+        return f"{interruption.cause}: the ranks are killed"
+    return (
+        f"{interruption.cause}: the ranks are asked to end, and killed after {format_duration(grace_s)}; "
+        "another Ctrl-C kills them at once"
+    )

@@ -33,7 +33,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = N
 
 
 def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
-    """Like `load_job`, for a job that is in no file: mistakes name `name`, without lines."""
+    """Like `load_job`, for a job that is in no file: mistakes name `name`, if there is one, without lines."""
     root, problems = compose(text, name, has_lines=False)
     source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
     return check_source(source, job_dir)

@@ -15,7 +15,8 @@ NOISE = "USDT:"
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Also what makes a terminal show text in another order than it has."""
 _PREFIX_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """SGR codes: cyan, yellow, green, magenta, blue, and their bright ones."""
 

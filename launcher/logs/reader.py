@@ -8,7 +8,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import RunDir, open_regular
 
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
 def log_lines(path: Path) -> Iterator[str]:
     """The lines of one log, read in portions: the log may be larger than memory."""
     reader = LineReader()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while portion := file.read(_CHUNK_BYTES):
             yield from reader.feed(portion)
     yield from reader.finish()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
-from gpurun.launcher.rundir.files import num_bytes
+from gpurun.launcher.rundir.files import num_bytes, open_regular
 from gpurun.launcher.units import format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
@@ -32,7 +32,7 @@ class LogTail:
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 size = file.seek(0, 2)
                 left_out = max(0, size - self.offset - SHOWN_BYTES)
                 left_out = left_out if size - self.offset > MOST_AT_ONCE_BYTES else 0

@@ -37,11 +37,11 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with(parent: int) -> None:
-    """The kernel kills this process when `parent` dies; at once if that has happened already."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """The kernel sends this process a signal when `parent` dies; at once if that has happened already."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:

@@ -29,12 +29,18 @@ def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
         percent = format_number(noise.aa_percent, 1)
         lines.append(f"Noise: the same split measured twice differs by {percent} %{interval}.")
-    if noise.launch_scatter_percent is not None:
-        lines.append(
-            f"Launches of the baseline scatter by {noise.launch_scatter_percent:.1f} % (standard deviation)."
-        )
+    parts = {
+        "between launches": noise.launch_scatter_percent,
+        "between the rounds of a launch": noise.round_scatter_percent,
+    }
+    known = [
+        f"{format_number(percent, 1)} % {where}" for where, percent in parts.items() if percent is not None
+    ]
+    if known:
+        lines.append(f"The baseline scatters by {', '.join(known)} (standard deviation).")
     if ci_level is not None:
-        lines.append(f"Verdicts and ± in 'vs baseline' use {100 * ci_level:.1f} % confidence.")
+        percent = f"{100 * ci_level:.0f} %"
+        lines.append(f"All verdicts together have {percent} confidence; ± is as wide as that takes.")
     return lines
 
 

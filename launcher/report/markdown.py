@@ -17,7 +17,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 def summary_markdown(comparison: Comparison) -> str:
     """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
     ranked, unranked = by_rank(comparison)
-    answer = f"**{escape(comparison.answer)}** {escape(comparison.details)}".rstrip()
+    answer = f"**{escape(comparison.headline)}** {escape(comparison.details)}".rstrip()
     lines = [answer, "", *_table([*ranked, *unranked]), ""]
     lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]
     found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]

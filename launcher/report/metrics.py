@@ -304,6 +304,7 @@ PARTS: tuple[Part, ...] = (
     Part("wait", "waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
     Part("copy", "copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
     Part("input", "waiting for data", lambda rank: rank.input_ms),
+    Part("other_steps", "only work of other steps", lambda rank: rank.other_steps_ms),
     Part(
         "idle",
         "nothing to do",

@@ -117,10 +117,10 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
     """What is known of the split."""
     if comparison.interference:
         return "No split could be found fastest. To train with"
-    if uneven.id == comparison.fastest:
+    if uneven.id == comparison.first:
         return "To train with"
     other = first_uneven(comparison, has_snippet=False)
-    leads = other is not None and other.id == comparison.fastest
+    leads = other is not None and other.id == comparison.first
     return f"To train with the fastest uneven split{f' of {uneven.strategy}' if leads else ''},"
 
 

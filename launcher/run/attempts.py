@@ -1,14 +1,12 @@
 """Which launches of a run were made, and what is still missing, read from the run directory."""
 
 from collections.abc import Sequence
-from typing import Literal
 
-from gpurun.launcher.compare.figures.rounds import round_times
-from gpurun.launcher.jobfile.settings import SETTINGS
-from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.run.decisions import Ended
-from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus
+from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.plan.model import Launch, Plan
+from gpurun.launcher.run.decisions import Remaining
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import RoundTime
 
 UNRANKED = ("oom", "failed", "timeout", "skipped")
 
@@ -41,6 +39,17 @@ def finished_variants(run: RunDir, launch: Launch) -> set[str]:
     return finished
 
 
+def remaining(run: RunDir, plan: Plan, launch: Launch) -> Remaining:
+    """What is still missing of a launch; the baseline runs next to it where it can: rounds are pairs."""
+    missing = missing_variants(run, launch)
+    status = run.read_status(plan.baseline)
+    usable = status is None or status.status in ("ok", "unsteady")
+    variants = [v for v in launch.variants if v in missing or (v == plan.baseline and usable)]
+    rounds = launch.rounds - rounds_done(run, plan, launch, missing)
+    started, restarts = len(attempts(run, launch)), num_restarts(run, launch)
+    return Remaining(tuple(missing), tuple(variants), rounds, started, restarts)
+
+
 def missing_variants(run: RunDir, launch: Launch) -> list[str]:
     """Variants of a launch that are still to be measured, in the plan's order."""
     finished = finished_variants(run, launch)
@@ -63,62 +72,6 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
     return round_times(run.read_steps(variant_id), plan.variant(variant_id).world_size, "timed")
 
 
-def untried_with_same_model(run: RunDir, plan: Plan, variants: Sequence[str]) -> list[str]:
-    """Variants that have not been tried and build the same model as one of `variants`."""
-    models = [model_of(plan.variant(variant)) for variant in variants]
-    return [
-        other.id
-        for other in plan.variants
-        if model_of(other) in models and run.read_status(other.id) is None and not run.read_steps(other.id)
-    ]
-
-
-def model_of(variant: Variant) -> tuple[object, ...]:
-    """Everything that a workload's `build` may depend on, except its processes."""
-    return tuple(getattr(variant, name) for name, one in SETTINGS.items() if one.builds_model)
-
-
-def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
-    """What all launches found out about a variant; unsteady if it was in more than half of them."""
-    found = []
-    for launch in plan.launches:
-        for attempt in attempts(run, launch):
-            path = run.launch_facts(attempt)
-            facts = read_json(path, dict[str, VariantFacts]) if path.exists() else {}
-            found += [facts.get(variant_id)] if variant_id in run_variants(run, attempt) else []
-    known = [facts for facts in found if facts is not None]
-    checked = next((facts for facts in known if facts.gradient_reference), VariantFacts())
-    unsteady = [facts.unsteady for facts in known if facts.unsteady]
-    return VariantFacts(
-        gradient_error=checked.gradient_error,
-        gradient_reference=checked.gradient_reference,
-        warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
-        unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
-        flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),
-        bytes_per_sample=next((f.bytes_per_sample for f in known if f.bytes_per_sample is not None), None),
-        loss=next((f.loss for f in known if f.loss is not None), None),
-    )
-
-
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
     return {variant.id for variant in run.read_launch_head(attempt).variants}
-
-
-def status_of(facts: VariantFacts) -> VariantStatus:
-    """The status of a variant that was measured completely."""
-    if facts.unsteady:
-        return VariantStatus("unsteady", facts.unsteady)
-    return VariantStatus("ok")
-
-
-def lost_status(run: RunDir, attempt: str, ended: Ended) -> VariantStatus:
-    """The status of a variant that an attempt failed to measure."""
-    failure, hang = ended.failure, ended.hang
-    rank = failure.rank if failure else hang.rank if hang else None
-    log = str(run.log(attempt, rank or 0).relative_to(run.path))
-    if failure is None:
-        where = f": {hang.headline}" if hang and hang.headline else ""
-        return VariantStatus("timeout", f"{ended.late}{where}", attempt, rank, log)
-    status: Literal["oom", "failed"] = "oom" if failure.kind == "oom" else "failed"
-    return VariantStatus(status, failure.reason, attempt, rank, log)

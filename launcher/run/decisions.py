@@ -1,6 +1,7 @@
 """What a run does next: a pure state machine on frozen data, which `session.py` executes.
 
-`begin` returns the first action; `step` takes the result of an action and returns the next one.
+`begin` returns the first action; `step` and `fail` take the result of an action, or its error, and return the
+next one.
 """
 
 import os
@@ -29,10 +30,6 @@ class Ended:
     variant: str | None = None
     """The variant that was running when it failed; `None`: none had begun."""
 
-    @property
-    def is_well(self) -> bool:
-        return self.failure is None and self.late is None
-
 
 # --- What to do ---------------------------------------------------------------------------------------------
 
@@ -50,8 +47,12 @@ class Start:
     """Start the ranks of a launch, for these variants."""
 
     position: int
+    attempt: int
+    """Counts from 1 within the launch."""
     variants: tuple[str, ...]
     rounds: int
+    preloads: Literal["before", "after"] | None = None
+    """When what only later ranks need is imported for them; that takes as long as the first ones build."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Diagnose:
     late: Late
     variant: str | None
 
+    def text(self, hang: Hang, launch: str) -> str:
+        """What is late, and which limit was exceeded: `ddp-2-6-2: took longer than 5 s`."""
+        return f"{self.variant or launch}: {self.late.text(hang)}"
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -84,6 +89,11 @@ class Stop:
     """What was to be measured."""
     interruption: Interrupted | None = None
     """The error, if it is Ctrl-C or a signal: then a person waits for the ranks to end."""
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether to show what the ranks write last: after a failure only that they lost their peer."""
+        return self.interruption is not None or self.why == "late"
 
 
 @dataclass(frozen=True)
@@ -106,8 +116,13 @@ class Restart:
 
     number: int
     """Counts from 1 within the launch."""
+    limit: int
     pause_s: float
     reason: str
+
+    def text(self, launch: str) -> str:
+        """What is reported: `restart 1 of 3 of 03-ddp-2 in 2 s`."""
+        return f"restart {self.number} of {self.limit} of {launch} in {self.pause_s:g} s"
 
 
 @dataclass(frozen=True)
@@ -130,20 +145,15 @@ class Compare:
 
 @dataclass(frozen=True)
 class Finish:
-    """All launches are done."""
+    """End the run: all launches are done, or there was this error. No rank runs any more."""
+
+    error: BaseException | None = None
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    """End the run with this error; no rank runs any more."""
-
-    error: BaseException
-
-
-Action = (
+Effect = (
     ReadRemaining | Start | Wait | Diagnose | Stop | Explain | ReportFullDisk | Restart | Settle | Compare
-    | Finish | GiveUp
-)  # fmt: skip
+)
+Action = Effect | Finish
 
 
 # --- What happened ------------------------------------------------------------------------------------------
@@ -159,6 +169,8 @@ class Remaining:
     """Those to run next: the missing ones, and the baseline with them."""
     rounds: int = 0
     """To run."""
+    attempts: int = 0
+    """Started so far, of this launch."""
     restarts: int = 0
     """So far."""
 
@@ -200,19 +212,8 @@ class Explained:
     failure: Failure
 
 
-@dataclass(frozen=True)
-class Done:
-    """An action without a result was executed."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An action raised an error."""
-
-    error: BaseException
-
-
-Happened = Remaining | Started | Tick | Diagnosed | Stopped | Explained | Done | Broken
+Happened = Remaining | Started | Tick | Diagnosed | Stopped | Explained | None
+"""`None`: an action without a result was executed."""
 
 
 # --- From one to the other ----------------------------------------------------------------------------------
@@ -253,8 +254,7 @@ def step(state: State, happened: Happened) -> Next:
         case Remaining():
             return _on_remaining(state, happened)
         case Started():
-            watch = Watch.begin(happened.num_ranks, happened.now_s)
-            return _waits(state, watch)
+            return _waits(state, Watch.begin(happened.num_ranks, happened.now_s))
         case Tick():
             return _on_tick(state, happened)
         case Diagnosed():
@@ -263,10 +263,8 @@ def step(state: State, happened: Happened) -> Next:
             return _on_stopped(replace(state, may_run=False), happened)
         case Explained():
             return _on_explained(state, happened.failure)
-        case Done():
+        case None:
             return _read_remaining(state)
-        case Broken():
-            return _on_error(state, happened.error)
         case _:
             assert_never(happened)
 
@@ -280,10 +278,18 @@ def _read_remaining(state: State) -> Next:
 def _on_remaining(state: State, remaining: Remaining) -> Next:
     """Runs what is missing of the launch; the next launch follows when nothing is."""
     if remaining.missing:
-        start = Start(state.position, remaining.variants, max(1, remaining.rounds))
-        return replace(state, remaining=remaining, has_run=True, may_run=True), start
+        return replace(state, remaining=remaining, has_run=True, may_run=True), _start(state, remaining)
     following = replace(state, position=state.position + 1, has_run=False)
     return (following, Compare()) if state.has_run else _read_remaining(following)
+
+
+def _start(state: State, remaining: Remaining) -> Start:
+    """Launches after the first, and further attempts, find more modules imported."""
+    is_first = state.position == 0 and state.num_launches > 1
+    preloads: Literal["before", "after"] | None
+    preloads = "before" if remaining.attempts else "after" if is_first else None
+    rounds = max(1, remaining.rounds)
+    return Start(state.position, remaining.attempts + 1, remaining.variants, rounds, preloads)
 
 
 def _on_tick(state: State, tick: Tick) -> Next:
@@ -311,7 +317,7 @@ def _on_diagnosed(state: State, found: Diagnosed) -> Next:
 def _on_stopped(state: State, stopped: Stopped) -> Next:
     """Why the ranks have ended: an error, a time limit, a full disk, a failure, or none of these."""
     if state.error is not None:
-        return state, GiveUp(state.error)
+        return state, Finish(state.error)
     if state.late is not None:
         return _conclude(state, state.late)
     if stopped.finished >= set(state.remaining.variants):
@@ -338,7 +344,7 @@ def _conclude(state: State, ended: Ended) -> Next:
     number = state.remaining.restarts + 1
     if should_restart(ended, number, state.limits):
         reason = ended.failure.reason if ended.failure else str(ended.late)
-        return state, Restart(number, pause_s(number), reason)
+        return state, Restart(number, state.limits.restarts, pause_s(number), reason)
     return state, settled(ended, state.remaining.missing)
 
 
@@ -369,10 +375,13 @@ def mistake_of(failure: Failure | None) -> ParamsError | None:
     return ParamsError(failure.message) if failure is not None and is_mistake else None
 
 
-def _on_error(state: State, error: BaseException) -> Next:
-    """Stops the ranks before the run ends; if stopping them fails, that error ends the run."""
+def fail(state: State, error: BaseException) -> Next:
+    """The next action after one that raised an error: the ranks are stopped before the run ends by it.
+
+    If stopping them fails, that error ends the run.
+    """
     if not state.may_run:
-        return state, GiveUp(error)
+        return state, Finish(error)
     interruption = error if isinstance(error, Interrupted) else None
     return replace(state, error=error, may_run=False), Stop("error", interruption=interruption)
 

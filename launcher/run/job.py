@@ -25,12 +25,7 @@ from gpurun.launcher.processes.rank_starter import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
-from gpurun.launcher.run.open import (
-    Invocation,
-    find_run,
-    open_run,
-    resume_run,
-)
+from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter
@@ -88,10 +83,8 @@ class Output:
             ranks = f"the ranks are 0 to {last}" if last else "there is only rank 0"
             raise SpecError(f"--only-rank {self.only_rank}: no variant has this rank; {ranks}")
 
-    def relay(self, say: Callable[[str], None]) -> Relay | None:
-        if self.quiet:
-            return None
-        only = None if self.only_rank is None else (self.only_rank,)
+    def relay(self, say: Callable[[str], None]) -> Relay:
+        only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
         return Relay(say, only, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
 
 
@@ -171,7 +164,7 @@ def carry_out(
             reporter=Reporter(ready.run, say),
             relay=output.relay(progress.say),
         )
-        with claimed(ready.run), forwarded(lambda number: session.pool.forward(number)):
+        with claimed(ready.run), forwarded(lambda number: session.ranks.forward(number)):
             return finish(session)
 
 
@@ -203,8 +196,9 @@ class Tracker:
     def __post_init__(self) -> None:
         self.started_s = time.monotonic()
 
-    def status(self, launch: Launch, position: int, event: Event | None) -> Status:
+    def status(self, launch: Launch, event: Event | None) -> Status:
         """How far the run is; `event` is `None` when a launch has just been started."""
+        position = self.plan.launches.index(launch)
         self.first = position if self.first is None else self.first
         within = event.round / event.rounds if event and event.rounds else 0.0
         elapsed_s = time.monotonic() - self.started_s

@@ -14,6 +14,7 @@ from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
+from gpurun.launcher.rundir.paths import check_owner, is_name, refuse_links
 
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
@@ -52,7 +53,7 @@ def load_invocation(given: Invocation) -> JobSpec:
         SpecError: it is wrong.
     """
     if given.text is not None:
-        return load_text(given.text, str(given.job_file), given.overrides, given.folder)
+        return load_text(given.text, "", given.overrides, given.folder)
     spec = load_job(given.job_file, given.overrides, given.job_dir)
     check_files(spec, given.folder)
     return spec
@@ -144,14 +145,9 @@ def find_run(path: Path) -> RunDir:
     Raises:
         SpecError: there is no run.
     """
-    for folder in (path, path.parent if path.name == LATEST else path):
-        if (folder / "plan.json").is_file():
-            return RunDir(folder)
-        pointer = folder / LATEST
-        if pointer.is_file():
-            name = pointer.read_text().strip()
-            if name and Path(name).name == name and (folder / name / "plan.json").is_file():
-                return RunDir(folder / name)
+    if (folder := _run_folder(path)) is not None:
+        refuse_links(folder)  # it may be anyone's
+        return RunDir(folder)
     if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
         raise SpecError(
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
@@ -162,13 +158,22 @@ def find_run(path: Path) -> RunDir:
     )
 
 
+def _run_folder(path: Path) -> Path | None:
+    """The run directory that `path` means, if there is one."""
+    for folder in (path, path.parent if path.name == LATEST else path):
+        if (folder / "plan.json").is_file():
+            return folder
+        pointer = folder / LATEST
+        if pointer.is_file():
+            name = pointer.read_text().strip()
+            if is_name(name) and (folder / name / "plan.json").is_file():
+                return folder / name
+    return None
+
+
 def is_run(path: Path) -> bool:
     """Whether `path` means a run directory."""
-    try:
-        find_run(path)
-    except SpecError:
-        return False
-    return True
+    return _run_folder(path) is not None
 
 
 def are_runs(a: Path, b: Path) -> bool:
@@ -225,6 +230,7 @@ def read_invocation(path: Path) -> Invocation:
         SpecError: no run is there, or its job file is gone.
     """
     run = find_run(path)
+    check_owner(run)
     stored = read_json(run.invocation, StoredInvocation)
     job_file = Path(stored.job_file)
     if not job_file.is_file():
@@ -251,6 +257,7 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
         SpecError: no run is there, it was made from another job, or another command works on it.
     """
     run = find_run(path)
+    check_owner(run)
     refuse_if_alive(run)
     if read_json(run.plan, Plan) != plan:
         raise SpecError(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.units import format_duration
 
 BAR_CELLS = 20
@@ -55,6 +56,7 @@ class Progress:
     def __init__(
         self, stream: TextIO, width: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        stream = getattr(stream, "unfiltered", stream)  # only this redraws a line
         self._console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._clock = clock
@@ -81,7 +83,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a message above the line, which stays."""
-        self._console.print(text, soft_wrap=True)
+        self._console.print(clean(text), soft_wrap=True)
 
     def _log(self, status: Status) -> None:
         if status.launch != self._launch:

@@ -122,6 +122,54 @@ def _read_state(path: Path, rank: int) -> RankState | None:
     return RankState(rank, pid, start, steps) if magic == _MAGIC else None
 
 
+def ask_for_stacks(folder: Path, state: RankState) -> None:
+    """Sends a rank the signal that makes it write its stacks.
+
+    The directory may be anyone's, and may name any process. Only one that has this very block mapped and
+    handles the signal gets it: no one can make another process look like that.
+    """
+    try:
+        process = os.pidfd_open(state.pid)  # stays that process, even if its number is reused meanwhile
+    except OSError:
+        return
+    try:
+        if (
+            state.is_running
+            and _has_mapped(state.pid, block_path(folder, state.rank))
+            and _handles(state.pid)
+        ):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(process, STACKS_SIGNAL)
+    finally:
+        os.close(process)
+
+
+def _has_mapped(pid: int, block: Path) -> bool:
+    """Whether the process is this user's, and has the file in its memory."""
+    wanted = os.fsencode(os.path.realpath(block)).replace(b"\n", rb"\012")
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            return False
+        return any(
+            line.endswith(b" " + wanted) for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+        )
+    except OSError:
+        return False
+
+
+def _handles(pid: int) -> bool:
+    """Whether the process has a handler for the signal, which ends any other.
+
+    Source: proc(5), /proc/PID/status, SigCgt.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (STACKS_SIGNAL - 1) & 1)
+
+
 def start_ticks(pid: int) -> int | None:
     """When a process began, in clock ticks since boot; `None`: it is not running.
 

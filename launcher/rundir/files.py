@@ -3,10 +3,11 @@
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from gpurun.launcher.rundir.records import (
     Event,
     FailureRecord,
     LaunchHead,
+    Look,
     MaxBatch,
     PointRecord,
     Restart,
@@ -77,8 +79,25 @@ class RunDir(RunPaths):
     def read_restarts(self) -> list[Restart]:
         return list(read_lines(self.restarts, Restart))
 
+    def read_looks(self) -> tuple[Look, ...]:
+        """In order; empty for a run of a fixed size, and before the first look."""
+        return tuple(read_lines(self.looks, Look))
+
     def read_events(self, launch_id: str) -> list[Event]:
         return list(read_lines(self.events(launch_id), Event))
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file, open for reading; whoever has made the run, it is neither a link nor a pipe.
+
+    Raises:
+        OSError: it can't be opened, or is something else.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
 
 
 def read_json(path: Path, kind: type[T]) -> T:
@@ -88,7 +107,8 @@ def read_json(path: Path, kind: type[T]) -> T:
         MachineError: the file can't be read, or holds something else.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        with open_regular(path) as file:
+            return msgspec.json.decode(file.read(), type=kind)
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
@@ -98,13 +118,20 @@ def read_json(path: Path, kind: type[T]) -> T:
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """The complete lines of an append-only file, without a line that a crash or a full disk cut off."""
     decoder = msgspec.json.Decoder(kind)
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return
-    for line in text[: text.rfind(b"\n") + 1].splitlines():
+    for line in complete_lines(path).splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             yield decoder.decode(line)
+
+
+def complete_lines(path: Path, offset: int = 0) -> bytes:
+    """The file from `offset` to its last line break; empty if there is no file."""
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            text = file.read()
+    except FileNotFoundError:
+        return b""
+    return text[: text.rfind(b"\n") + 1]
 
 
 def append_lines(path: Path, values: Sequence[Any]) -> None:

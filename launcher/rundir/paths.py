@@ -2,11 +2,12 @@
 
 import errno
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, SpecError
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,13 @@ class RunPaths:
     def restarts(self) -> Path:
         return self.path / "restarts.jsonl"
 
+    @property
+    def looks(self) -> Path:
+        """When a run with a budget judged what it had measured."""
+        return self.path / "looks.jsonl"
+
     def launch(self, launch_id: str) -> Path:
-        return self.path / "launches" / launch_id
+        return self.path / "launches" / self._named(launch_id)
 
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
@@ -92,7 +98,17 @@ class RunPaths:
         return self.launch(launch_id) / "log" / f"rank{rank}.log"
 
     def variant(self, variant_id: str) -> Path:
-        return self.path / "variants" / variant_id
+        return self.path / "variants" / self._named(variant_id)
+
+    def _named(self, identity: str) -> str:
+        """The id of a launch or a variant, before it becomes a part of a path: a run may be anyone's.
+
+        Raises:
+            SpecError: it would lead elsewhere.
+        """
+        if not is_name(identity):
+            raise SpecError(f"{self.path}: {identity!r} is no id of a launch or a variant")
+        return identity
 
     def steps(self, variant_id: str, rank: int) -> Path:
         return self.variant(variant_id) / f"rank{rank}.jsonl"
@@ -121,6 +137,50 @@ class RunPaths:
 
     def status(self, variant_id: str) -> Path:
         return self.variant(variant_id) / "status.json"
+
+
+def is_name(identity: str) -> bool:
+    """Whether an id names a directory that lies where it should."""
+    return Path(identity).name == identity and identity not in ("", ".", "..") and identity.isprintable()
+
+
+def refuse_links(folder: Path) -> None:
+    """Returns if everything in a run directory is a directory, a file or a socket: gpurun makes nothing else.
+
+    A link would have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have
+    put them there.
+
+    Raises:
+        SpecError: there is something else.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    refuse_links(Path(entry.path))
+                elif not stat.S_ISREG(mode) and not stat.S_ISSOCK(mode):
+                    what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+                    raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
+    except FileNotFoundError:
+        return  # a run in progress removes files
+
+
+def check_owner(run: RunPaths) -> None:
+    """Returns if a run is the user's own. To continue a run is to run its job, and to write into it.
+
+    Raises:
+        SpecError: it, or what it says of its job, is another user's, or may be changed by everyone.
+    """
+    for path in (run.path, run.plan, run.invocation, run.job):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid != os.geteuid():
+            raise SpecError(f"{path} belongs to another user; only runs of your own can be resumed")
+        if status.st_mode & stat.S_IWOTH:
+            raise SpecError(f"everyone may write to {path}; if you trust it, first: chmod -R o-w {run.path}")
 
 
 def check_writable(folder: Path) -> None:

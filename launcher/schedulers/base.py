@@ -42,6 +42,11 @@ class Submission:
 class BatchQueue:
     """How a batch system takes a job."""
 
+    command: str
+    """What submits a script; `--COMMAND` passes on any of its options."""
+    option_example: str
+    time_example: str
+    """A time limit, as the batch system writes it."""
     script_name: str
     """Of the script in `runs/NAME/`."""
     script: Callable[[Submission, SubmitOptions], str]

@@ -233,5 +233,7 @@ SLURM = Scheduler(
     node_rank=node_rank,
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),
-    queue=BatchQueue("submit.sbatch", batch_script, submit, next_commands),
+    queue=BatchQueue(
+        "sbatch", "--exclusive", "2:00:00", "submit.sbatch", batch_script, submit, next_commands
+    ),
 )

@@ -10,9 +10,6 @@ from statistics import fmean, stdev, variance
 
 from gpurun.launcher.stats.verdict import Interval
 
-MIN_PAIRS = 6
-"""With fewer pairs of launches a t-interval depends on its assumption of a normal distribution alone."""
-
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
     """Interval of the mean that misses it with `alpha` for normal `values`; `None` with fewer than 2."""
@@ -22,11 +19,6 @@ def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
     centre = fmean(values)
     half_width = t_quantile(1 - alpha / 2, num_values - 1) * stdev(values) / math.sqrt(num_values)
     return centre - half_width, centre + half_width
-
-
-def launch_pair_interval(differences: Sequence[float], alpha: float) -> Interval | None:
-    """t-interval of ln(median A / median B) over pairs of neighbouring launches; `None` below 6 pairs."""
-    return t_interval(differences, alpha) if len(differences) >= MIN_PAIRS else None
 
 
 def welch_interval(values: Sequence[float], baseline: Sequence[float], alpha: float) -> Interval | None:

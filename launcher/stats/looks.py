@@ -1,7 +1,7 @@
-"""Interim analyses (looks): when a comparison is tested, at which level, and what is decided.
+"""Looks at the rounds of a single launch: when a comparison is tested, at which level, and what is decided.
 
 Several looks at growing data are several chances of a false alarm, so the level of each look is lowered to
-keep the overall level.
+keep the overall level. For looks at launches see `sequential.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,22 +52,6 @@ def look_at(differences: Sequence[float], alpha: float) -> Outcome:
     percent = None if centre is None else percent_from_log(centre)
     ci = percent_interval(wilcoxon_interval(differences, alpha))
     return Outcome(len(differences), alpha, percent, ci, verdict_of(percent, ci))
-
-
-def settle(differences: Sequence[float], looks: Looks) -> Outcome:
-    """The outcome of the first look that decides; without one, that of all rounds at the last look's level.
-
-    The same rule applies during a run and when it is read later: a decision uses only the rounds up to its
-    look. A run that ended between two looks gets one final look instead of the remaining ones, so that there
-    are never more looks than planned.
-    """
-    for rounds, alpha in looks[:-1]:
-        if rounds > len(differences):
-            break
-        outcome = look_at(differences[:rounds], alpha)
-        if outcome.verdict != "inconclusive":
-            return outcome
-    return look_at(differences, looks[-1][1])
 
 
 def decide(

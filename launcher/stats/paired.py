@@ -1,4 +1,4 @@
-"""Differences within one launch: Hodges-Lehmann estimate and exact Wilcoxon signed-rank interval.
+"""Differences within one launch: Hodges-Lehmann estimate and exact Wilcoxon signed-rank interval; medians.
 
 Ties and zeros. Both are kept: the interval consists of Walsh averages, and a zero
 or a repeated difference yields its averages like any other value. For a continuous distribution the interval
@@ -8,6 +8,7 @@ Nonparametrics, 1975, section 4.2; Hollander, Wolfe, Chicken, Nonparametric Stat
 
 import math
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
@@ -98,6 +99,30 @@ def signed_rank_probabilities(num_values: int) -> NDArray[np.float64]:
         probabilities *= 0.5
         probabilities[rank:] += 0.5 * positive
     return probabilities
+
+
+def median_interval(values: Sequence[float], alpha: float = 0.05) -> Interval | None:
+    """Distribution-free interval of the median from two order statistics; `None` for too few values.
+
+    Source: Thompson, Annals of Mathematical Statistics 7 (1936): the number of values below the median is
+    binomial(n, 1/2). At α = 0.05 it takes 6 values.
+    """
+    rank = order_rank(len(values), alpha)
+    if rank == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[-rank]
+
+
+@lru_cache(maxsize=512)
+def order_rank(num_values: int, alpha: float) -> int:
+    """The largest k with 2·P(Binomial(n, 1/2) ≤ k − 1) ≤ alpha, counted in whole numbers; 0 if none."""
+    most_ways = Fraction(alpha) * 2**num_values / 2
+    ways, rank = 1, 0
+    while ways <= most_ways:
+        rank += 1
+        ways += math.comb(num_values, rank)
+    return rank
 
 
 def round_step_ns(step_ns_by_rank: Sequence[Sequence[int]]) -> float:

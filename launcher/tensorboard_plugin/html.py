@@ -111,7 +111,7 @@ def report_data(comparison: Comparison, run: RunDir) -> Answer:
     """Run, steps and timelines, as the page asks for them."""
     ids = [variant.id for variant in comparison.variants]
     return {
-        "run": {**run_answer(run), "status": "done"},
+        "run": {**run_answer(run, comparison), "status": "done"},
         "steps": steps_answer(run, ids)["variants"],
         "timelines": dict(_timelines(comparison, own(run))),
     }

@@ -15,7 +15,9 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import (
     unopened,
     variant_ids,
 )
+from gpurun.launcher.tensorboard_plugin.answers.sentences import operators_said, shown_as
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer, straggler
+from gpurun.launcher.tensorboard_plugin.logdir.documents import version
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
@@ -103,7 +105,11 @@ def operators(server: Server, query: Query) -> Answer:
 
     def answer(index: Index) -> Answer:
         late = None if ours else straggler(index.header)
-        return operators_answer(index.header, against, kind, late.rank if late else None)
+        found = operators_answer(index.header, against, kind, late.rank if late else None)
+        listed = server.run(query)
+        other = shown_as(listed, query.name("against")) if against else None
+        said = operators_said(found, shown_as(listed, query.name("variant")), other)
+        return {**found, **said, "version": version(index.version, said)}
 
     return with_index(server, query, answer)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,34 +15,14 @@ from pathlib import Path
 from typing import IO
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.machine.helper_process import helper_argv
+from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.run.open import find_run
 
 START_LIMIT_S = 60.0
 """TensorBoard needs 2 s on an idle machine; a cold disk or a busy one takes longer."""
 GRACE_S = 5.0
 POLL_S = 0.05
-CHILD = """\
-import ctypes, os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != int(sys.argv.pop(1)): sys.exit()
-from tensorboard import default, program
-from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
-plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
-board = program.TensorBoard(plugins=[*plugins, GpurunPlugin])
-board.configure(sys.argv)
-try:
-    print(board.launch(), flush=True)
-except program.TensorBoardServerException as error:
-    sys.exit(error.msg)
-signal.pause()
-"""
-"""Asks the kernel for SIGTERM when we die (PR_SET_PDEATHSIG), then is TensorBoard.
-
-Not `tensorboard.main`: that leaves a directory of its own behind in the temporary directory. Our own
-tab is there also where nothing is installed and so no entry point names it.
-"""
 
 
 @dataclass(frozen=True)
@@ -93,13 +74,34 @@ def _start(directory: Path, host: str, port: int, log: IO[bytes]) -> subprocess.
     parent = str(os.getpid())
     arguments = [f"--logdir={directory}", f"--host={host}", f"--port={port}", "--reload_interval=5"]
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD, parent, *arguments],
+        helper_argv("gpurun.launcher.tensorboard_plugin.view:serve", parent, *arguments),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env=child_environment(),
     )
+
+
+def serve() -> None:
+    """The body of the child: TensorBoard, until SIGTERM, which the kernel sends too when its parent dies.
+
+    Not `tensorboard.main`: that leaves a directory of its own behind in the temporary directory. Our own
+    tab is there also where nothing is installed and so no entry point names it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    die_with(int(sys.argv.pop(1)), signal.SIGTERM)
+    from tensorboard import default, program
+
+    from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
+
+    plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
+    board = program.TensorBoard(plugins=[*plugins, GpurunPlugin])
+    board.configure(sys.argv)
+    try:
+        print(board.launch(), flush=True)
+    except program.TensorBoardServerException as error:
+        sys.exit(error.msg)
+    signal.pause()
 
 
 def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:

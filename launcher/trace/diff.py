@@ -1,16 +1,20 @@
-"""The difference of two captures by class, kernel and operator, per step and rank."""
+"""The difference of two captures by class, kernel and operator, per step and rank where steps are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
+
+Per = Literal["step", "second"]
+SECOND_US = 1e6
 
 
 @dataclass(frozen=True)
 class Change:
-    """Time under one name in both captures, µs per step and rank."""
+    """Time under one name in both captures, µs per step and rank, or per second of a rank's trace."""
 
     name: str
     a_us: float
@@ -22,17 +26,24 @@ class Change:
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """The changes from A to B, per step and rank, sorted by growth, except in `classes`."""
+    """The changes from A to B, sorted by growth, except in `classes`."""
 
     schema: int
     num_ranks: tuple[int, int]
     num_steps: tuple[int, int]
-    """Steps, summed over ranks."""
+    """Steps, summed over ranks; 0 where the traces mark none."""
+    per: Per
+    """What times refer to: a step, or a second of the trace where a rank of A or B has no steps.
+
+    Then the lengths of the two captures don't matter, and how long a step takes can't be compared.
+    """
     classes: tuple[Change, ...]
-    """The span and the parts that add up to it, with idle time split by cause."""
+    """The parts that add up to the span, with idle time split by cause; per step also the span itself."""
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
     """By time on the GPU; by time on the CPU where no GPU worked."""
+    warnings: tuple[str, ...]
+    """Of both captures."""
 
 
 _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
@@ -41,6 +52,7 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("exposed_transfer", lambda each: each.exposed_transfer_us),
     ("exposed_wait", lambda each: each.exposed_wait_us),
     ("exposed_memcpy", lambda each: each.exposed_memcpy_us),
+    ("other_steps", lambda each: each.other_steps_us),
     ("idle_host", lambda each: each.idle_by_cause_us.host),
     ("idle_comm_wait", lambda each: each.idle_by_cause_us.comm_wait),
     ("idle_data", lambda each: each.idle_by_cause_us.data),
@@ -51,13 +63,17 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
 def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     """The changes from `a` to `b`."""
     on_gpu = any(row.device_us for report in (a, b) for rank in report.ranks for row in rank.ops)
+    per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
+    classes = _CLASSES if per == "step" else _CLASSES[1:]
     return TraceDiff(
         schema=1,
         num_ranks=(len(a.ranks), len(b.ranks)),
         num_steps=(_num_steps(a), _num_steps(b)),
-        classes=tuple(_change(name, _mean(a, of), _mean(b, of)) for name, of in _CLASSES),
-        kernels=_changes(a, b, lambda rank: rank.kernels, True),
-        ops=_changes(a, b, lambda rank: rank.ops, on_gpu),
+        per=per,
+        classes=tuple(_change(name, _mean(a, of, per), _mean(b, of, per)) for name, of in classes),
+        kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per),
+        ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), on_gpu, per),
+        warnings=(*(f"A: {text}" for text in a.warnings), *(f"B: {text}" for text in b.warnings)),
     )
 
 
@@ -65,28 +81,48 @@ def _num_steps(report: TraceReport) -> int:
     return sum(len(rank.steps) for rank in report.ranks)
 
 
-def _mean(report: TraceReport, of: Callable[[Breakdown], float]) -> float:
-    return sum(of(step) for rank in report.ranks for step in rank.steps) / max(_num_steps(report), 1)
+def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[NameTotal, ...]:
+    rows: tuple[NameTotal, ...] = getattr(rank.per_step if per == "step" else rank, kind)
+    return rows
+
+
+def _stretches(rank: RankTrace, per: Per) -> tuple[Breakdown, ...]:
+    return rank.steps if per == "step" else (rank.total,)
+
+
+def _units(report: TraceReport, per: Per) -> float:
+    """The number of steps, or of seconds, of all ranks together."""
+    if per == "step":
+        return max(_num_steps(report), 1)
+    return max(sum(rank.total.span_us for rank in report.ranks) / SECOND_US, 1 / SECOND_US)
+
+
+def _mean(report: TraceReport, of: Callable[[Breakdown], float], per: Per) -> float:
+    return sum(of(each) for rank in report.ranks for each in _stretches(rank, per)) / _units(report, per)
 
 
 def _changes(
-    a: TraceReport, b: TraceReport, rows: Callable[[RankTrace], Iterable[NameTotal]], on_gpu: bool
+    a: TraceReport,
+    b: TraceReport,
+    rows: Callable[[RankTrace], Iterable[NameTotal]],
+    on_gpu: bool,
+    per: Per,
 ) -> tuple[Change, ...]:
-    before, after = _by_name(a, rows, on_gpu), _by_name(b, rows, on_gpu)
+    before, after = _by_name(a, rows, on_gpu, per), _by_name(b, rows, on_gpu, per)
     names = sorted(before.keys() | after.keys())
     changes = [_change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
     return tuple(sorted(changes, key=lambda change: -change.change_us))
 
 
 def _by_name(
-    report: TraceReport, rows: Callable[[RankTrace], Iterable[NameTotal]], on_gpu: bool
+    report: TraceReport, rows: Callable[[RankTrace], Iterable[NameTotal]], on_gpu: bool, per: Per
 ) -> dict[str, float]:
-    steps = max(_num_steps(report), 1)
+    units = _units(report, per)
     sums: dict[str, float] = {}
     for rank in report.ranks:
         for row in rows(rank):
             time_us = row.device_us if on_gpu else row.host_us
-            sums[row.name] = sums.get(row.name, 0.0) + time_us / steps
+            sums[row.name] = sums.get(row.name, 0.0) + time_us / units
     return sums
 
 

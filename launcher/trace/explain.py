@@ -3,41 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, RankTrace, TraceReport
+from gpurun.launcher.units import format_percent
 
 MENTION_FROM = 0.05
 """Losses below this share of the time aren't mentioned."""
 
 MENTION_NEXT_FROM = 0.20
 
-PIN_MEMORY = "pin the memory and copy with non_blocking=True"
-
-_ADVICE = {
-    "transfer": "moving data between ranks: overlap it with compute (other bucket sizes), or move less",
-    "copies": f"copies that nothing overlaps: {PIN_MEMORY}",
-    "data": "waiting for input: more DataLoader workers, or less work per sample",
-    "host": "waiting for the CPU to launch work: larger batches, torch.compile or CUDA graphs",
-    "other": "gaps between work that was already launched: look for synchronisation and dependencies",
-}
-_ADVICE_ON_CPU = _ADVICE | {
-    "host": "Python between the operators: larger batches, fewer operators, or torch.compile",
-}
 CPU = "CPU"
 """The device of a rank whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
+
+Kind = Literal["input", "copies", "host", "transfer", "other_steps", "other", "split", "straggler"]
+"""`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a sentence says about a cause."""
+
+    advice: str
+    """What to do about it."""
+    spent: str = ""
+    """Completes `every rank spends 11 of 60 ms` and `22 % of the time is spent`.
+
+    Empty for a wait: its sentence names the rank that the others wait for.
+    """
+    if_balanced: str | None = None
+    """The advice where a balanced split was measured already, if that needs another one."""
+
+
+CAUSES: dict[Kind, Cause] = {
+    "input": Cause("raise num_workers, or do less work per sample", "waiting for data"),
+    "copies": Cause("pin the memory and copy with non_blocking=True", "on copies that nothing overlaps"),
+    "host": Cause("try larger batches, torch.compile or CUDA graphs", "waiting for the CPU to launch work"),
+    "transfer": Cause(
+        "try larger batches, gradient accumulation or another bucket size",
+        "on communication that nothing overlaps",
+    ),
+    "other_steps": Cause(
+        "look at the timeline for what delays the step's own", "on work of other steps only"
+    ),
+    "other": Cause("look for synchronisation and dependencies", "in gaps between work already launched"),
+    "split": Cause(
+        "try split: balanced",
+        if_balanced="find out why the ranks take other times than when this split was found",
+    ),
+    "straggler": Cause(
+        "find out what slows that rank down, or give it less work (split: balanced)",
+        if_balanced="find out what slows that rank down",
+    ),
+}
+_ON_CPU = CAUSES | {
+    "host": Cause("try larger batches, fewer operators, or torch.compile", "in Python between operators")
+}
+
+
+def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False) -> Cause:
+    """The cause, with the words and the advice that fit.
+
+    Args:
+        kind: its key in the table.
+        on_cpu: whether the CPU itself is what computes.
+        is_balanced: whether the split is a balanced one already.
+    """
+    found = (_ON_CPU if on_cpu else CAUSES)[kind]
+    return replace(found, advice=found.if_balanced) if is_balanced and found.if_balanced else found
 
 
 @dataclass(frozen=True)
 class Loss:
     """A cause, and its share of all ranks' time."""
 
-    cause: str
+    kind: Kind
     share: float
+
+    @property
+    def percent(self) -> str:
+        return format_percent(100 * self.share)
 
 
 def losses(report: TraceReport) -> list[Loss]:
@@ -47,15 +96,16 @@ def losses(report: TraceReport) -> list[Loss]:
     if mean is None or mean.span_us == 0:
         return []
     causes_us = mean.idle_by_cause_us
-    parts_us = {
-        "wait": mean.exposed_wait_us + causes_us.comm_wait,
+    parts_us: dict[Kind, float] = {
+        "straggler": mean.exposed_wait_us + causes_us.comm_wait,
         "transfer": mean.exposed_transfer_us,
         "copies": mean.exposed_memcpy_us,
-        "data": causes_us.data,
+        "input": causes_us.data,
         "host": causes_us.host,
+        "other_steps": mean.other_steps_us,
         "other": causes_us.other,
     }
-    return sorted((Loss(cause, us / mean.span_us) for cause, us in parts_us.items()), key=lambda x: -x.share)
+    return sorted((Loss(kind, us / mean.span_us) for kind, us in parts_us.items()), key=lambda x: -x.share)
 
 
 def explain(report: TraceReport) -> str:
@@ -64,7 +114,7 @@ def explain(report: TraceReport) -> str:
     if not found:
         return "Nothing to explain: the traces hold no work."
     if found[0].share < MENTION_FROM:
-        return f"Compute fills {_time(report)}: no other cause takes more than {found[0].share:.0%} of it."
+        return f"Compute fills {_time(report)}: no other cause takes more than {found[0].percent} of it."
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
     return " ".join(_sentence(report, loss) for loss in mentioned)
 
@@ -75,23 +125,22 @@ def _time(report: TraceReport) -> str:
 
 
 def _sentence(report: TraceReport, loss: Loss) -> str:
-    if loss.cause == "wait":
-        return _explain_wait(report, loss.share)
     on_cpu = all(rank.device == CPU for rank in report.ranks)
-    advice = (_ADVICE_ON_CPU if on_cpu else _ADVICE)[loss.cause]
-    return f"{loss.share:.0%} of {_time(report)} goes into {advice}."
+    cause = cause_named(loss.kind, on_cpu)
+    spent = cause.spent or _waiting(report)
+    advice = "" if loss.kind == "straggler" and not report.stragglers else f": {cause.advice}"
+    return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
 
 
-def _explain_wait(report: TraceReport, share: float) -> str:
+def _waiting(report: TraceReport) -> str:
     if not report.stragglers:
-        return f"{share:.0%} of {_time(report)} goes into waiting for collectives."
+        return "waiting for collectives"
     last = report.stragglers[0]
     matched = sum(each.last_rank is not None for each in report.collectives)
     times = f"{last.last_arrivals} of {matched} times"
     return (
-        f"{share:.0%} of {_time(report)} is waiting for other ranks, mostly for rank {last.rank}, "
-        f"which came last {times} and cost the others {last.wait_caused_us / 1000:.1f} ms: "
-        "give it less work, or find out what slows it down."
+        f"waiting for other ranks, mostly for rank {last.rank}, which came last {times} "
+        f"and cost the others {last.wait_caused_us / 1000:.1f} ms"
     )
 
 

@@ -37,8 +37,8 @@ def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -
 
     Process names contain the rank, and processes are sorted by rank. All events are kept, with their times to
     the nanosecond. With `steps`, only events that start between the begin of the first step and the end of
-    the last step's work are kept, and flow arrows within that window. An existing file at `out`, or the file
-    that `out` links to, is replaced atomically when everything is written.
+    the last step's work are kept, and flow arrows within that window. An existing file at `out` is
+    replaced atomically when everything is written; a link is refused.
 
     Raises:
         SpecError: `out` can't be a file, or is one of the traces to merge.

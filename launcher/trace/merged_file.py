@@ -37,7 +37,8 @@ def is_merged(path: Path) -> bool:
 
 
 def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:
-    """The path to write for `out`: itself, or the regular file that it links to.
+    """`out`, if it may be written: there is nothing yet, or a regular file. A link, which whoever made the
+    directory may have put there, is not followed.
 
     Raises:
         SpecError: the path is not a regular file, is one of `inputs`, or its directory is missing.
@@ -46,9 +47,9 @@ def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:
         status = _status(out)
         if status is not None and any(os.path.samestat(status, each.stat()) for each in inputs):
             raise SpecError(f"can't write {out}: it is one of the traces to merge; name another file")
-        return out.resolve() if out.is_symlink() else out
     except OSError as error:
         raise SpecError(f"can't write {out}: {error.strerror}; name another file") from error
+    return out
 
 
 def _status(out: Path) -> os.stat_result | None:
@@ -59,10 +60,9 @@ def _status(out: Path) -> os.stat_result | None:
         )
     if not os.path.lexists(out):
         return None
-    if out.is_symlink() and not out.exists():
-        raise SpecError(f"can't write {out}: it is a broken symbolic link; name another file")
-    status = out.stat()
+    status = out.lstat()
     if not stat.S_ISREG(status.st_mode):
-        what = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a symbolic link"}
+        what = kinds.get(stat.S_IFMT(status.st_mode), "not a regular file")
         raise SpecError(f"can't write {out}: it is {what}; name a file, such as all.json.gz")
     return status

@@ -46,7 +46,7 @@ class LaunchDelay:
 class Breakdown:
     """A stretch of one rank's time.
 
-    compute + exposed_transfer + exposed_wait + exposed_memcpy + idle = span, exactly. Without
+    compute + exposed_transfer + exposed_wait + exposed_memcpy + other_steps + idle = span, exactly. Without
     another rank's trace, waiting can't be distinguished from transfer: then all exposed communication counts
     as transfer, and `wait_us` and `transfer_us` are `None`.
     """
@@ -62,6 +62,8 @@ class Breakdown:
     """The part of `memcpy_us` that is memsets."""
     exposed_memcpy_us: float
     """Outside compute and communication."""
+    other_steps_us: float
+    """The GPU was busy, but only with work that other steps launched, or that was launched outside of all."""
     idle_us: float
     wait_us: float | None
     """Time in collectives beyond that of the rank with the shortest, summed over collectives."""
@@ -78,7 +80,11 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class StepBreakdown(Breakdown):
-    """A step: the GPU work that it launched, from the end of the step before to its own end."""
+    """A step: the GPU work that it launched, from the end of what was launched before to its own end.
+
+    Work that it launched may also run earlier, on another stream, while the step before isn't done: that is
+    `other_steps_us` of the step before.
+    """
 
     step: int
     start_us: float
@@ -127,6 +133,16 @@ class DeviceTrace:
 
 
 @dataclass(frozen=True)
+class Names:
+    """Times by name, longest first, and by process group."""
+
+    kernels: tuple[NameTotal, ...]
+    ops: tuple[NameTotal, ...]
+    modules: tuple[NameTotal, ...]
+    groups: tuple[GroupTotal, ...]
+
+
+@dataclass(frozen=True)
 class RankTrace:
     """One rank. With several GPUs, `total` and `steps` are those of the busiest one."""
 
@@ -143,6 +159,13 @@ class RankTrace:
     groups: tuple[GroupTotal, ...]
     devices: tuple[DeviceTrace, ...] = ()
     """Each GPU separately, the busiest first, if there are several."""
+    in_steps: Names | None = None
+    """What the steps launched, if the trace has steps and also work outside of them."""
+
+    @property
+    def per_step(self) -> Names:
+        """What the steps launched; all of the file where no work is outside of steps, or no step is known."""
+        return self.in_steps or Names(self.kernels, self.ops, self.modules, self.groups)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.machine.helper_process import helper_argv
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
 
 PARALLEL_FROM_BYTES = 16 << 20
@@ -99,10 +99,7 @@ def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
 
 def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from gpurun.launcher.trace.parallel import serve; serve()"],
-        stdin=subprocess.PIPE,
-        stdout=answer,
-        env=child_environment(),
+        helper_argv("gpurun.launcher.trace.parallel:serve"), stdin=subprocess.PIPE, stdout=answer
     )
     assert process.stdin is not None
     with process.stdin as order:

@@ -16,7 +16,7 @@ PATIENCE_MS = 60_000
 """Nothing here is a measurement: a busy machine may take its time."""
 expect.set_options(timeout=PATIENCE_MS)
 HARMLESS = ("Three.js", "is deprecated. Please use app-layout", "favicon.ico")
-"""What TensorBoard says on its console, and what a browser asks for beside any page."""
+"""What TensorBoard says on its console, and what a browser asks for next to any page."""
 
 
 VIEWS = {
@@ -59,7 +59,7 @@ class Watched:
 
     def check(self) -> None:
         """Fails if anything happened that should not have."""
-        self.page.evaluate("0")  # what the page has told by now is heard first
+        self.page.evaluate("0")  # messages that the page has sent by now come first
         assert not self.faults, "\n".join(self.faults)
 
     def shoot(self, name: str) -> None:
@@ -153,7 +153,7 @@ class Tab:
         return found
 
     def await_state(self, key: str, value: str | None) -> None:
-        """Waits until the address says so: it is written a moment after what it tells."""
+        """Waits until the address says so: it is written a moment after the page changes."""
         self.page.wait_for_function(
             f"([key, value]) => value === null ? {STATE}.has(key) : {STATE}.get(key) === value",
             arg=[key, value],

@@ -7,7 +7,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,7 +99,7 @@ FASTEST = "Fastest: ddp 34/30, 4.9 % faster than the baseline ddp 32/32 (4.1 to 
 
 
 class ByMedian:
-    """Differences between any two variants as their medians show them, all of them sure."""
+    """Differences between any two variants as their step times show them, all of them sure."""
 
     def __init__(self, variants: Sequence[VariantResult]) -> None:
         self.variants = {one.id: one for one in variants}
@@ -108,6 +108,9 @@ class ByMedian:
         a, b = (time_per_sample(self.variants[one]) for one in (variant, other))
         percent = 100 * (a / b - 1)
         return Difference(percent, (percent - 0.8, percent + 0.8), "slower" if percent > 0 else "faster")
+
+    def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
+        return {variant: self.between(variant, other) for variant in variants}
 
     def share_launches(self, variant: str, other: str) -> bool:
         return True
@@ -389,7 +392,7 @@ def write_traced(path: Path) -> None:
 
 
 def write_damaged(path: Path) -> None:
-    """Anybody's traces: rank 0's is cut off, and beside it a whole one."""
+    """Anybody's traces: rank 0's is cut off, and next to it a whole one."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
     trace = path / "rank0.pt.trace.json.gz"
     trace.write_bytes(trace.read_bytes()[:1000])

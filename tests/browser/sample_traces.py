@@ -125,6 +125,8 @@ def _add_kernels(
         )
         events.append(kernel(rank, KERNELS[kind], at, length * 0.96, 7, number))
         at += length
+    copy = 10**9 + rank * 1000 + step
+    events.append(span("cuda_runtime", "cudaMemcpyAsync", start_us + 50, 5, correlation=copy))
     events.append(
         span(
             "gpu_memcpy",
@@ -132,7 +134,7 @@ def _add_kernels(
             start_us + 60,
             420,
             7,
-            correlation=0,
+            correlation=copy,
             stream=7,
             device=rank,
         )

@@ -19,7 +19,7 @@ def timeline(open_tab: OpenTab, **more: object) -> Tab:
 
 
 def height_of(tab: Tab, label: str) -> int:
-    """Pixels from the top of the lanes to the first row with this label, which is told beside the pointer."""
+    """Pixels from the top of the lanes to the first row with this label, as shown next to the pointer."""
     lanes, tip = tab.find("[data-canvas=lanes]"), tab.find(".tip")
     for y in range(4, 400, 8):
         lanes.hover(position={"x": LABEL_X, "y": y})
@@ -28,14 +28,14 @@ def height_of(tab: Tab, label: str) -> int:
     raise AssertionError(f"no row is labelled {label!r}")
 
 
-def told_along(tab: Tab, y: int) -> set[str]:
-    """What the blocks at this height tell beside the pointer."""
+def labels_along(tab: Tab, y: int) -> set[str]:
+    """The labels next to the pointer along this height."""
     lanes, tip = tab.find("[data-canvas=lanes]"), tab.find(".tip:not([hidden])")
-    told: set[str] = set()
+    labels: set[str] = set()
     for x in range(150, 700, 25):
         lanes.hover(position={"x": x, "y": y})
-        told.update(tip.all_inner_texts())
-    return told
+        labels.update(tip.all_inner_texts())
+    return labels
 
 
 def span_ns(tab: Tab) -> int:
@@ -111,7 +111,7 @@ def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
 def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     lanes = tab.find("[data-canvas=lanes]")
-    on_main = told_along(tab, height_of(tab, "CPU main"))
+    on_main = labels_along(tab, height_of(tab, "CPU main"))
     assert "forward" in {text.splitlines()[0] for text in on_main}  # a range that the program has named
     compute_y = height_of(tab, "stream 7 compute")
     lanes.hover(position={"x": PLOT_X, "y": compute_y})

@@ -180,7 +180,7 @@ def _await(condition: object, what: str) -> None:
 
 
 def _free_ports(count: int) -> int:
-    """The first of some neighbouring ports that nobody uses, below those for outgoing connections."""
+    """The first of some neighbouring ports that are free, below those for outgoing connections."""
     for first in range(16_800, 19_800, count):
         try:
             for port in range(first, first + count):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import gpurun, write
-from tests.integration.hosts import lacks
+from tests.integration.nodes.hosts import lacks
 from tests.slurm.cluster import SlurmCluster
 
 pytestmark = [

@@ -1,4 +1,4 @@
-"""A CPU trace told as if a GPU had done the work: its kernels, copies and collectives, launched by the CPU.
+"""A CPU trace rewritten as if a GPU had done the work: kernels, copies and collectives, launched by the CPU.
 
 A copy to the device can't happen without one; the times are real, the device is not.
 """
@@ -25,7 +25,7 @@ AS = {
 
 
 def retell(path: Path, target: Path) -> None:
-    """Writes the trace in `path` to `target` with GPU work instead of the operators that stand for it."""
+    """Writes the trace in `path` to `target` with GPU work instead of the operators in its place."""
     with gzip.open(path) as file:
         trace = json.load(file)
     events: list[Event] = []

@@ -35,7 +35,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long a rank was at what it was told to do in a step, by its own clock: who sleeps oversleeps."""
+    """How long a rank was at what it had to do in a step, by its own clock: who sleeps oversleeps."""
 
     work_ms: float
     fault_ms: float

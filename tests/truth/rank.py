@@ -1,7 +1,7 @@
 """The body of a rank: our trainer and our profiler, with a fault in the model, the dataset or the link.
 
 What a device computes is an operator that sleeps: it takes the time that it should, however many ranks share
-the cores of the machine, and the profiler records it as what it stands for. A straggler's extra work is real.
+the cores of the machine, and the profiler records it as what it replaces. A straggler's extra work is real.
 """
 
 import time

@@ -381,17 +381,20 @@ def read_by_strangers() -> list[Path]:
 
 
 def test_no_word_of_a_dialect() -> None:
-    assert not (found := lines_with(rf"(?<![A-Za-z])(?:{'|'.join(DIALECT)})(?![a-z])")), "\n".join(found)
+    """In the tests too; this file alone has the list."""
+    pattern = rf"(?<![A-Za-z])(?:{'|'.join(DIALECT)})(?![a-z])"
+    paths = [*read_by_strangers(), *(path for path in ROOT.glob("tests/**/*.py") if path != Path(__file__))]
+    assert not (found := lines_with(pattern, paths)), "\n".join(found)
 
 
 def test_no_phrase_of_a_dialect() -> None:
-    assert not (found := lines_with("|".join(PHRASES))), "\n".join(found)
+    assert not (found := lines_with("|".join(PHRASES), read_by_strangers())), "\n".join(found)
 
 
-def lines_with(pattern: str) -> list[str]:
+def lines_with(pattern: str, paths: list[Path]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
-        for path in read_by_strangers()
+        for path in paths
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for match in re.finditer(pattern, line, re.IGNORECASE)
     ]
@@ -436,6 +439,17 @@ def identifiers(module: Module) -> Iterator[tuple[int, str]]:
             name = getattr(node, field, None)
             if isinstance(name, str):
                 yield getattr(node, "lineno", 0), name
+
+
+def test_percentages_have_one_format() -> None:
+    """`22 %`, as `format_percent` writes them; Python's own `%` format would leave the space out."""
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FormattedValue) and node.format_spec and "%" in ast.unparse(node.format_spec)
+    ]
+    assert not found, "\n".join(found)
 
 
 # Sentences

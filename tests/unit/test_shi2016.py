@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,69 +38,33 @@ def test_rows_that_ran_something_else_are_never_fastest() -> None:
     assert not outlier.is_usable
 
 
-def test_ours_stand_beside_the_published_ones() -> None:
-    ours = [
+CASES = {
+    "nothing of ours": [],
+    "faster and slower devices": [
         Ours("fcn_s", "2 threads of a CPU", 64, 1, 0.211),
         Ours("fcn_s", "GPU NVIDIA H200, fp32", 64, 1, 0.002),
-    ]
-    text = render_published(ours)
-    assert "FCN-S, batch 64" in text
-    assert "AlexNet-S" not in text
-    assert "1.324~        0.578~ (4)" in text
-    assert (
-        "gpurun  2 threads of a CPU: 0.211 s; 1.8× the speed of the fastest published, Torch on server CPU"
-        in text
-    )
-    assert (
-        "gpurun  GPU NVIDIA H200, fp32: 0.002 s; 15.0× the speed of the fastest published, Caffe on GTX 1080"
-        in text
-    )
+    ],
+    "a slow run on one thread": [Ours("fcn_s", "1 thread of a CPU", 64, 1, 32.1, threads=1)],
+    "splits of a constant batch": [
+        Ours("fcn_r", f"{n}", 4096, n, seconds) for n, seconds in {1: 1.0, 2: 0.625, 4: 0.5}.items()
+    ],
+    "a time to doubt": [
+        Ours("fcn_r", "1 thread of a CPU", 4096, 1, 4.0),
+        Ours("fcn_r", "4 x 1 thread of a CPU", 4096, 4, 2.0, 1.0, 4, (1.9, 2.2), ("rank 2 waited",)),
+    ],
+    "another batch": [Ours("fcn_r", "1 thread of a CPU", 64, 1, 0.05)],
+    "no time of one device": [
+        Ours("fcn_r", "2 x 1 thread of a CPU, ddp 2048/2048", 4096, 2, 0.625, threads=2)
+    ],
+}
 
 
-def test_a_slow_run_on_one_thread_is_told_beside_one_thread() -> None:
-    text = render_published([Ours("fcn_s", "1 thread of a CPU", 64, 1, 32.1, threads=1)])
-    assert "32.100 s; takes 26.2× as long as the fastest published, " in text
-    assert "CNTK on desktop CPU, 1 thread" in text
-    assert "0.0×" not in text
-
-
-def test_without_ours_all_networks_are_shown_with_their_marks() -> None:
-    text = render_published()
-    assert all(f"{network}, batch" in text for network in NETWORKS.values())
-    assert "* CNTK ran ResNet-110" in text
-    assert "3.518~*" in text
-
-
-def test_splits_of_a_constant_batch_stand_beside_the_papers_words() -> None:
-    times = {1: 1.0, 2: 0.625, 4: 0.5}
-    ours = [Ours("fcn_r", f"{n}", 4096, n, seconds) for n, seconds in times.items()]
-    text = render_published(ours)
-    assert "2 devices, batch 4096: 1.60× one device (paper, 2 K80s: CNTK about 1.35x" in text
-    assert "4 devices, batch 4096: 2.00× one device (paper, 4 K80s: Torch no further gain over 2 GPUs" in text
+def test_ours_next_to_the_published(snapshot: Callable[[str, str], None]) -> None:
+    shown = (f"== {name}\n\n{render_published(ours)}\n" for name, ours in CASES.items())
+    snapshot("shi2016.txt", "\n".join(shown))
     assert {(line.network, line.global_batch) for line in scaling()} == {
         ("FCN-R", 4096), ("AlexNet-R", 1024), ("ResNet-56", 128)
     }  # fmt: skip
-
-
-def test_what_made_a_time_doubtful_stands_beside_it() -> None:
-    doubtful = Ours("fcn_r", "4 x 1 thread of a CPU", 4096, 4, 2.0, 1.0, 4, (1.9, 2.2), ("rank 2 waited",))
-    text = render_published([Ours("fcn_r", "1 thread of a CPU", 4096, 1, 4.0), doubtful])
-    assert "gpurun  4 x 1 thread of a CPU: 2.000 s (1.900 to 2.200) for a batch of 4096; " in text
-    assert "\n        ! rank 2 waited\n" in text
-    assert "4 devices, batch 4096: 2.00× one device, a figure to doubt: see the ! above (paper" in text
-
-
-def test_a_time_for_another_batch_is_shown_but_not_compared() -> None:
-    text = render_published([Ours("fcn_r", "1 thread of a CPU", 64, 1, 0.05)])
-    assert "1 thread of a CPU: 0.05 s for a batch of 64; published are times for 1024\n" in text
-    assert "the fastest published" not in text
-
-
-def test_splits_without_a_time_of_one_device_are_not_left_out() -> None:
-    text = render_published(
-        [Ours("fcn_r", "2 x 1 thread of a CPU, ddp 2048/2048", 4096, 2, 0.625, threads=2)]
-    )
-    assert "2 devices, batch 4096: 0.625 s, but one device was not measured (paper, 2 K80s:" in text
 
 
 def variant(**changes: Any) -> SimpleNamespace:
@@ -111,7 +76,7 @@ def variant(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**usual, **changes})
 
 
-def test_a_run_gives_its_classics_and_tells_another_version() -> None:
+def test_a_run_gives_its_classics_and_names_another_version() -> None:
     comparison = SimpleNamespace(
         variants=[
             variant(),

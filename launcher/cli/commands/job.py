@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from gpurun.launcher.cli.options import (
+    JOB_METAVAR,
     MISSING_JOB,
     json_option,
     node_options,
@@ -16,6 +17,11 @@ from gpurun.launcher.cli.options import (
 )
 from gpurun.launcher.cli.output import run_and_print
 from gpurun.launcher.errors import SpecError
+
+MISSING_RUN = (
+    f"missing argument RUN or {JOB_METAVAR}; `gpurun --resume runs/NAME/latest` continues that run, "
+    f"`gpurun {JOB_METAVAR} --resume` the newest one of the job"
+)
 
 
 @click.command("job")
@@ -54,8 +60,8 @@ def job(
     quit_on_interrupt()  # until `run_job` handles it; the supervisor cleans up whatever exists by then
     if job_file is None and resume is not None and resume.is_file() and resume.name != "latest":
         job_file, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
-    if job_file is None and resume is None:
-        raise SpecError(MISSING_JOB)
+    if job_file is None and (resume is None or is_missing(resume)):
+        raise SpecError(MISSING_JOB if resume is None else MISSING_RUN)
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import Invocation
@@ -63,3 +69,8 @@ def job(
         return None if job_file is None else Invocation(job_file, overrides)
 
     run_and_print(invocation, out, resume, **how)
+
+
+def is_missing(resume: Path) -> bool:
+    """Whether `--resume` was given alone, where no run is: in `runs/NAME`, `latest` is one."""
+    return resume == Path("latest") and not resume.exists()

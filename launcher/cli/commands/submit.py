@@ -16,9 +16,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: scheduler.queue for name, scheduler in SCHEDULERS.items() if scheduler.queue}
 
 
+TIMES = " or ".join(f"{queue.time_example} ({SCHEDULERS[name].name})" for name, queue in QUEUES.items())
+SCRIPTS = " or ".join(f"runs/NAME/{queue.script_name}" for queue in QUEUES.values())
+
+
 def queue_options(command: F) -> F:
-    """A flag for every batch system that takes jobs."""
-    for name in QUEUES:
+    """For every batch system that takes jobs: a flag, and an option for any other of its options."""
+    for name, queue in QUEUES.items():
+        text = f"Any other option of {queue.command}: --{queue.command}={queue.option_example}."
+        command = click.option(f"--{queue.command}", multiple=True, metavar="OPTION", help=text)(command)
         text = f"Submit to {SCHEDULERS[name].name}."
         command = click.option(f"--{name}", "queue", flag_value=name, help=text)(command)
     return command
@@ -28,18 +34,15 @@ def queue_options(command: F) -> F:
 @job_argument
 @queue_options
 @click.option("--nodes", type=click.IntRange(1), help="Number of nodes; default: the job's `nodes`.")
-@click.option("--time", help="Time limit in Slurm's format: 2:00:00.")
+@click.option("--time", help=f"Time limit, such as {TIMES}.")
 @click.option("--partition", help="Partition of the cluster.")
 @click.option("--account", help="Account to charge.")
 @click.option("--gpus-per-node", type=click.IntRange(1), help="GPUs to request on every node.")
 @click.option("--cpus-per-task", type=click.IntRange(1), help="Cores to request on every node.")
 @click.option(
-    "--sbatch", "further", multiple=True, metavar="OPTION", help="Any other option: --sbatch=--exclusive."
-)
-@click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to write the script; default: runs/NAME/submit.sbatch.",
+    help=f"Where to write the script; default: {SCRIPTS}.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @set_option
@@ -61,7 +64,8 @@ def submit(
     from gpurun.launcher.jobfile.load import load_job
     from gpurun.launcher.schedulers.base import Submission
 
-    chosen, wanted = QUEUES[required(queue)], SubmitOptions(**options)
+    chosen = QUEUES[required(queue)]
+    wanted = submit_options(chosen, options)
     load_job(job, (*overrides, *([f"nodes={wanted.nodes}"] if wanted.nodes else [])))
     spec = load_job(job, overrides)
     submission = Submission(spec, job.absolute(), Path.cwd(), overrides, own_command())
@@ -72,6 +76,19 @@ def submit(
         hand_over(
             chosen, text, (script or Path("runs") / spec.name / chosen.script_name).absolute(), spec.name
         )
+
+
+def submit_options(chosen: BatchQueue, options: dict[str, Any]) -> SubmitOptions:
+    """What the command line asks of the chosen batch system; options of another one are an error.
+
+    Raises:
+        SpecError: there are some.
+    """
+    further = {queue.command: options.pop(queue.command) for queue in QUEUES.values()}
+    mine = further.pop(chosen.command)
+    if others := [f"--{command}" for command, given in further.items() if given]:
+        raise SpecError(f"{others[0]} is for another batch system; here it is --{chosen.command}")
+    return SubmitOptions(**options, further=mine)
 
 
 def required(queue: str | None) -> str:
@@ -101,4 +118,4 @@ def hand_over(queue: BatchQueue, text: str, path: Path, name: str) -> None:
 def own_command() -> tuple[str, ...]:
     """How to call this very gpurun from anywhere."""
     installed = Path(sys.executable).with_name("gpurun")
-    return (str(installed),) if installed.is_file() else (sys.executable, "-m", "gpurun")
+    return (str(installed),) if installed.is_file() else (sys.executable, "-P", "-m", "gpurun")

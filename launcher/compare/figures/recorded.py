@@ -1,19 +1,24 @@
 """What a run directory holds about one variant, read once."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gpurun.launcher.compare.figures.rounds import launch_medians, round_times
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     Balance,
+    Kind,
     PointRecord,
     RoundTime,
     StepRecord,
     VariantFacts,
     VariantStatus,
 )
+from gpurun.launcher.stats.paired import round_step_ns
+
+RoundKey = tuple[str, int]
+"""Launch and round number."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,10 @@ class Measured:
     timed: tuple[RoundTime, ...]
     aa: tuple[RoundTime, ...]
     """The baseline's second blocks; empty for the others."""
-    launch_medians_ns: Mapping[int, float]
-    """By repetition."""
+    logs: Mapping[int, Mapping[RoundKey, float]]
+    """ln(step time in ns) of its rounds, by repetition."""
+    aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
+    """The same of `aa`."""
     balance: Balance | None = None
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
@@ -60,6 +67,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     if damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", damage[0])
     points = run.read_points(variant.id)
+    aa = round_times(steps, world_size, "aa")
+    repetitions = {launch.id: launch.repetition for launch in launches}
     return Measured(
         variant=replace(variant, split=balance.best.split) if balance else variant,
         group=launches[0].group if launches else "",
@@ -68,8 +77,9 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         facts=facts,
         steps=steps,
         timed=timed,
-        aa=round_times(steps, world_size, "aa"),
-        launch_medians_ns=launch_medians(timed, {launch.id: launch.repetition for launch in launches}),
+        aa=aa,
+        logs=launch_logs(timed, repetitions),
+        aa_logs=launch_logs(aa, repetitions),
         balance=balance,
         points=points,
         wall_s=_wall_s(run, variant) if variant.kind.runs_program else (),
@@ -94,3 +104,51 @@ def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rou
     if status is None or status.status == "ok":
         return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok")
     return status
+
+
+def round_times(
+    steps_by_rank: Mapping[int, Sequence[StepRecord]], world_size: int, kind: Kind
+) -> tuple[RoundTime, ...]:
+    """The time of every complete round, in the order in which rank 0 ran them.
+
+    A round counts only if all ranks have all its lines, that is the same number of steps: a crash may cut off
+    some ranks earlier than others.
+    """
+    blocks = [round_blocks_ns(steps_by_rank.get(rank, ()), kind) for rank in range(world_size)]
+    times = []
+    for launch, number in blocks[0]:
+        step_ns = [block.get((launch, number), ()) for block in blocks]
+        if len({len(steps) for steps in step_ns}) == 1:
+            times.append(RoundTime(launch, number, round_step_ns(step_ns)))
+    return tuple(times)
+
+
+def round_blocks_ns(steps: Iterable[StepRecord], kind: Kind) -> dict[RoundKey, list[int]]:
+    """One rank's step times by round, in the order in which they were written."""
+    blocks: dict[RoundKey, list[int]] = {}
+    for step in steps:
+        if step.kind == kind and step.round > 0:
+            blocks.setdefault((step.launch, step.round), []).append(step.step_ns)
+    return blocks
+
+
+def planned_launch(launch: str) -> str:
+    """The planned launch that `launch` is an attempt at: `03-ddp-2~2` is the second at `03-ddp-2`."""
+    return launch.partition("~")[0]
+
+
+def launch_logs(
+    rounds: Iterable[RoundTime], repetitions: Mapping[str, int]
+) -> dict[int, dict[RoundKey, float]]:
+    """ln(step time in ns) of the rounds of each launch, by repetition in rising order.
+
+    Args:
+        rounds: of one variant; the attempts at one launch count as one.
+        repetitions: repetition by id of the planned launch; rounds of other launches are left out.
+    """
+    logs: dict[int, dict[RoundKey, float]] = {}
+    for time in rounds:
+        repetition = repetitions.get(planned_launch(time.launch))
+        if repetition is not None:
+            logs.setdefault(repetition, {})[time.launch, time.round] = math.log(time.step_ns)
+    return dict(sorted(logs.items()))

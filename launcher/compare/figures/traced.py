@@ -15,9 +15,9 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
-    from gpurun.launcher.trace.model import RankTrace, StepBreakdown
+    from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 4
+SCHEMA = 5
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -25,13 +25,15 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankBreakdown:
-    """A step of one rank, in ns: compute + exposed transfer, wait and memcpy + idle = span, exactly."""
+    """A step of one rank, in ns: compute + exposed transfer, wait and memcpy + other steps + idle = span."""
 
     span_ns: int
     compute_ns: int
     exposed_transfer_ns: int
     exposed_wait_ns: int
     exposed_memcpy_ns: int
+    other_steps_ns: int
+    """Only work of other steps ran."""
     idle_ns: int
     input_ns: int
     """The part of idle that waits for data."""
@@ -156,18 +158,19 @@ def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
         values = [getattr(step, field.name) for step in steps]
         means[field.name] = None if None in values else round(mean(values))
     found = RankBreakdown(**means)  # type: ignore[arg-type]
-    other_ns = found.compute_ns + found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
-    return replace(found, idle_ns=found.span_ns - other_ns)
+    exposed_ns = found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
+    return replace(found, idle_ns=found.span_ns - found.compute_ns - exposed_ns - found.other_steps_ns)
 
 
-def rank_breakdown(step: "StepBreakdown") -> RankBreakdown:
-    """The step in whole nanoseconds, which the trace's µs hold exactly."""
+def rank_breakdown(step: "Breakdown") -> RankBreakdown:
+    """The stretch in whole nanoseconds, which the trace's µs hold exactly."""
     return RankBreakdown(
         span_ns=round(step.span_us * 1000),
         compute_ns=round(step.compute_us * 1000),
         exposed_transfer_ns=round(step.exposed_transfer_us * 1000),
         exposed_wait_ns=round(step.exposed_wait_us * 1000),
         exposed_memcpy_ns=round(step.exposed_memcpy_us * 1000),
+        other_steps_ns=round(step.other_steps_us * 1000),
         idle_ns=round(step.idle_us * 1000),
         input_ns=round(step.idle_by_cause_us.data * 1000),
         host_ns=round(step.idle_by_cause_us.host * 1000),

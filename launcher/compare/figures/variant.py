@@ -1,11 +1,11 @@
 """Figures of variants: step time, efficiency, those of ranks, balanced splits, throughput over the batch."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median, stdev
+from statistics import fmean, median
 
-from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.figures.rounds import round_blocks_ns
+from gpurun.launcher.compare.figures.recorded import Measured, round_blocks_ns
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
 from gpurun.launcher.compare.interference import queue_percent, throttled
@@ -19,43 +19,74 @@ from gpurun.launcher.compare.model import (
     Interval,
     Noise,
     RankFigures,
+    Scatter,
     SplitCost,
     StepTime,
     VariantResult,
 )
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
+from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.looks import look_at
-from gpurun.launcher.stats.median import launches_interval, median_interval
-from gpurun.launcher.stats.paired import round_differences
+from gpurun.launcher.stats.paired import median_interval, round_differences
+from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
 
 CI_ALPHA = 0.05
 """Level of figures by themselves; verdicts have the level of the comparison."""
 
 
-def step_time(measured: Measured) -> StepTime | None:
-    """Median step over rounds, over launches where there are several; `None` without a complete round."""
-    medians_ms = launch_medians_ms(measured)
-    if len(medians_ms) > 1:
-        return StepTime(median(medians_ms), launches_interval(medians_ms, CI_ALPHA))
-    rounds_ms = [time.step_ns / 1e6 for time in measured.timed]
-    return StepTime(median(rounds_ms), median_interval(rounds_ms, CI_ALPHA)) if rounds_ms else None
+def step_times(differences: Differences) -> dict[str, StepTime | None]:
+    """Step of every variant: the baseline's times the ratio that both are compared by, so that they agree.
+
+    A variant that isn't compared, or without a baseline that counts, has its own mean.
+    """
+    return {variant: _step_time(variant, differences) for variant in differences.measured}
 
 
-def launch_medians_ms(measured: Measured) -> tuple[float, ...]:
-    """Median step of each launch, by repetition."""
-    return tuple(step_ns / 1e6 for step_ns in measured.launch_medians_ns.values())
+def _step_time(variant: str, differences: Differences) -> StepTime | None:
+    measured = differences.measured[variant]
+    values = differences.values(variant)
+    if not values:
+        return None
+    behind = differences.estimate(variant, differences.baseline)
+    if behind is None or not differences.measured[differences.baseline].counts:
+        middle = fmean(values)
+    else:
+        middle = fmean(differences.values(differences.baseline)) + behind
+    scale = (measured.variant.global_batch or 1) / 1e6
+    middle_ms = math.exp(middle) * scale
+    return StepTime(middle_ms, _step_interval(measured, values, middle, middle_ms))
 
 
-def scaling_efficiency(measured: Measured, everything: Iterable[Measured]) -> float | None:
+def _step_interval(
+    measured: Measured, values: Sequence[float], middle: float, middle_ms: float
+) -> Interval | None:
+    """95 %: of the mean over launches, by their scatter; of a single launch's median round."""
+    if len(values) > 1:
+        low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
+        return middle_ms * math.exp(low), middle_ms * math.exp(high)
+    rounds_ms = median_interval([time.step_ns / 1e6 for time in measured.timed], CI_ALPHA)
+    return rounds_ms and (min(rounds_ms[0], middle_ms), max(rounds_ms[1], middle_ms))
+
+
+def launch_ms(measured: Measured, differences: Differences) -> tuple[float, ...]:
+    """Step of each launch, by repetition."""
+    scale = (measured.variant.global_batch or 1) / 1e6
+    return tuple(math.exp(value) * scale for value in differences.values(measured.variant.id))
+
+
+def scaling_efficiency(
+    measured: Measured, times: Mapping[str, StepTime | None], everything: Iterable[Measured]
+) -> float | None:
     """t_single / (W · t) for W devices; `None` without a `single` variant that does the same work."""
-    time = step_time(measured)
+    time = times[measured.variant.id]
     single = next((one for one in everything if _is_single_of(one, measured)), None)
-    single_time = step_time(single) if single else None
+    single_time = times[single.variant.id] if single else None
     if time is None or single_time is None or not measured.counts:
         return None
     return single_time.median / (len(measured.variant.devices) * time.median)
@@ -70,17 +101,53 @@ def _is_single_of(one: Measured, measured: Measured) -> bool:
     )
 
 
-def noise(baseline: Measured) -> Noise:
-    """How far two measurements of the same variant differ: the baseline's two blocks of each round."""
-    again = look_at(round_differences(baseline.aa, baseline.timed), CI_ALPHA)
-    return Noise(again.percent, again.ci, launch_scatter_percent(launch_medians_ms(baseline)))
+def noise(differences: Differences) -> Noise:
+    """How far two measurements of the baseline differ: its two blocks of each round; and how it scatters."""
+    baseline = differences.measured[differences.baseline]
+    rounds = round_differences(baseline.aa, baseline.timed)
+    again = look_at(rounds, CI_ALPHA)
+    percent, ci = again.percent, again.ci
+    if differences.unit == "launch":
+        control = differences.control_differences()
+        percent = percent_from_log(fmean(control)) if control else None
+        ci = percent_interval(t_interval(control, CI_ALPHA))
+    launches, rounds_ = components([list(logs.values()) for logs in baseline.logs.values()])
+    return Noise(percent, ci, in_percent(launches), in_percent(rounds_))
 
 
-def launch_scatter_percent(medians_ms: Sequence[float]) -> float | None:
-    """Standard deviation of launch medians, in percent of their mean; `None` with fewer than 2 launches."""
-    if len(medians_ms) < 2:
-        return None
-    return 100 * stdev(medians_ms) * len(medians_ms) / sum(medians_ms)
+def scatter(differences: Differences) -> Scatter:
+    """What differences to the baseline scatter by; of a run with a single launch only its rounds."""
+    baseline = differences.measured[differences.baseline]
+    others = [one for one in differences.measured.values() if one is not baseline and one.counts]
+    shared = [one for one in others if one.group == baseline.group]
+    parts = [components(paired_by_launch(one, baseline)) for one in shared]
+    values = {one.variant.id: differences.scatter(one.variant.id, differences.baseline) for one in others}
+    return Scatter(
+        launch_percent=typical_percent(launch for launch, _ in parts),
+        round_percent=typical_percent(round_ for _, round_ in parts),
+        shared_percent=typical_percent(values[one.variant.id] for one in shared),
+        apart_percent=typical_percent(values[one.variant.id] for one in others if one not in shared),
+    )
+
+
+def paired_by_launch(one: Measured, other: Measured) -> list[list[float]]:
+    """ln(t / t of the other) of the rounds that both have, by launch."""
+    return [
+        [log - other.logs[repetition][key] for key, log in logs.items() if key in other.logs[repetition]]
+        for repetition, logs in one.logs.items()
+        if repetition in other.logs
+    ]
+
+
+def typical_percent(deviations: Iterable[float | None]) -> float | None:
+    """The median of standard deviations of logarithms, in percent."""
+    known = [deviation for deviation in deviations if deviation is not None]
+    return in_percent(median(known)) if known else None
+
+
+def in_percent(deviation: float | None) -> float | None:
+    """Of a logarithm."""
+    return None if deviation is None else 100 * deviation
 
 
 def rank_figures(
@@ -140,6 +207,7 @@ def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone:
         exposed_transfer_ms=breakdown.exposed_transfer_ns / 1e6,
         exposed_wait_ms=breakdown.exposed_wait_ns / 1e6,
         exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
+        other_steps_ms=breakdown.other_steps_ns / 1e6,
         idle_ms=breakdown.idle_ns / 1e6,
         input_ms=breakdown.input_ns / 1e6,
         host_ms=breakdown.host_ns / 1e6,
@@ -224,11 +292,12 @@ def _family(result: VariantResult) -> str:
     return " ".join((result.strategy, *split, *varied_texts(others)))
 
 
-def balanced(measured: Measured, step: StepTime | None, others: Mapping[str, Measured]) -> Balanced | None:
+def balanced(measured: Measured, step: StepTime | None, differences: Differences) -> Balanced | None:
     """`None` where the split is not a balanced one, or not found yet."""
     balance = measured.balance
     if balance is None:
         return None
+    others = differences.measured.values()
     optimum_ms, measured_ms = balance.best.compute_ms, step.median if step else None
     return Balanced(
         devices=tuple(_costs(measured, balance)),
@@ -239,7 +308,8 @@ def balanced(measured: Measured, step: StepTime | None, others: Mapping[str, Mea
         optimum_over_measured=optimum_ms / measured_ms if measured_ms else None,
         even=_cost(balance, balance.even),
         proportional=_cost(balance, balance.proportional),
-        same_as=tuple(one.variant.id for one in others.values() if _is_same(one, measured)),
+        same_as=tuple(one.variant.id for one in others if _is_same(one, measured)),
+        beaten_by=_faster_than(measured, differences),
     )
 
 
@@ -263,9 +333,23 @@ def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:
     return SplitCost(prediction.split, prediction.compute_ms + balance.overhead_ms)
 
 
+def _faster_than(balanced: Measured, differences: Differences) -> tuple[str, ...]:
+    """Other splits of the same work that paired differences show to be faster."""
+    others = [
+        one.variant.id
+        for one in differences.measured.values()
+        if one.counts and _same_work(one, balanced) and one.variant.split != balanced.variant.split
+    ]
+    against = differences.all_against(balanced.variant.id, others if balanced.counts else ())
+    return tuple(one for one, difference in against.items() if difference.verdict == "faster")
+
+
 def _is_same(one: Measured, measured: Measured) -> bool:
     """Whether it is another variant of the same work with the same split."""
+    return one is not measured and _same_work(one, measured) and one.variant.split == measured.variant.split
+
+
+def _same_work(one: Measured, measured: Measured) -> bool:
+    """Whether all but their splits is the same."""
     a, b = one.variant, measured.variant
-    return a.id != b.id and (a.split, a.strategy, a.devices, a.varied) == (
-        (b.split, b.strategy, b.devices, b.varied)
-    )
+    return (a.strategy, a.devices, a.varied) == (b.strategy, b.devices, b.varied)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.builtins import builtin_file, builtin_function, builtin_workloads
-from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
+from gpurun.launcher.jobfile.builtins import builtin_workloads
+from gpurun.launcher.jobfile.checks.signature import signature_of_builtin
 from gpurun.launcher.jobfile.checks.workload import given_params
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.values import Devices, nodes_named
@@ -110,8 +110,7 @@ def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
 def _per_device_params(workload: str | None) -> Iterator[str]:
     if workload is None or workload not in builtin_workloads():
         return
-    module = read_module(builtin_file(workload))
-    signature = signature_of(module, builtin_function(workload)) if module else None
+    signature = signature_of_builtin(workload)
     yield from (param.name for param in signature.params if param.is_per_device) if signature else ()
 
 

@@ -10,6 +10,7 @@ from gpurun.launcher.jobfile.checks.device_checks import find_misfits, find_misp
 from gpurun.launcher.jobfile.checks.kind import find_kind_mistakes
 from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
+from gpurun.launcher.jobfile.kinds import KIND_KEYS
 from gpurun.launcher.jobfile.model import Baseline
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import ITEMS
@@ -38,6 +39,8 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
     """No batch, neither in the job nor as a built-in's own."""
     is_stated = "global_batch" in draft.spec.stated or not draft.spec.kind.has_batch
     if is_stated or draft.values("global_batch") != (None,):
+        return
+    if not all(draft.knows((key,)) for key in KIND_KEYS):  # maybe a program, which needs none
         return
     # One that there is not says nothing of a batch: that is a mistake of its own.
     named = [name for name in draft.values("workload") or (None,) if name is None or is_workload(name)]

@@ -13,9 +13,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpurun.launcher.jobfile.builtins import builtin_file, builtin_function
 from gpurun.launcher.jobfile.params import Param, Signature
 
 MAX_BYTES = 500_000
@@ -74,6 +76,13 @@ def signature_of(module: ast.Module, function: str) -> Signature | None:
     if names.bound["Literal"] == 1 and any(map(_imports_literal, module.body)):
         known |= {"Literal"}
     return Signature(tuple(_params(node.args, known)), node.args.kwarg is not None)
+
+
+@cache
+def signature_of_builtin(name: str) -> Signature | None:
+    """What a built-in workload takes, by its source."""
+    module = read_module(builtin_file(name))
+    return signature_of(module, builtin_function(name)) if module else None
 
 
 def signature_of_function(function: Callable[..., Any]) -> Signature:

@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.builtins import (
-    builtin_file,
-    builtin_function,
-    builtin_workloads,
-    no_such_builtin,
-)
-from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of
+from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
+from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of, signature_of_builtin
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.params import Param, Signature, needs, refused, takes, wrong_params
@@ -52,8 +47,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     assert spec.workload is not None
     source, colon, function = spec.workload.rpartition(":")
     if not colon and spec.workload in builtin_workloads():
-        module = read_module(builtin_file(spec.workload))
-        yield from _wrong_params(draft, module, builtin_function(spec.workload))
+        yield from _wrong_params(draft, signature_of_builtin(spec.workload))
         if not workload_kind(spec.workload).trains:
             yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
     elif not colon:
@@ -66,7 +60,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     else:
         module = read_module(job_dir / source)
         yield from _missing_function(spec, module, function, place)
-        yield from _wrong_params(draft, module, function)
+        yield from _wrong_params(draft, signature_of(module, function) if module else None)
 
 
 def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) -> Iterator[Problem]:
@@ -75,6 +69,7 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
     if place != ("workload",):
         message = f"{name} is a micro-benchmark, which can't be compared with other workloads"
         yield spec.problem(place, message, f"run it in a job of its own: `workload: {name}`")
+        return
     for path, strategy in draft.placed("strategy"):
         if strategy not in builtin.strategies:
             message = f"{name} runs as {builtin.strategies[0]}, not as {strategy}"
@@ -126,8 +121,7 @@ def _missing_function(
         yield spec.problem(place, message, hint)
 
 
-def _wrong_params(draft: Draft, module: ast.Module | None, function: str) -> Iterator[Problem]:
-    signature = signature_of(module, function) if module else None
+def _wrong_params(draft: Draft, signature: Signature | None) -> Iterator[Problem]:
     if signature is None:
         return
     for place, given in given_params(draft):

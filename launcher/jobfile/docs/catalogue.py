@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpurun.launcher.jobfile.builtins import builtin_file, default_batch
-from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
+from gpurun.launcher.jobfile.checks.signature import read_module, signature_of_builtin
 from gpurun.launcher.jobfile.kinds import JobKind, workload_kind
 from gpurun.launcher.jobfile.params import Param
 from gpurun.workloads.registry import BUILTINS
@@ -53,7 +53,7 @@ def _kinds() -> list[JobKind]:
 def _entry(name: str) -> Entry:
     builtin = BUILTINS[name]
     module = read_module(builtin_file(name))
-    signature = signature_of(module, builtin.function) if module else None
+    signature = signature_of_builtin(name)
     doc = _docstring(module, builtin.function)
     meanings = dict(_args(doc))
     return Entry(
@@ -142,8 +142,8 @@ programs. In a job: `workload: NAME`, and its parameters under `params`.
 
 For training steps every report has samples/s and, where they are known, FLOP/s (counted once per run, outside
 the timing), MFU (a share of the GPUs' dense peak in the job's precision; sources:
-`launcher/machine/peaks.py`), the input's bytes/s, and joules per sample (the GPUs' own counters). What is
-not known is left out.
+`launcher/machine/gpus/peaks.py`), the input's bytes/s, and joules per sample (the GPUs' own counters). What
+is not known is left out.
 """
 
 

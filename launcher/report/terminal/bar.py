@@ -39,6 +39,7 @@ TRACED = {
     "wait": ("░", "-", "red"),
     "copy": ("▪", "+", "cyan"),
     "input": ("◦", "o", "magenta"),
+    "other_steps": ("▫", "*", "green"),
     "idle": ("·", ".", "bright_black"),
 }
 """Glyph, glyph without box drawing, and colour of the parts of a traced step (`PARTS`)."""

@@ -9,9 +9,17 @@ from rich.table import Table
 from gpurun.launcher.compare.diff import Diff, VariantDiff
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
-from gpurun.launcher.report.terminal.trace import MAX_NAMES, clean, ms_text, plain, table_of, text_of
+from gpurun.launcher.report.terminal.trace import (
+    MAX_NAMES,
+    clean,
+    ms_text,
+    plain,
+    table_of,
+    text_of,
+    warning_lines,
+)
 from gpurun.launcher.trace.diff import Change, TraceDiff
-from gpurun.launcher.units import format_count, format_ms, format_number
+from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
 MAX_PERCENT = 1000
 """From here on a growth reads better as a factor."""
@@ -60,13 +68,26 @@ def _item(text: str, width: int) -> list[str]:
 def render_trace_diff(diff: TraceDiff, width: int) -> str:
     """What changed, as text, `width` columns wide."""
     a, b = diff.num_ranks
-    parts: list[RenderableType] = [f"A: {a} ranks, B: {b} ranks; ms per step and rank", ""]
+    parts: list[RenderableType] = [f"A: {plural(a, 'rank')}, B: {plural(b, 'rank')}; {_per(diff)}", ""]
     parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
     for title, changes in (("kernels", diff.kernels), ("operators", diff.ops)):
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
             parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
+    parts += warning_lines(diff.warnings)
     return text_of(Group(*map(plain, parts)), width)
+
+
+def _per(diff: TraceDiff) -> str:
+    if diff.per == "step":
+        return "ms per step and rank"
+    which = [name for name, steps in zip("AB", diff.num_steps, strict=True) if not steps]
+    who = (
+        f"{' and '.join(which)} mark{'' if len(which) > 1 else 's'} no steps"
+        if which
+        else "a rank has no steps"
+    )
+    return f"{who} (profiler.step() does), so ms per second of each rank's trace"
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:

@@ -98,7 +98,7 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     rows = [
         _device_row(device, samples) for device, samples in zip(found.devices, variant.split, strict=True)
     ]
-    faster = [one for one in variants if _is_faster(one, variant)]
+    faster = [one for one in variants if one.id in found.beaten_by]
     header = ("device", "per step, ms", "per sample, ms", "curve", "samples")
     lines = [f"{variant_label(variant)}: what the devices cost, and the split that is best for them"]
     lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
@@ -114,15 +114,6 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
         same = ", ".join(names.get(one, one) for one in found.same_as)
         lines.append(f"  These are the samples of {same} too: both were measured.")
     return lines
-
-
-def _is_faster(one: VariantResult, balanced: VariantResult) -> bool:
-    """Whether another split of the same work was faster, by more than both were uncertain."""
-    a, b = one.step_ms, balanced.step_ms
-    if a is None or b is None or a.ci is None or b.ci is None or one.split == balanced.split:
-        return False
-    work = [(v.strategy, v.devices, v.global_batch, v.varied) for v in (one, balanced)]
-    return work[0] == work[1] and a.ci[1] < b.ci[0]
 
 
 def _device_row(device: DeviceCost, samples: int) -> tuple[str, ...]:
@@ -200,7 +191,6 @@ def _interval(ci: Interval | None) -> str:
 
 
 BAR_CELLS = 40
-MARK = "knee: the first within 10 % of the best"
 KNEE = "Knee: the smallest batch within 10 % of the highest throughput."
 NO_KNEE = "No knee: only the largest batch is within 10 % of the best."
 
@@ -217,12 +207,10 @@ def _picture(curve: BatchCurve) -> list[str]:
             format_count(point.global_batch),
             format_rate(point.samples_per_s),
             "#" * round(BAR_CELLS * point.samples_per_s / best) if best else "",
-            MARK if point.global_batch == curve.knee else "",
+            "knee" if point.global_batch == curve.knee else "",
         )
         for point in curve.points
     ]
     lines = [f"Throughput of {curve.label} over its global batch:"]
     lines += [f"  {line}" for line in grid(("batch", "samples/s", "", ""), rows, right=(0, 1))]
-    if curve.knee is None:
-        lines.append(f"  {NO_KNEE}")
-    return lines
+    return [*lines, f"  {NO_KNEE if curve.knee is None else KNEE}"]

@@ -20,7 +20,7 @@ def render_plan(plan: Plan, spec: JobSpec, width: int, plain: bool = False) -> s
     """
     if plain:
         width = sys.maxsize
-    head = [*headlines(plan, spec), _limits(plan, spec)]
+    head = [*headlines(plan, spec), *_limits(plan, spec)]
     lines = [line for text in head for line in wrap(text, width)]
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
@@ -61,30 +61,28 @@ def _size(plan: Plan, spec: JobSpec) -> str:
     return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
 
 
-def _limits(plan: Plan, spec: JobSpec) -> str:
-    """What ends a run. Several launches never end early: their verdicts need all of them."""
+def _limits(plan: Plan, spec: JobSpec) -> list[str]:
+    """What ends a run, a line each. Several launches never end early: their verdicts need all of them."""
     if spec.kind.runs_program:
         return _program_limits(spec)
     ends_early = spec.steps.early_stop and len(plan.launches) == 1 and spec.kind.is_ranked
-    parts = ["rounds end early once every comparison is decided" if ends_early else "all rounds are run"]
+    lines = ["Rounds end early once every comparison is decided." if ends_early else "All rounds are run."]
     if spec.profile.steps and spec.kind.trains:
         steps = plural(spec.profile.steps, "step")
-        parts.append(f"then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced")
-    parts.append(f"each variant may take at most {format_duration(spec.timeout_s)}")
-    sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+        lines.append(f"Then {steps} of each variant {'is' if spec.profile.steps == 1 else 'are'} traced.")
+    return [*lines, f"Each variant may take at most {format_duration(spec.timeout_s)}."]
 
 
-def _program_limits(spec: JobSpec) -> str:
+def _program_limits(spec: JobSpec) -> list[str]:
     """How the program's steps are used."""
     first = warmup_minimum(spec.steps.warmup)
-    parts = [f"Steps count once they are steady, after at least {first}"]
+    lines = [f"Steps count once they are steady, after at least {first}."]
     if spec.profile.steps:
         traced = first_traced_step(spec.steps.warmup) + 1
-        parts.append(f"steps {traced} to {traced + spec.profile.steps - 1} are traced instead")
+        lines.append(f"Steps {traced} to {traced + spec.profile.steps - 1} are traced instead.")
     if spec.limit_s < float("inf"):
-        parts.append(f"each launch may take at most {format_duration(spec.limit_s)}")
-    return "; ".join(parts) + "."
+        lines.append(f"Each launch may take at most {format_duration(spec.limit_s)}.")
+    return lines
 
 
 def _left_out_lines(plan: Plan, width: int) -> list[str]:

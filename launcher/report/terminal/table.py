@@ -176,7 +176,7 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
     if not comparison.complete:
         text = f"This run is not complete: gpurun --resume {page.run or 'RUN'} measures what is missing."
         warnings.append(Text.assemble(("! ", "yellow"), text))
-    answer = Text.assemble((comparison.answer, "bold"), " ", comparison.details)
+    answer = Text.assemble((comparison.headline, "bold"), " ", comparison.details)
     answer.rstrip()
     lines = [*notes, *warnings, Text(), answer]
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)

@@ -19,7 +19,7 @@ from gpurun.launcher.trace.model import (
     RankTrace,
     TraceReport,
 )
-from gpurun.launcher.units import format_count, format_number
+from gpurun.launcher.units import format_count, format_number, plural
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -30,6 +30,7 @@ _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("▒", lambda each: each.exposed_transfer_us),
     ("░", lambda each: each.exposed_wait_us),
     ("≡", lambda each: each.exposed_memcpy_us),
+    ("▫", lambda each: each.other_steps_us),
     ("·", lambda each: each.idle_us),
 )
 _COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
@@ -39,13 +40,16 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
     ("exposed", 0, lambda each: ms_text(each.exposed_comm_us)),
     ("wait", 0, lambda each: ms_text(each.exposed_wait_us)),
     ("copies", 100, lambda each: ms_text(each.memcpy_us)),
+    ("other", 130, lambda each: ms_text(each.other_steps_us)),
     ("idle", 0, lambda each: ms_text(each.idle_us)),
     ("host", 110, lambda each: ms_text(each.idle_by_cause_us.host)),
     ("data", 120, lambda each: ms_text(each.idle_by_cause_us.data)),
     ("kernels", 120, lambda each: format_count(each.num_kernels) if each.num_kernels else "-"),
 )
 """Name, from which width of the terminal on it is shown, content."""
-_LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  idle ·"
+_LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  {}idle ·"
+_OTHER_STEPS = "other steps ▫  "
+"""In the legend, where a step's time holds any."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -59,7 +63,7 @@ def render_trace(report: TraceReport, width: int) -> str:
     time_us = _device_us if on_gpu else _host_us
     parts += _names("operators", [rank.ops for rank in report.ranks], time_us)
     parts += _names("modules", [rank.modules for rank in report.ranks], time_us)
-    parts += _warnings(report.warnings)
+    parts += warning_lines(report.warnings)
     parts += ["", explain(report)]
     return text_of(Group(*map(plain, parts)), width)
 
@@ -75,11 +79,8 @@ def _host_us(row: NameTotal) -> float:
 def _headline(report: TraceReport) -> str:
     devices = ", ".join(sorted({rank.device for rank in report.ranks}))
     steps = max(len(rank.steps) for rank in report.ranks)
-    return f"{_count(len(report.ranks), 'rank')} on {devices}, {_count(steps, 'step')}; times in ms"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    found = plural(steps, "step") if steps else "no steps"
+    return f"{plural(len(report.ranks), 'rank')} on {devices}, {found}; times in ms"
 
 
 def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
@@ -87,7 +88,7 @@ def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
     table.add_column("", no_wrap=True)
     for name, row in _rows(report):
         table.add_row(name, *_cells(row.total, width), _bar(row.total))
-    return [table, _LEGEND]
+    return [table, _legend(report)]
 
 
 def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:
@@ -111,6 +112,11 @@ def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     table.add_row("mean", "", *_cells(mean, width), _bar(mean))
     more = len(rows) - MAX_STEPS
     return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
+
+
+def _legend(report: TraceReport) -> str:
+    stretches = (each for _, row in _rows(report) for each in (row.total, *row.steps))
+    return _LEGEND.format(_OTHER_STEPS if any(each.other_steps_us for each in stretches) else "")
 
 
 def _names_of_columns(width: int) -> list[str]:
@@ -186,7 +192,8 @@ def _names(
     return ["", table]
 
 
-def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
+def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
+    """The notes of a report; the first of them, where there are many."""
     shown: list[RenderableType] = [f"note: {clean(text)}" for text in warnings[:MAX_WARNINGS]]
     more = len(warnings) - MAX_WARNINGS
     return ["", *shown, *([f"… and {more} more notes"] if more > 0 else [])] if shown else []

@@ -17,7 +17,9 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    GpuLoad,
     Kind,
+    Look,
     LossOver,
     PointRecord,
     RoundTime,
@@ -41,9 +43,11 @@ __all__ = [
     "Curve",
     "Event",
     "FailureRecord",
+    "GpuLoad",
     "Kind",
     "LaunchConfig",
     "LaunchHead",
+    "Look",
     "LossOver",
     "MaxBatch",
     "MaxBatchConfig",

@@ -14,8 +14,9 @@ from gpurun.launcher.compare.headline import ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
+from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.rundir.records import Event
-from gpurun.launcher.tensorboard_plugin.answers.runs import is_name
+from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
 from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     read_comparison,
@@ -48,11 +49,12 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     rows = [
         _variant(listed, each) for each in (plan.variants if plan else ())[:MAX_VARIANTS] if is_name(each.id)
     ]
-    live = devices.of(str(read_host(listed).get("hostname"))) if now == "running" else []
+    live = devices.of(read_host(listed)) if now == "running" else []
     return {
         "version": version(now, stage, rows, live),
         "status": now,
         "headline": _without_figures(listed, plan, now) if plan else None,
+        "details": RANKED_LATER if now == "running" else None,
         "time_s": time_s,
         "stage": stage,
         "done": 1.0 if now == "done" else done,
@@ -63,9 +65,11 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
 
 
 def _without_figures(listed: Listed, plan: Plan, now: str) -> str | None:
-    """The conclusion of a run that ended before any variant had figures; of other runs it is in `run`."""
-    if now == "running" or read_comparison(listed) is not None:
+    """The conclusion of a run before any variant has figures; of other runs it is in `run`."""
+    if read_comparison(listed) is not None:
         return None
+    if now == "running":
+        return NOT_RANKED_YET
     return ranking_conclusion(None, plan.baseline, complete=now == "done").headline
 
 

@@ -9,20 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
-from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.machine.helper_process import helper_argv
+from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.trace.merge import merge_traces
 
 FILE = "merged.pt.trace.json.gz"
 LIMIT_S = 1800.0
-BODY = """\
-import sys
-from pathlib import Path
-from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.trace.merge import merge_traces
-die_with(int(sys.argv[1]))
-merge_traces([Path(each) for each in sys.argv[3:]], Path(sys.argv[2]))
-"""
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -42,7 +36,7 @@ class Merges:
             return "the traces have changed; try again"
         path = home / FILE
         with self._lock:
-            if path.is_file() and not path.is_symlink():
+            if path.is_file():
                 return path
             if str(path) in self._failed:
                 return self._failed[str(path)]
@@ -62,15 +56,21 @@ class Merges:
 
 def _run(traces: Traces, path: Path) -> str | None:
     """Makes the file; returns what went wrong."""
-    command = [sys.executable, "-c", BODY, str(os.getpid()), str(path), *map(str, traces.files)]
+    entry = "gpurun.launcher.tensorboard_plugin.answers.merged:make"
+    command = helper_argv(entry, str(os.getpid()), str(path), *map(str, traces.files))
     try:
-        done = subprocess.run(
-            command, env=child_environment(), capture_output=True, timeout=LIMIT_S, check=False, text=True
-        )
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, text=True)
     except subprocess.TimeoutExpired:
         return f"merging the traces took longer than {LIMIT_S:.0f} s"
     lines = done.stderr.strip().splitlines()
     return None if done.returncode == 0 else f"the traces can't be merged: {lines[-1] if lines else 'killed'}"
+
+
+def make() -> None:
+    """The body of that process, which ends with its parent; its arguments: parent, file, traces."""
+    parent, out, *traces = sys.argv[1:]
+    die_with(int(parent))
+    merge_traces([Path(each) for each in traces], Path(out))
 
 
 def file_name(variant: str) -> str:

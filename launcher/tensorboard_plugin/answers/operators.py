@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.kineto.classify import HostKind, host_kind
-from gpurun.launcher.trace.model import NameTotal, RankTrace
+from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace
 
 Kind = Literal["ops", "kernels", "modules"]
 KINDS: tuple[Kind, ...] = ("ops", "kernels", "modules")
@@ -58,12 +58,14 @@ class RankTimes:
     work_ms: float
     """The step without exposed communication: the others wait for the rank with most of it."""
     idle_ms: float
+    """Without work of its own: nothing ran, or only other steps' work."""
     num_steps: int
+    """0 for a trace without steps, which counts as one."""
     names: dict[str, NameTime]
 
     @property
     def rest_ms(self) -> float:
-        """What no row has: never less than the time in which nothing ran."""
+        """What no row has: never less than the time in which nothing of the step ran."""
         return max(self.step_ms - self._named_ms, self.idle_ms)
 
     @property
@@ -124,29 +126,32 @@ def slowest_of(ranks: Sequence[RankTimes]) -> RankTimes:
 
 
 def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
-    """Per step: the trace's sums over its steps, of which a trace without any has one."""
-    num_steps = max(len(rank.steps), 1)
-    per_step = 1 / (1000 * num_steps)
-    spans_us = [step.span_us for step in rank.steps] or [rank.total.span_us]
-    exposed_us = sum(step.exposed_comm_us for step in rank.steps)
+    """Per step: the sums of what its steps launched; a trace without steps counts as one."""
+    steps: Sequence[Breakdown] = rank.steps or (rank.total,)
+    per_step = 1 / (1000 * len(steps))
+    span_us = sum(step.span_us for step in steps)
+    exposed_us = sum(step.exposed_comm_us for step in steps)
     on_gpu = rank.total.num_kernels > 0
-    totals = {"ops": rank.ops, "kernels": rank.kernels, "modules": rank.modules}[kind]
-    names = {each.name: _name_time(each, kind, on_gpu, per_step, num_steps) for each in totals}
+    totals = {"ops": rank.per_step.ops, "kernels": rank.per_step.kernels, "modules": rank.per_step.modules}[
+        kind
+    ]
+    names = {each.name: _name_time(each, kind, on_gpu, len(steps)) for each in totals}
     if not on_gpu and kind != "kernels":
         names |= _cpu_collectives(rank, per_step)
     names |= _outside(names, rank, kind, per_step)
     return RankTimes(
         rank=rank.rank,
-        step_ms=sum(spans_us) * per_step,
-        work_ms=(sum(spans_us) - exposed_us) * per_step,
-        idle_ms=sum(step.idle_us for step in rank.steps) * per_step,
-        num_steps=num_steps,
+        step_ms=span_us * per_step,
+        work_ms=(span_us - exposed_us) * per_step,
+        idle_ms=sum(step.idle_us + step.other_steps_us for step in steps) * per_step,
+        num_steps=len(rank.steps),
         names=_exposed(names, rank, per_step),
     )
 
 
-def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, per_step: float, num_steps: int) -> NameTime:
+def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, num_steps: int) -> NameTime:
     """Time on the device; where the CPU is the device, on the CPU."""
+    per_step = 1 / (1000 * num_steps)
     own_us = total.device_us if on_gpu or kind == "kernels" else total.host_us
     comm_us, copy_us = (total.comm_us, total.memcpy_us) if on_gpu else (0.0, 0.0)
     what = _main_class(own_us, comm_us, copy_us)
@@ -172,7 +177,8 @@ def _main_class(own_us: float, comm_us: float, copy_us: float) -> str:
 
 def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, NameTime]:
     """On the CPU collectives run on threads of their own, where no operator or module shows them."""
-    several = len(rank.groups) > 1
+    groups = rank.per_step.groups
+    several = len(groups) > 1
     return {
         f"collectives of group {each.group}" if several else "collectives": NameTime(
             kind="transfer",
@@ -182,7 +188,7 @@ def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, NameTime]:
             comm_ms=each.comm_us * per_step,
             is_named=False,
         )
-        for each in rank.groups
+        for each in groups
     }
 
 
@@ -201,12 +207,13 @@ def _outside(
 
 
 def _of_device(rank: RankTrace, what: str) -> float:
-    """All the rank's time of this class, in µs."""
+    """All of the steps' time of this class, in µs."""
+    names = rank.per_step
     if rank.total.num_kernels > 0:
-        return sum(each.device_us for each in rank.kernels if _CLASSES.get(each.kind) == what)
+        return sum(each.device_us for each in names.kernels if _CLASSES.get(each.kind) == what)
     if what == "transfer":
-        return sum(each.comm_us for each in rank.groups)
-    return sum(each.host_us for each in rank.ops) if what == "compute" else 0.0
+        return sum(each.comm_us for each in names.groups)
+    return sum(each.host_us for each in names.ops) if what == "compute" else 0.0
 
 
 def _of_names(names: Mapping[str, NameTime], what: str) -> float:
@@ -219,8 +226,9 @@ def _of_names(names: Mapping[str, NameTime], what: str) -> float:
 def _exposed(names: Mapping[str, NameTime], rank: RankTrace, per_step: float) -> dict[str, NameTime]:
     """Communication cut to its exposed part; that is known for the rank, and shared out by time."""
     comm_ms = sum(each.comm_ms for each in names.values())
-    exposed_ms = sum(step.exposed_comm_us for step in rank.steps) * per_step
-    wait_ms = sum(step.exposed_wait_us for step in rank.steps) * per_step
+    steps: Sequence[Breakdown] = rank.steps or (rank.total,)
+    exposed_ms = sum(step.exposed_comm_us for step in steps) * per_step
+    wait_ms = sum(step.exposed_wait_us for step in steps) * per_step
     if comm_ms == 0:
         return dict(names)
     return {

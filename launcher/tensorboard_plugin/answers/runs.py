@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.compare.causes import TRACED_AS_TIMED
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines
 from gpurun.launcher.report.metrics import answer_figures, described
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
+    TIMED_BARS,
+    TRACED_BARS,
     cost_sentences,
     explanation,
+    far_note,
+    step_sentence,
     system_line,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
@@ -38,6 +43,7 @@ OUTSIDE = (
     "is a link that leads out of the log directory or to nothing, so it isn't opened; "
     "copy the trace into it, or start TensorBoard on a directory that holds both"
 )
+OLDER = "An older gpurun compared these variants."
 MAX_RUNS = 500
 """Of a longer list the newest are named."""
 
@@ -75,10 +81,15 @@ def run_version(listed: Listed) -> str:
     return version(status(listed), files=(run.comparison, run.plan, run.host, *directories))
 
 
-def run_answer(run: RunDir | Listed) -> dict[str, Any]:
-    """One run with all its variants."""
+def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> dict[str, Any]:
+    """One run with all its variants.
+
+    Args:
+        comparison: what the run found out; by default what its `comparison.json` says.
+    """
     listed = own(run) if isinstance(run, RunDir) else run
-    comparison, host = read_comparison(listed), read_host(listed)
+    comparison = comparison or read_comparison(listed)
+    host = read_host(listed)
     return {
         "version": run_version(listed),
         "name": listed.name,
@@ -88,14 +99,24 @@ def run_answer(run: RunDir | Listed) -> dict[str, Any]:
         "comparison": comparison,
         "host": host,
         "system": system_line(host, comparison),
-        "headline": comparison.answer if comparison else None,
-        "details": comparison.details if comparison else None,
+        **_conclusion(listed, comparison),
         "facts": fact_lines(comparison) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
+        "bars": {"traced": TRACED_BARS, "timed": TIMED_BARS},
         "traced_as_timed": TRACED_AS_TIMED,
         "metrics": described(comparison.variants) if comparison else [],
-        "variants": variants(listed),
+        "variants": variants(listed, comparison),
     }
+
+
+def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str | None]:
+    """The sentences of every report; not those of an older gpurun, which the terminal no longer shows."""
+    if comparison is None:
+        return {"headline": None, "details": None}
+    if not comparison.headline:
+        path = shlex.quote(str(listed.path))
+        return {"headline": OLDER, "details": f"`gpurun report {path}` shows the result of this run."}
+    return {"headline": comparison.headline, "details": comparison.details}
 
 
 def steps_answer(run: RunDir | Listed, chosen: Sequence[str]) -> dict[str, Any]:
@@ -110,11 +131,11 @@ def own(run: RunDir) -> Listed:
     return Listed(path, path, "gpurun")
 
 
-def variants(listed: Listed) -> list[dict[str, Any]]:
+def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, Any]]:
     """The variants in the plan's order, also those that aren't measured yet."""
     if listed.kind == "traces":
         return [_of_traces(listed)]
-    comparison, plan = read_comparison(listed), read_plan(listed)
+    plan = read_plan(listed)
     if comparison is not None:
         figures = answer_figures(comparison.variants)
         return [
@@ -122,6 +143,8 @@ def variants(listed: Listed) -> list[dict[str, Any]]:
                 **_entry(listed, each, explanation(each, comparison)),
                 "figures": figures[each.id],
                 "cost_sentences": cost_sentences(each, comparison.variants),
+                "step_sentence": step_sentence(each),
+                "far_note": far_note(each),
             }
             for each in comparison.variants
             if is_name(each.id)
@@ -140,11 +163,6 @@ def variant_ids(listed: Listed) -> list[str]:
     return [each.id for each in source if is_name(each.id)]
 
 
-def is_name(variant: str) -> bool:
-    """Whether an id names a directory in `variants/`; a run from elsewhere may have other ids."""
-    return Path(variant).name == variant and variant not in ("", ".", "..") and "\0" not in variant
-
-
 def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | None) -> dict[str, Any]:
     ended = (variant.status, variant.reason) if isinstance(variant, VariantResult) else ("planned", None)
     return {
@@ -160,13 +178,16 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "explanation": explained,
         "figures": {},
         "cost_sentences": [],
+        "step_sentence": None,
+        "far_note": None,
         "traces": _traces(listed, variant.id),
     }
 
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a directory of traces."""
-    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "precision", "reason", "explanation"))
+    missing = ("strategy", "precision", "reason", "explanation", "step_sentence", "far_note")
+    unknown: Mapping[str, Any] = dict.fromkeys(missing)
     return {
         "id": TRACES,
         "label": listed.path.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.compare.causes import (
@@ -14,14 +14,29 @@ from gpurun.launcher.compare.causes import (
     why_slower,
 )
 from gpurun.launcher.compare.figures.slowest import slowest_rank
-from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
+from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.units import format_ms, format_number, plural
+
+TRACED_BARS = (
+    "Each bar is a rank's traced step: the mean of those in which least else ran. "
+    "Transfer, wait and copy count only where no compute hides them."
+)
+TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
+"""What the bars of variants without traces are."""
+RANKED_LATER = "Variants that run in turns are ranked together, when their launch is done."
+NOT_RANKED_YET = "Nothing can be ranked yet."
+NAMED_FROM = 0.005
+"""A part that is a smaller share of the step has no place in its sentence."""
 
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     """The sentence next to a variant's bars, in ms of its traced steps; `None` without traces."""
-    best = next((each for each in comparison.variants if each.id == comparison.fastest), None)
+    best = next((each for each in comparison.variants if each.id == comparison.first), None)
     text = why_slower(variant, best) if best is not None and best.id != variant.id else None
     return _sentence(text or _largest_loss(variant) or _all_compute(variant))
 
@@ -46,6 +61,55 @@ def _sentence(text: str | None) -> str | None:
     return f"{text[0].upper()}{text[1:]}." if text else None
 
 
+def step_sentence(variant: VariantResult) -> str | None:
+    """What the step of the slowest rank consists of; `None` where none was timed."""
+    if variant.step_ms is None:
+        return None
+    label, step_ms = variant_label(variant), variant.step_ms.median
+    rank = slowest_rank(variant.ranks)
+    parts = _parts_ms(rank, step_ms) if rank is not None else {}
+    total_ms = sum(parts.values())
+    if rank is None or not total_ms:
+        return f"{label} takes {format_ms(step_ms)} ms a step."
+    name, lost_ms = max(list(parts.items())[1:], key=lambda part: part[1])
+    text = f"{label} computes for {format_number(100 * parts['compute'] / total_ms, 0)} % of its step"
+    if lost_ms >= NAMED_FROM * total_ms:
+        lost = f"{name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
+        text += f"; the largest other part is {lost}"
+    return f"{text}{traced_and_timed(rank.span_ms, variant) if rank.span_ms else ''}."
+
+
+def _parts_ms(rank: RankFigures, step_ms: float) -> Mapping[str, float]:
+    """The parts of a traced step, compute first; without a trace, what phases and ablation show."""
+    if rank.span_ms:
+        return {name: max(0.0, ms) for name, ms in parts_ms(rank).items()}
+    phases = rank.phases_ms
+    phases_ms = sum(phases.values())
+    if not phases_ms:
+        return {}
+    scale = step_ms / max(phases_ms, step_ms)
+    exposed_ms = max(0.0, rank.exposed_comm_ms.ablation or 0.0)
+    busy_ms = sum(phases.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
+    return {
+        "compute": scale * max(0.0, busy_ms - exposed_ms),
+        "transfer": scale * min(exposed_ms, busy_ms),
+        "copy": scale * phases.get("h2d", 0.0),
+        "input": scale * phases.get("data", 0.0),
+        "idle": max(0.0, step_ms - phases_ms),
+    }
+
+
+def far_note(variant: VariantResult) -> str | None:
+    """A warning where the traced steps aren't the ones that rank the variant; `None` where they are."""
+    rank = slowest_rank(variant.ranks)
+    if rank is None or not rank.span_ms or not traced_and_timed(rank.span_ms, variant):
+        return None
+    return (
+        f"The traced steps of {variant_label(variant)} are far from the timed ones: "
+        "these bars aren't the steps that were ranked."
+    )
+
+
 def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:
     """`2 × NVIDIA H200 · bf16 · torch 2.13`."""
     gpus = [str(gpu.get("name")) for gpu in host.get("gpus") or [] if isinstance(gpu, Mapping)]
@@ -67,3 +131,108 @@ def cost_sentences(variant: VariantResult, variants: Sequence[VariantResult]) ->
     named = [variant, *(replace(other, balanced=None) for other in variants if other.id != variant.id)]
     num_above = 2 + len(variant.balanced.devices)  # the heading, and the table with its header
     return [line.strip() for line in balanced_lines(named)[num_above:]]
+
+
+NOUNS = {"ops": "operator", "kernels": "kernel", "modules": "module"}
+WAITING_FROM = 0.05
+"""Share of a collective's time from which on its waiting is mentioned."""
+_MANY = ("collectives", "copies")
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the sentences call a variant, and how long its timed steps are."""
+
+    label: str
+    step_ms: float | None = None
+
+
+def shown_as(listed: Listed, variant: str) -> Shown:
+    """A variant that the run has, as sentences call it; a directory of traces by its title."""
+    if listed.kind == "traces":
+        return Shown(listed.title(outline(listed).name))
+    if comparison := read_comparison(listed):
+        result = next(each for each in comparison.variants if each.id == variant)
+        return Shown(variant_label(result), result.step_ms.median if result.step_ms else None)
+    plan = read_plan(listed)
+    return Shown(next(variant_label(each) for each in (plan.variants if plan else ()) if each.id == variant))
+
+
+def operators_said(answer: Answer, shown: Shown, against: Shown | None) -> dict[str, str]:
+    """The headline of the table, and how its figures were come by.
+
+    Args:
+        answer: the table.
+        shown: whose operators it has.
+        against: whose it compares them with.
+    """
+    return {
+        "sentence": _most_time(answer, shown.label, against),
+        "details": f"{_how(answer)}{_as_timed(answer, shown, against)}",
+    }
+
+
+def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
+    """What takes most, or most of the difference."""
+    rows = [row for row in answer["rows"] if row["name"] is not None]
+    noun = NOUNS[answer["kind"]]
+    if not any(row["named"] for row in rows):
+        return f"{label}: the trace names no {noun}s."
+    if against and answer["against_step_ms"] is not None:
+        return _difference(answer, rows, label, against.label)
+    top = max(rows, key=lambda row: row["self_ms"])
+    if not top["self_ms"] > 0:
+        return f"{label}: no {noun} takes any time in the trace."
+    many = not top["named"] and top["name"].startswith(_MANY)
+    whole = "step" if answer["steps"] else "trace"
+    waits = top["wait_ms"] >= WAITING_FROM * top["self_ms"]
+    waiting = f", {format_ms(top['wait_ms'])} ms of it waiting" if waits else ""
+    share = f"{format_number(top['share_percent'], 0)} % of the {whole}"
+    return (
+        f"{label}: {_row_name(top)} {'take' if many else 'takes'} {format_ms(top['self_ms'])} of "
+        f"{format_ms(answer['step_ms'])} ms, {share}{waiting}."
+    )
+
+
+def _difference(answer: Answer, rows: Sequence[Answer], label: str, other: str) -> str:
+    longer_ms = answer["step_ms"] - answer["against_step_ms"]
+    sign = 1 if longer_ms >= 0 else -1
+    main = max(rows, key=lambda row: sign * row["difference_ms"])
+    own_ms = sign * main["difference_ms"]
+    share = f"; {_row_name(main)} alone {format_ms(own_ms)} ms" if own_ms > 0 else ""
+    more = "more" if sign > 0 else "less"
+    return f"{label} takes {format_ms(abs(longer_ms))} ms {more} than {other} in traced steps{share}."
+
+
+def _row_name(row: Answer) -> str:
+    return short_name(row["name"]) if row["named"] else str(row["name"])
+
+
+def short_name(name: str) -> str:
+    """A name without template arguments and parameters: `at::native::add` as `native::add`."""
+    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    bare = bare.partition("<")[0].partition("(")[0].strip() or name
+    return "::".join(bare.split("::")[-2:])
+
+
+def _how(answer: Answer) -> str:
+    rank = f"rank {answer['slowest_rank']}"
+    slowest = (
+        f"{rank}, for which the others wait most" if answer["is_straggler"] else f"the slowest rank, {rank}"
+    )
+    counts = f"Self time counts on {slowest}" if len(answer["ranks"]) > 1 else "Self time"
+    of, whole = f"mean of {plural(answer['steps'], 'traced step')}", "step"
+    if not answer["steps"]:
+        of, whole = "over the whole trace, which has no steps", "trace"
+    return f"{counts}, {of}; collectives count only their exposed part. Columns add up to the {whole}."
+
+
+def _as_timed(answer: Answer, shown: Shown, against: Shown | None) -> str:
+    """The ranking's step times, next to those of the trace."""
+    if shown.step_ms is None:
+        return ""
+    other_ms = against.step_ms if against and answer["against_step_ms"] is not None else None
+    other = f" against {format_ms(other_ms)} ms" if other_ms is not None else ""
+    return f" As timed, a step takes {format_ms(shown.step_ms)} ms{other}."

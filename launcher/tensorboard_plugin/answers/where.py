@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.launcher.compare.figures.traced import (
@@ -13,8 +13,18 @@ from gpurun.launcher.compare.figures.traced import (
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.model import StragglerReport
+from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
-PARTS = ("span", "compute", "exposed_transfer", "exposed_wait", "exposed_memcpy", "idle", "input")
+PARTS = (
+    "span",
+    "compute",
+    "exposed_transfer",
+    "exposed_wait",
+    "exposed_memcpy",
+    "other_steps",
+    "idle",
+    "input",
+)
 MAX_STEPS = 200
 """Per rank; a capture has 3 to 50."""
 
@@ -28,11 +38,13 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
             least else ran. Of other traces all steps count, as for `gpurun trace`.
     """
     typical = quiet_steps(header.ranks)[1] if ours else mean_steps(header)
-    every = [rank_breakdown(step) for rank in header.ranks for step in rank.steps]
+    has_steps = any(rank.steps for rank in header.ranks)
+    every = [rank_breakdown(each) for rank in header.ranks for each in rank.steps or (rank.total,)]
     return {
+        "has_steps": has_steps,
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
-        "straggler": _straggler(header),
+        "sentence": _sentence(header, every, has_steps),
         "ranks": [
             {
                 "rank": rank.rank,
@@ -48,11 +60,10 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
 
 
 def mean_steps(header: Header) -> dict[int, RankBreakdown]:
-    """Each rank's mean over all of its steps."""
+    """Each rank's mean over all of its steps; all of its trace where that has no steps."""
     return {
-        rank.rank: mean_breakdown([rank_breakdown(step) for step in rank.steps])
+        rank.rank: mean_breakdown([rank_breakdown(each) for each in rank.steps or (rank.total,)])
         for rank in header.ranks
-        if rank.steps
     }
 
 
@@ -62,16 +73,24 @@ def straggler(header: Header) -> StragglerReport | None:
     return first if first is not None and first.wait_caused_us > 0 else None
 
 
-def _straggler(header: Header) -> dict[str, Any] | None:
-    found = straggler(header)
-    if found is None:
-        return None
-    return {
-        "rank": found.rank,
-        "last_arrivals": found.last_arrivals,
-        "collectives": sum(each.last_rank is not None for each in header.collectives),
-        "caused_ms": found.wait_caused_us / 1000,
-    }
+def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -> str:
+    """What a step takes, as `gpurun trace` has it, and which rank the others wait for."""
+    mean = mean_breakdown(every) if every else None
+    if mean is None or not mean.span_ns:
+        return "These traces have no time to divide."
+    over = ", the mean of all ranks" if len(header.ranks) > 1 else ""
+    share = format_number(100 * mean.compute_ns / mean.span_ns, 0)
+    what = "A step" if has_steps else "The recorded work"
+    step = f"{what} takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
+    late = straggler(header)
+    if late is None:
+        return step
+    times = plural(sum(each.last_rank is not None for each in header.collectives), "time")
+    often = f"{format_count(late.last_arrivals)} of {times}"
+    return (
+        f"{step} The others wait most for rank {late.rank}: it came last {often} "
+        f"and cost them {format_ms(late.wait_caused_us / 1000)} ms."
+    )
 
 
 def figures(step: RankBreakdown) -> Mapping[str, float]:

@@ -26,7 +26,7 @@ export async function showTracedDevices(host, app) {
     host,
     headline(
       sentence(answer.ranks),
-      'From the traces: there are no live figures. Step: the mean of all traced steps of a rank; compute: its share.',
+      `From the traces: there are no live figures. Step: ${answer.has_steps ? 'the mean of all traced steps of a rank' : 'the whole trace, since no step is marked'}; compute: its share.`,
     ),
     problemNotes(answer.problems, answer.warnings),
     table(answer.ranks, variant.planned.traces),

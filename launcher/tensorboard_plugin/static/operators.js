@@ -5,7 +5,6 @@ import { el, replace } from './dom.js';
 import { number, plural } from './format.js';
 import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './operator_cells.js';
 import { rankGroups, shownRanks } from './operators_ranks.js';
-import { sentence, subSentence } from './operators_words.js';
 import { legend } from './phases.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { rowKeys, virtualRows } from './virtual.js';
@@ -76,7 +75,7 @@ class Operators {
     this.table = el('div');
     replace(
       host,
-      headline(sentence(this), subSentence(this)),
+      headline(this.answer.sentence, this.answer.details),
       problemNotes(this.answer.problems),
       this.controls(),
       this.table,

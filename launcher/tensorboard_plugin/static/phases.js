@@ -1,10 +1,16 @@
-// The six parts of a step, the same everywhere: order, name, colour.
+// The parts of a step, the same everywhere: order, name, colour.
 
 import { el } from './dom.js';
 import { number } from './format.js';
 
 /** @type {PhaseName[]} */
-export const PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'idle'];
+export const PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'other_steps', 'idle'];
+
+/**
+ * What a device does at a moment, whatever step that is for.
+ * @type {Exclude<PhaseName, 'other_steps'>[]}
+ */
+export const DEVICE_PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'idle'];
 
 /**
  * What a part is, for a hover text.
@@ -16,6 +22,7 @@ export const MEANING = {
   wait: 'waiting for another rank, with nothing to compute',
   copy: 'copies that nothing hides',
   input: 'waiting for data',
+  other_steps: 'only work of other steps',
   idle: 'nothing to do',
 };
 
@@ -33,6 +40,7 @@ export function tracedParts(rank) {
     rank.exposed_wait_ms,
     rank.exposed_memcpy_ms,
     input,
+    rank.other_steps_ms ?? 0,
     (rank.idle_ms ?? 0) - input,
   ];
   return PHASES.map((name, index) => ({ name, ms: Math.max(0, ms[index] ?? 0) }));
@@ -71,20 +79,37 @@ export function timedParts(rank, stepMs) {
     wait: 0,
     copy: phases.h2d ?? 0,
     input: phases.data ?? 0,
+    other_steps: 0,
     idle: Math.max(0, (stepMs ?? total) - total),
   };
   return PHASES.map((name) => ({ name, ms: parts[name] * (name === 'idle' ? 1 : scale) }));
+}
+
+/** @param {string} name */
+export function partName(name) {
+  return name.replace('_', ' ');
+}
+
+/**
+ * The phases to explain: work of other steps is rare, and named only where there is some.
+ * @param {{ parts: Part[] }[]} bars
+ */
+export function shownPhases(bars) {
+  /** @param {Part} part */
+  const isOther = (part) => part.name === 'other_steps' && part.ms > 0;
+  const hasOther = bars.some(({ parts }) => parts.some(isOther));
+  return PHASES.filter((name) => hasOther || name !== 'other_steps');
 }
 
 /**
  * The legend of the phases.
  * @param {string[]} [names]
  */
-export function legend(names = PHASES) {
+export function legend(names = shownPhases([])) {
   return el(
     'ul',
     { class: 'legend', 'aria-label': 'colours' },
-    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), name.replace('_', ' '))),
+    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), partName(name))),
   );
 }
 
@@ -96,6 +121,6 @@ export function legend(names = PHASES) {
 export function spoken(parts, decimals) {
   return parts
     .filter((part) => part.ms > 0)
-    .map((part) => `${part.name} ${number(part.ms, decimals)} ms`)
+    .map((part) => `${partName(part.name)} ${number(part.ms, decimals)} ms`)
     .join(', ');
 }

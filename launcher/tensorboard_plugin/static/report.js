@@ -2,7 +2,7 @@
 
 import { App } from './app.js';
 import { el } from './dom.js';
-import { PHASES } from './phases.js';
+import { DEVICE_PHASES } from './phases.js';
 import { last } from './scale.js';
 import { SourceError } from './source.js';
 import { Address, State } from './state.js';
@@ -295,7 +295,7 @@ class StoredTimeline {
 
 /** @param {RankSums} sum @param {string} kind @param {number} ns */
 function addClass(sum, kind, ns) {
-  const phase = PHASES.find((name) => name === kind);
+  const phase = DEVICE_PHASES.find((name) => name === kind);
   if (!phase || phase === 'idle') return;
   sum[`${phase}_ns`] = (sum[`${phase}_ns`] ?? 0) + ns;
   sum.idle_ns = Math.max(0, sum.idle_ns - ns);

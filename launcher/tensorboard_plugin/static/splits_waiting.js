@@ -46,9 +46,7 @@ function draw(host, progress) {
   );
   replace(
     host,
-    progress.status === 'running'
-      ? headline('Nothing can be ranked yet.', 'Variants that run in turns are ranked together, when their launch is done.')
-      : headline(progress.headline ?? '', null),
+    headline(progress.headline ?? '', progress.details),
     runningStrip(progress),
     el(
       'table',

@@ -2,7 +2,7 @@
 
 import { el, replace } from './dom.js';
 import { bytes, duration, number, plural, three } from './format.js';
-import { PHASES } from './phases.js';
+import { DEVICE_PHASES } from './phases.js';
 import { tipped } from './tip.js';
 import { shortName } from './tl_draw.js';
 
@@ -303,7 +303,7 @@ export function sumsPanel(panel, sums) {
 
 /** @param {RankSums} rank @param {number} spanNs */
 function rankSums(rank, spanNs) {
-  const parts = PHASES.map((name) => ({ name, ns: rank[`${name}_ns`] ?? 0 })).filter((part) => part.ns > 0);
+  const parts = DEVICE_PHASES.map((name) => ({ name, ns: rank[`${name}_ns`] ?? 0 })).filter((part) => part.ns > 0);
   const said = parts.map((part) => `${part.name} ${three(part.ns / 1e6)}`).join(', ');
   return el(
     'div',

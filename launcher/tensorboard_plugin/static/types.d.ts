@@ -38,6 +38,7 @@ interface RunAnswer {
   details: string | null;
   facts: string[];
   knee: KneeSentences;
+  bars: BarSentences;
   /** Up to this share of the timed step, traced ones count as equal to it. */
   traced_as_timed: number;
   metrics: Metric[];
@@ -90,6 +91,10 @@ interface PlannedVariant {
   /** By the key of their metric. */
   figures: { [metric: string]: MetricFigure };
   cost_sentences: string[];
+  /** What the slowest rank's step consists of. */
+  step_sentence: string | null;
+  /** Where its traced steps aren't the ones that rank it. */
+  far_note: string | null;
   traces: TraceFile[];
   /** Only of `traces`. */
   problems?: Problem[];
@@ -159,6 +164,7 @@ interface RankFigures {
   exposed_transfer_ms: number | null;
   exposed_wait_ms: number | null;
   exposed_memcpy_ms: number | null;
+  other_steps_ms: number | null;
   idle_ms: number | null;
   input_ms: number | null;
   exposed_comm_ms: { trace: number | null; ablation: number | null };
@@ -189,6 +195,12 @@ interface BatchCurve {
 }
 
 /** What is said of batch curves with a knee, and of those without. */
+/** What the bars of variants with and without traces are. */
+interface BarSentences {
+  traced: string;
+  timed: string;
+}
+
 interface KneeSentences {
   some: string;
   none: string;
@@ -220,8 +232,9 @@ type DrawnSteps = Pick<Steps, 'number' | 'round' | 'step_ms'>;
 interface ProgressAnswer {
   version: string;
   status: RunStatus;
-  /** The server's conclusion of a run without figures; `null` while it goes on. */
+  /** The server's conclusion of a run without figures, and what it goes on to say. */
   headline: string | null;
+  details: string | null;
   time_s: number;
   stage: Stage | null;
   done: number | null;
@@ -317,14 +330,17 @@ interface Breakdown {
   exposed_transfer_ms: number;
   exposed_wait_ms: number;
   exposed_memcpy_ms: number;
+  other_steps_ms: number;
   idle_ms: number;
   input_ms: number;
 }
 
 interface BreakdownAnswer extends Ready {
   warnings: string[];
+  /** Without steps, the figures are those of whole traces. */
+  has_steps: boolean;
   mean: Breakdown | null;
-  straggler: { rank: number; last_arrivals: number; collectives: number; caused_ms: number } | null;
+  sentence: string;
   ranks: RankBreakdown[];
 }
 
@@ -338,6 +354,8 @@ interface RankBreakdown {
 type OperatorKind = 'ops' | 'kernels' | 'modules';
 
 interface OperatorsAnswer extends Ready {
+  sentence: string;
+  details: string;
   kind: OperatorKind;
   ranks: number[];
   slowest_rank: number;
@@ -666,7 +684,7 @@ type Options = (readonly [value: string, text: string])[];
 
 // ---- Figures as they are drawn ----
 
-type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'idle';
+type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'other_steps' | 'idle';
 interface Part {
   name: PhaseName;
   ms: number;
@@ -896,6 +914,8 @@ interface Bars {
   isTraced: boolean;
   half: number | null;
   canOpen: boolean;
+  /** A bar is all of a trace, which has no steps. */
+  isWhole?: boolean;
 }
 
 interface RankBar {

@@ -4,13 +4,12 @@ import { filters, headline } from './controls.js';
 import { el, found, hiddenTable, onWidth, replace, widest } from './dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from './format.js';
 import { drawHeat } from './heat.js';
-import { passes } from './model.js';
-import { legend, MEANING, spoken, timedParts, tracedParts } from './phases.js';
+import { passes, slowestRank } from './model.js';
+import { legend, MEANING, partName, shownPhases, spoken, timedParts, tracedParts } from './phases.js';
 import { fromZero } from './scale.js';
 import { brokenState, indexingState, problemNotes, untracedState } from './states.js';
 import { drawStrip, stripAxis, stripScale } from './strip.js';
 import { tipped } from './tip.js';
-import { farNotes, sentence, subSentence, tracesSentence } from './where_words.js';
 
 /** Variants that are drawn until all are asked for. */
 const FIRST = 12;
@@ -39,15 +38,15 @@ export async function showWhere(host, app) {
   replace(
     host,
     leader
-      ? headline(sentence(leader, run), many ? RANKS_SENTENCE : subSentence(all))
+      ? headline(leader.planned.step_sentence ?? '', many ? RANKS_SENTENCE : whatBarsAre(all, run.answer.bars))
       : headline('No variant has figures yet.', null),
-    problemNotes([], farNotes(shown, run)),
+    problemNotes([], shown.map((variant) => variant.planned.far_note).filter((note) => note != null)),
     el(
       'div',
       { class: 'controls' },
       filters(run, state),
       counted(all.length, run.ranked.length),
-      many ? null : legend(),
+      many ? null : legend(shownPhases(shown.flatMap((variant) => blockOf(variant).ranks))),
     ),
     grid,
     more(all, shown, state),
@@ -55,6 +54,13 @@ export async function showWhere(host, app) {
   if (many) await drawRanks(grid, app, many);
   else drawBlocks(grid, app, shown);
   return {};
+}
+
+/** @param {Variant[]} variants @param {BarSentences} said */
+function whatBarsAre(variants, said) {
+  const isTraced = variants.map((variant) => Boolean(slowestRank(variant.ranks)?.span_ms));
+  const sentences = [isTraced.includes(true) ? said.traced : null, isTraced.includes(false) ? said.timed : null];
+  return sentences.filter(Boolean).join(' ');
 }
 
 /** @param {number} chosen @param {number} total */
@@ -160,7 +166,7 @@ function drawGrid(grid, app, blocks) {
   replace(
     grid,
     el('div', { class: 'head' }, app.run.isTraces ? 'rank \u00b7 device' : 'rank \u00b7 device \u00b7 batch'),
-    el('div', { class: 'head' }, 'mean traced step by rank, ms'),
+    el('div', { class: 'head' }, `${blocks[0]?.isWhole ? 'whole trace' : 'mean traced step'} by rank, ms`),
     el('div', { class: 'head strip-head' }, 'every step, ms'),
     blocks.map((block) => blockRows(block, context)),
     el('div', { class: 'axis-name' }, 'ms from step start'),
@@ -219,7 +225,7 @@ function blockRows(block, context) {
     el('div', { class: 'strip', 'data-strip': block.id }),
     hiddenTable(
       `${block.label}: parts of the step, ms`,
-      ['rank', ...block.ranks[0].parts.map((part) => part.name)],
+      ['rank', ...block.ranks[0].parts.map((part) => partName(part.name))],
       block.ranks.map((rank) => [rank.who, ...rank.parts.map((part) => number(part.ms, decimals))]),
     ),
   );
@@ -269,11 +275,11 @@ function bar(block, rank, { app, scale, decimals }) {
           'data-value': number(part.ms, decimals),
           tabindex: 0,
           role: 'button',
-          'aria-label': `${part.name} ${number(part.ms, decimals)} ms`,
+          'aria-label': `${partName(part.name)} ${number(part.ms, decimals)} ms`,
           onclick: open,
           onkeydown: (event) => event.key === 'Enter' && open(),
           ...tipped(
-            `${part.name}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the step\n${MEANING[part.name]}`,
+            `${partName(part.name)}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the ${block.isWhole ? 'trace' : 'step'}\n${MEANING[part.name]}`,
           ),
         }),
       ),
@@ -382,17 +388,18 @@ async function showTraces(host, app) {
     isTraced: true,
     half: null,
     canOpen: true,
+    isWhole: !answer.has_steps,
     ranks: bars,
   };
   const grid = el('div', { class: 'where' });
   replace(
     host,
     headline(
-      tracesSentence(answer),
-      'Each bar is the mean of all traced steps of a rank. Transfer, wait and copy count only where no compute hides them.',
+      answer.sentence,
+      `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank. Transfer, wait and copy count only where no compute hides them.`,
     ),
     problemNotes(answer.problems, answer.warnings),
-    ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend()),
+    ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend(shownPhases(bars))),
     grid,
   );
   if (!block.ranks.length) return undefined;

@@ -1,10 +1,11 @@
-"""Stores indexes next to the traces, or in the user's cache if that directory isn't writable."""
+"""Stores indexes in the user's own cache, where no one else can read or change them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,14 @@ import msgspec
 
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
 
-FOLDER = ".gpurun-timeline"
+FOLDER = "timeline"
+NAME = "gpurun"
+"""Of our directory in the user's cache."""
 _NEW = "new-"
 ABANDONED_S = 7200.0
 """Older builds are considered dead."""
+MAX_CACHE_BYTES = 10 << 30
+"""Of all indexes together; a trace of 1 GB has one of 0.3 GB."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +46,26 @@ class Traces:
         return hashlib.sha256(msgspec.json.encode((FORMAT, facts))).hexdigest()[:24]
 
 
-def homes(traces: Traces) -> Iterator[Path]:
-    """Directories that may hold the index, the one next to the traces first."""
-    next_to_traces = traces.directory / FOLDER
-    if not next_to_traces.is_symlink():  # a log directory of others must not choose where we write
-        yield next_to_traces
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def home_of(traces: Traces) -> Path:
+    """The directory of the indexes of these traces, in the user's own cache.
+
+    Never next to the traces: their owner could change an index while it is mapped, or forge one.
+
+    Raises:
+        OSError: there is no cache.
+    """
     name = hashlib.sha256(os.fsencode(traces.directory.resolve())).hexdigest()[:24]
-    yield Path(cache) / "gpurun" / "timeline" / name
+    return cache_directory() / FOLDER / name
 
 
 def find(traces: Traces, key: str) -> Path | None:
-    """The finished index of these traces."""
-    for home in homes(traces):
-        directory = home / key
-        if (directory / INDEX_FILE).is_file() and not directory.is_symlink():
-            return directory
-    return None
+    """The finished index of these traces; from now on, it is the one used last."""
+    try:
+        index = home_of(traces) / key / INDEX_FILE
+        os.utime(index)
+    except OSError:
+        return None
+    return index.parent
 
 
 @contextmanager
@@ -67,9 +75,11 @@ def making(traces: Traces, key: str) -> Iterator[Path]:
     If the block raises, it is removed.
 
     Raises:
-        OSError: no directory is writable.
+        OSError: the cache can't be written.
     """
-    home = _writable(homes(traces))
+    home = home_of(traces)
+    home.parent.mkdir(mode=0o700, exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=_NEW, dir=home))
     try:
         yield directory
@@ -77,23 +87,12 @@ def making(traces: Traces, key: str) -> Iterator[Path]:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     _sweep(home, key)
+    _evict(home.parent, home / key)
 
 
 def forget(traces: Traces, key: str) -> None:
     """Removes an index that turned out to be damaged."""
-    for home in homes(traces):
-        shutil.rmtree(home / key, ignore_errors=True)
-
-
-def _writable(directories: Iterator[Path]) -> Path:
-    for directory in directories:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(directory, os.W_OK | os.X_OK):
-            return directory
-    raise PermissionError("neither the directory of the traces nor the user's cache is writable")
+    shutil.rmtree(home_of(traces) / key, ignore_errors=True)
 
 
 def _replace(directory: Path, target: Path) -> None:
@@ -114,4 +113,62 @@ def _sweep(home: Path, key: str) -> None:
 
 
 def _others(home: Path, key: str) -> Sequence[Path]:
-    return [each for each in home.iterdir() if each.name != key and each.is_dir() and not each.is_symlink()]
+    return [each for each in home.iterdir() if each.name != key and each.is_dir()]
+
+
+def _evict(cache: Path, newest: Path) -> None:
+    """Removes the indexes that were used longest ago, until the rest fits into `MAX_CACHE_BYTES`."""
+    used = sorted(cache.glob(f"*/*/{INDEX_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    total_bytes = 0
+    for directory in (file.parent for file in used):
+        total_bytes += sum(file.stat().st_size for file in directory.iterdir())
+        if total_bytes > MAX_CACHE_BYTES and directory != newest:
+            shutil.rmtree(directory, ignore_errors=True)
+            with suppress(OSError):
+                directory.parent.rmdir()
+
+
+def cache_directory() -> Path:
+    """The user's own cache for gpurun, with access for no one else.
+
+    It is in `$XDG_CACHE_HOME` or `~/.cache`; where that can't be written, or is another user's, in the
+    directory for temporary files.
+
+    Raises:
+        OSError: no such directory can be made.
+    """
+    for place in _places():
+        if _make(place):
+            return place
+    raise PermissionError("there is no directory for the cache; set XDG_CACHE_HOME to one that you own")
+
+
+def _places() -> Iterator[Path]:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):
+        yield Path(given) / NAME
+    home = os.path.expanduser("~")  # unchanged for a user without a home
+    if os.path.isabs(home):
+        yield Path(home) / ".cache" / NAME
+    yield Path(tempfile.gettempdir()) / f"{NAME}-{os.geteuid()}"
+
+
+def _make(place: Path) -> bool:
+    """Whether `place` is now a directory, not a link, that is ours alone."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            return False
+        if stat.S_IMODE(status.st_mode) != 0o700:
+            os.fchmod(fd, 0o700)
+        return os.access(place, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +15,7 @@ from typing import IO
 
 import msgspec
 
-from gpurun.launcher.machine.environment import child_environment
+from gpurun.launcher.machine.helper_process import helper_argv
 from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
@@ -29,7 +28,7 @@ READING_SHARE = 0.7
 """Share of the build time that reading takes; then ranks are matched and columns written."""
 LIMIT_S = 1800.0
 """A trace of 1 GB takes 20 s."""
-BODY = "from gpurun.launcher.tensorboard_plugin.timeline.index.build import main; main()"
+ENTRY = "gpurun.launcher.tensorboard_plugin.timeline.index.build:main"
 
 
 @dataclass(frozen=True)
@@ -202,8 +201,7 @@ def run_child(
 
 def _start() -> subprocess.Popen[bytes]:
     """Its stderr is the server's: a traceback there is a bug of ours, for the user who started the server."""
-    command = [sys.executable, "-c", BODY]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+    return subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _follow(stdout: IO[bytes], report: Callable[[int, int], None]) -> News:

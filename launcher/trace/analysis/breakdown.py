@@ -20,10 +20,12 @@ class Activity:
     copies: Intervals
     """Copies and memsets."""
     memsets: Intervals = EMPTY
+    device: Intervals = EMPTY
+    """All that ran on the device, including what isn't divided here: work of other steps."""
 
     def clip(self, start_ns: int, end_ns: int) -> Activity:
         """What happened from `start_ns` to `end_ns`."""
-        parts = (self.compute, self.comm, self.copies, self.memsets)
+        parts = (self.compute, self.comm, self.copies, self.memsets, self.device)
         return Activity(*(part.clip(start_ns, end_ns) for part in parts))
 
     @property
@@ -47,7 +49,7 @@ class Waits:
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """Work sorted by start, with the time at which its launch began: shows what a gap waits for."""
+    """A device's work by start, with the time at which its launch began: shows what a gap waits for."""
 
     starts: Int64
     launches: Int64
@@ -85,7 +87,7 @@ class HostActivity:
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """The time of one window in ns: compute + exposed_comm + exposed_copy + idle = span."""
+    """The time of one window in ns: compute + exposed_comm + exposed_copy + other_steps + idle = span."""
 
     start: int
     end: int
@@ -95,6 +97,8 @@ class Measure:
     copy: int
     memset: int
     exposed_copy: int
+    other_steps: int
+    """Only work that the window's step didn't launch ran."""
     idle: int
     idle_by_cause: Idle
     idle_by_host: HostActivity
@@ -113,7 +117,9 @@ def measure(activity: Activity, start_ns: int, end_ns: int, waits: Waits, queue:
     """
     inside = activity.clip(start_ns, end_ns)
     exposed_comm = inside.comm.subtract(inside.compute)
-    idle = inside.busy.gaps(start_ns, end_ns)
+    busy = inside.busy
+    others = inside.device.subtract(busy)
+    idle = busy.join(others).gaps(start_ns, end_ns)
     return Measure(
         start=start_ns,
         end=end_ns,
@@ -123,6 +129,7 @@ def measure(activity: Activity, start_ns: int, end_ns: int, waits: Waits, queue:
         copy=inside.copies.length_ns,
         memset=inside.memsets.length_ns,
         exposed_copy=inside.copies.subtract(inside.compute.join(inside.comm)).length_ns,
+        other_steps=others.length_ns,
         idle=idle.length_ns,
         idle_by_cause=_causes(idle, waits, queue),
         idle_by_host=_host_activity(idle, waits),
@@ -148,6 +155,7 @@ def joined(parts: Sequence[Measure]) -> Measure:
         copy=total("copy"),
         memset=total("memset"),
         exposed_copy=total("exposed_copy"),
+        other_steps=total("other_steps"),
         idle=total("idle"),
         idle_by_cause=Idle(*map(sum, causes)),
         idle_by_host=HostActivity(*map(sum, activities)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,23 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
 from gpurun.launcher.trace.analysis.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.steps import (
-    WITHOUT_STEPS,
     HostStep,
     Launched,
     Step,
+    before_capture,
     host_steps,
     launched,
     step_at,
     windows,
 )
 from gpurun.launcher.trace.analysis.stretches import stretches
-from gpurun.launcher.trace.analysis.tables import Mask, NameTime, compute_ops, kernel_times, op_times
+from gpurun.launcher.trace.analysis.tables import Chosen, Mask, NameTime, compute_ops, kernel_times, op_times
 from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from gpurun.launcher.units import plural
 
 MAX_RANKS = 1 << 31
 """Larger numbers are damage."""
@@ -51,7 +53,7 @@ class Scope:
     step: int | None
     """Number of the step; `None` for all of the file."""
     position: int | None
-    """Of the step within the file; `None` for all of the file, or a file without steps."""
+    """Of the step within the file; `None` for all of the file."""
     measure: Measure
     num_kernels: int
     launch_delay: LaunchDelay | None
@@ -59,6 +61,15 @@ class Scope:
     """From the first start to the last end of the GPU work that belongs here, in ns."""
     devices: tuple[tuple[str, Scope], ...] = ()
     """Each device by itself where there are several; the rest is the first one's, the busiest."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Times by name, longest first."""
+
+    kernels: tuple[NameTime, ...]
+    ops: tuple[NameTime, ...]
+    modules: tuple[NameTime, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +87,10 @@ class Digest:
     total: Scope
     steps: tuple[Scope, ...]
     collectives: tuple[LocalCollective, ...]
-    kernels: tuple[NameTime, ...]
-    ops: tuple[NameTime, ...]
-    modules: tuple[NameTime, ...]
+    names: Names
+    """Of all of the file; of the chosen steps, where steps were chosen."""
+    step_names: Names
+    """Of what steps launched."""
     warnings: tuple[str, ...]
     window: tuple[int, int] | None = None
     """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
@@ -108,18 +120,14 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     work = launched(trace, host)
     all_steps = windows(trace, host, work)
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
-    whole = len(kept) == len(all_steps)
-    mask = np.ones(len(trace.gpu), dtype=bool) if whole else np.isin(work.step, kept)
-    ops = np.ones(len(trace.ops), dtype=bool)
-    if not whole:
-        ops = np.isin(step_at(host, trace.ops.start), kept)
-    op_rows, module_rows = op_times(trace, work, mask, ops)
+    whole = chosen is None
+    in_steps = Chosen(np.isin(work.step, kept), np.isin(step_at(host, trace.ops.start), kept))
+    shown = Chosen(np.ones_like(in_steps.gpu), np.ones_like(in_steps.ops)) if whole else in_steps
+    names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
     picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
-    total = picture.total(mask, [all_steps[i] for i in kept], whole)
+    total = picture.total(shown.gpu, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
-    if not all_steps:
-        scopes = (_as_step(total),)
     collectives = local_collectives(trace, work, host)
     return Digest(
         path=path,
@@ -131,10 +139,9 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
-        kernels=tuple(kernel_times(trace, mask)),
-        ops=tuple(op_rows),
-        modules=tuple(module_rows),
-        warnings=_warnings(trace, path, host, chosen, kept),
+        names=names[0],
+        step_names=names[-1],
+        warnings=_warnings(trace, path, (host, work), chosen, kept),
         window=None if chosen is None else _window(host, all_steps, kept),
     )
 
@@ -158,9 +165,12 @@ def _is_chosen(number: int, steps: slice | None) -> bool:
     return (steps.start is None or number >= steps.start) and (steps.stop is None or number < steps.stop)
 
 
-def _as_step(total: Scope) -> Scope:
-    devices = tuple((name, replace(scope, step=WITHOUT_STEPS)) for name, scope in total.devices)
-    return replace(total, step=WITHOUT_STEPS, devices=devices)
+def _names(trace: Trace, work: Launched, choices: Sequence[Chosen]) -> list[Names]:
+    found = op_times(trace, work, choices)
+    return [
+        Names(tuple(kernel_times(trace, chosen.gpu)), tuple(ops), tuple(modules))
+        for chosen, (ops, modules) in zip(choices, found, strict=True)
+    ]
 
 
 class _GpuPicture:
@@ -178,6 +188,16 @@ class _GpuPicture:
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]
+        self.everything = {number: self._everything(number) for number in self.devices.numbers}
+
+    def _everything(self, device: int) -> tuple[Intervals, Queue]:
+        """When the device was busy, with the work of whatever step; and all of that work."""
+        gpu = self.trace.gpu
+        mine = self.devices.share(np.argsort(gpu.start, kind="stable"), device)
+        busy = gpu.covered if len(mine) == len(gpu) else union(gpu.start[mine], gpu.end[mine])
+        before_capture = np.iinfo(np.int64).min
+        launches = np.where(self.work.launch[mine] >= 0, self.work.start[mine], before_capture)
+        return busy, Queue(gpu.start[mine], launches)
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -195,7 +215,7 @@ class _GpuPicture:
     ) -> Scope:
         devices = self.devices
         each = [
-            self._scope_of(devices.share(chosen, device), number, position, window)
+            self._scope_of(device, devices.share(chosen, device), number, position, window)
             for device in devices.numbers
         ]
         if len(each) == 1:
@@ -203,37 +223,31 @@ class _GpuPicture:
         return replace(each[0], devices=tuple(zip(devices.names, each, strict=True)))
 
     def _scope_of(
-        self, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
+        self, device: int, chosen: Int64, number: int | None, position: int | None, window: tuple[int, int]
     ) -> Scope:
         gpu = self.trace.gpu
         work = Timed(gpu.start[chosen], gpu.duration[chosen])
         return Scope(
             step=number,
             position=position,
-            measure=self._measure(work, chosen, *window),
+            measure=self._measure(device, work, chosen, *window),
             num_kernels=int((gpu.kind[chosen] <= GpuKind.COMM).sum()),
             launch_delay=self._launch_delay(chosen),
             gpu_span=int(work.end.max() - work.start.min()) if len(work) else None,
         )
 
-    def _measure(self, work: Timed, chosen: Int64, start_ns: int, end_ns: int) -> Measure:
+    def _measure(self, device: int, work: Timed, chosen: Int64, start_ns: int, end_ns: int) -> Measure:
         """Measures a window and its work in stretches, which cut neither work nor a gap."""
-        queue = self._queue(chosen)
+        busy, queue = self.everything[device]
         parts: list[Measure] = []
         for stretch in stretches(work):
             first_ns, last_ns = max(stretch.begin_ns, start_ns), min(stretch.end_ns, end_ns)
             if first_ns < last_ns or not parts:
                 mine = stretch.holds(work.start)
                 start, kind = work.start[mine], self.trace.gpu.kind[chosen[mine]]
-                activity = _activity(start, start + work.duration[mine], kind)
+                activity = _activity(start, start + work.duration[mine], kind, busy)
                 parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
         return joined(parts)
-
-    def _queue(self, chosen: Int64) -> Queue:
-        order = chosen[np.argsort(self.trace.gpu.start[chosen], kind="stable")]
-        unknown = np.iinfo(np.int64).min
-        launches = np.where(self.work.launch[order] >= 0, self.work.start[order], unknown)
-        return Queue(self.trace.gpu.start[order], launches)
 
     def _launch_delay(self, chosen: Int64) -> LaunchDelay | None:
         known = chosen[self.work.launch[chosen] >= 0]
@@ -243,13 +257,15 @@ class _GpuPicture:
         return LaunchDelay(int(np.median(delays)), int(delays.max()))
 
 
-def _activity(start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]]) -> Activity:
+def _activity(
+    start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]], busy: Intervals
+) -> Activity:
     def of(*kinds: GpuKind) -> Intervals:
         chosen = np.isin(kind, kinds)
         return union(start[chosen], end[chosen])
 
     copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
-    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET))
+    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET), busy)
 
 
 class _CpuPicture:
@@ -305,8 +321,13 @@ def _device(trace: Trace, on_gpu: bool) -> str:
 
 
 def _warnings(
-    trace: Trace, path: Path, steps: list[HostStep], chosen: slice | None, kept: list[int]
+    trace: Trace,
+    path: Path,
+    steps_and_work: tuple[list[HostStep], Launched],
+    chosen: slice | None,
+    kept: list[int],
 ) -> tuple[str, ...]:
+    steps, work = steps_and_work
     found = []
     if trace.skipped:
         found.append(f"{path}: {trace.skipped}")
@@ -318,7 +339,18 @@ def _warnings(
         found.append(f"{path}: several steps have the same number; each is listed separately")
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
+        found += [f"{path}: {text}" for text in _launch_notes(trace, steps, work)]
     return tuple(found)
+
+
+def _launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[str]:
+    """What a missing launch means for the steps' figures."""
+    if not steps:
+        return []
+    if not work.is_known.any():
+        return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
+    lost = int((~work.is_known & ~before_capture(trace, work)).sum())
+    return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []
 
 
 def _overlaps(steps: list[HostStep]) -> list[str]:

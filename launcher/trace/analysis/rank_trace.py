@@ -19,6 +19,7 @@ from gpurun.launcher.trace.model import (
     HostWhileIdle,
     IdleCauses,
     LaunchDelay,
+    Names,
     NameTotal,
     RankTrace,
     StepBreakdown,
@@ -53,12 +54,22 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
         files=(str(digest.path),),
         total=total,
         steps=steps,
-        kernels=_names(digest.kernels),
-        ops=_names(digest.ops),
-        modules=_names(digest.modules),
+        kernels=_names(digest.names.kernels),
+        ops=_names(digest.names.ops),
+        modules=_names(digest.names.modules),
         groups=_groups(view.parts),
         devices=devices,
+        in_steps=_in_steps(view),
     )
+
+
+def _in_steps(view: RankView) -> Names | None:
+    digest = view.digest
+    parts = [each for each in view.parts if each[1].local.step >= 0]
+    if not digest.steps or (digest.step_names is digest.names and len(parts) == len(view.parts)):
+        return None
+    names = digest.step_names
+    return Names(_names(names.kernels), _names(names.ops), _names(names.modules), _groups(parts))
 
 
 def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
@@ -72,13 +83,12 @@ def _in_us(
     total: Scope, scopes: Sequence[Scope], parts: Parts, view: RankView
 ) -> tuple[Breakdown, tuple[StepBreakdown, ...]]:
     transfers = _transfers(parts)
-    by_step: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
+    by_step: defaultdict[int | None, list[tuple[Collective, Part]]] = defaultdict(list)
     for each in parts:
         by_step[each[1].local.step].append(each)
     steps = []
     for scope in scopes:
-        mine = parts if scope.position is None else by_step[scope.position]
-        fields = vars(_breakdown(scope, mine, transfers))
+        fields = vars(_breakdown(scope, by_step[scope.position], transfers))
         start_us = (scope.measure.start + view.origin_ns) / 1000
         steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))
     return _breakdown(total, parts, transfers), tuple(steps)
@@ -108,6 +118,7 @@ def _breakdown(scope: Scope, parts: Parts, transfers: Intervals) -> Breakdown:
         memcpy_us=measure.copy / 1000,
         memset_us=measure.memset / 1000,
         exposed_memcpy_us=measure.exposed_copy / 1000,
+        other_steps_us=measure.other_steps / 1000,
         idle_us=measure.idle / 1000,
         wait_us=_us(wait_ns),
         transfer_us=_us(transfer_ns),

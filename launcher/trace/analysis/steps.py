@@ -2,8 +2,11 @@
 
 A step owns the GPU work that it launched, whenever that ran. Its window begins when the previous step is
 done, on the CPU or the GPU, whichever is later, and ends when the step itself is done. So windows never
-overlap, however far the GPU lags behind. Where ProfilerStep ranges overlap, the later one begins where the
-earlier one ends: what was launched in the overlap belongs to the earlier one.
+overlap, however far the GPU lags behind. For the first step, what was launched earlier counts as the previous
+one; else the first step would be longer than the others by as much as the GPU lags behind.
+
+Where ProfilerStep ranges overlap, the later one begins where the earlier one ends: what was launched in the
+overlap belongs to the earlier one.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ from gpurun.launcher.trace.kineto.classify import HostKind
 from gpurun.launcher.trace.kineto.columns import Trace
 
 NO_STEP = -1
-WITHOUT_STEPS = 0
-"""Number of the one step of a trace that has no ProfilerStep."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Launched:
     """When the launching call began; the start of the work itself if unknown."""
     step: NDArray[np.int32]
     """Position of the step that launched it; −1: none."""
+
+    @property
+    def is_known(self) -> NDArray[np.bool_]:
+        """Work whose launch the trace has."""
+        return self.launch >= 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ def launched(trace: Trace, steps: list[HostStep]) -> Launched:
         known = (gpu.correlation > 0) & (keys[inside] == gpu.correlation)
     launch = np.where(known, order[inside] if len(keys) else NO_STEP, NO_STEP)
     start = np.where(known, calls.start[launch] if len(keys) else gpu.start, gpu.start)
-    step = np.where(known, step_at(steps, start), NO_STEP).astype(np.int32)
+    # A trace without any launches has nothing better than the time at which the work itself began.
+    step = np.where(known | ~known.any(), step_at(steps, start), NO_STEP).astype(np.int32)
     return Launched(launch, start, step)
 
 
@@ -110,7 +117,28 @@ def windows(trace: Trace, steps: list[HostStep], work: Launched) -> list[Step]:
     owned = work.step >= 0
     np.maximum.at(last_end, work.step[owned], trace.gpu.end[owned])
     result: list[Step] = []
+    done_ns = _earlier_work_done_ns(trace, steps, work)
     for step, gpu_end_ns in zip(steps, last_end.tolist(), strict=True):
-        start_ns = max(step.start_ns, result[-1].end_ns if result else step.start_ns)
-        result.append(Step(step.number, start_ns, max(start_ns, step.end_ns, gpu_end_ns)))
+        start_ns = max(step.start_ns, done_ns)
+        done_ns = max(start_ns, step.end_ns, gpu_end_ns)
+        result.append(Step(step.number, start_ns, done_ns))
     return result
+
+
+def _earlier_work_done_ns(trace: Trace, steps: list[HostStep], work: Launched) -> int:
+    """When the GPU was done with what was launched before the first step, in the capture or before it."""
+    if not steps:
+        return 0
+    earlier = (work.step < 0) & (before_capture(trace, work) | (work.start < steps[0].start_ns))
+    return int(trace.gpu.end[earlier].max(initial=np.iinfo(np.int64).min))
+
+
+def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
+    """Work that was launched before the capture: without a launch, and before all other work of its stream.
+
+    Streams are queues; work without a launch that follows other work has lost its launch.
+    """
+    gpu, known = trace.gpu, work.is_known
+    first = np.full(len(trace.streams), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(first, gpu.thread[known], gpu.start[known])
+    return np.asarray(~known & (gpu.start < first[gpu.thread]), dtype=np.bool_)

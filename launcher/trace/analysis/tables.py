@@ -56,29 +56,44 @@ def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What a table is about: all of a file, or some of its steps."""
+
+    gpu: Mask
+    """By position in `trace.gpu`."""
+    ops: Mask
+    """By position in `trace.ops`."""
+
+    @property
+    def is_all(self) -> bool:
+        return bool(self.gpu.all() and self.ops.all())
+
+
 def op_times(
-    trace: Trace, work: Launched, chosen_gpu: Mask, chosen_ops: Mask
-) -> tuple[list[NameTime], list[NameTime]]:
-    """Times by operator and by `nn.Module`, longest first.
+    trace: Trace, work: Launched, choices: Sequence[Chosen]
+) -> list[tuple[list[NameTime], list[NameTime]]]:
+    """Times by operator and by `nn.Module`, longest first, for each of the choices.
 
     Calls that issue collectives count with the GPU work that they launch; their CPU time is not compute and
     counts for no operator.
     """
-    calls = _calls(trace, work, chosen_gpu)
-    ops, modules = _Totals(trace.op_names, "op"), _Totals(trace.module_names, "module")
+    calls = [_calls(trace, work, chosen.gpu) for chosen in choices]
+    totals = [(_Totals(trace.op_names, "op"), _Totals(trace.module_names, "module")) for _ in choices]
     computing = compute_ops(trace)
     for stretch in stretches(trace.ops, trace.modules):
         mine = stretch.holds(trace.ops.start)
-        spans, shown = trace.ops.where(mine), chosen_ops[mine]
+        spans = trace.ops.where(mine)
         nesting = nest(spans)
         own = nesting.self_ns() if nesting else np.zeros(len(spans), dtype=np.int64)
         own[~computing[mine]] = 0
-        inside = calls.of(stretch)
-        ops.add_host(spans.name[shown], own[shown])
-        ops.add_device(spans, nesting, inside)
         around = trace.modules.where(stretch.holds(trace.modules.start))
-        _add_modules(modules, around, inside, (spans.where(shown), own[shown]))
-    return ops.rows(), modules.rows()
+        for chosen, all_calls, (ops, modules) in zip(choices, calls, totals, strict=True):
+            shown, inside = chosen.ops[mine], all_calls.of(stretch)
+            ops.add_host(spans.name[shown], own[shown])
+            ops.add_device(spans, nesting, inside)
+            _add_modules(modules, around, inside, (spans.where(shown), own[shown]))
+    return [(ops.rows(), modules.rows()) for ops, modules in totals]
 
 
 @dataclass(frozen=True, eq=False)

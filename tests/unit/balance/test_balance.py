@@ -104,7 +104,9 @@ def test_the_water_level_leaves_out_a_device_that_would_only_start() -> None:
         (9, [1, 1], [0, 9], "device 0 can hold 0 samples, but must get 1"),
     ],
 )
-def test_what_can_not_be_split_is_told(batch: int, minima: list[int], caps: list[int], words: str) -> None:
+def test_what_can_not_be_split_is_reported(
+    batch: int, minima: list[int], caps: list[int], words: str
+) -> None:
     with pytest.raises(SpecError, match=words):
         solve([float] * len(caps), batch, minima, caps)
 
@@ -287,7 +289,7 @@ def test_a_device_with_little_memory_gets_what_it_holds() -> None:
     assert (curves[0].cap, curves[1].cap) == (20, None)
 
 
-def test_the_room_that_max_found_bounds_every_split_that_is_told_of() -> None:
+def test_the_room_that_max_found_bounds_every_split_that_is_shown() -> None:
     devices = GlassDevices([(0, 1), (0, 1)], noise=0)
     curves, split = Calibration(devices, 123, 1, (95, 28), 1 << 40, "seed").run()
     assert split == (95, 28)
@@ -299,7 +301,7 @@ def test_the_room_that_max_found_bounds_every_split_that_is_told_of() -> None:
     assert ([curve.cap for curve in curves], split) == ([None, 20], (44, 20))
 
 
-def test_a_batch_that_no_memory_holds_or_a_model_that_never_fits_is_told() -> None:
+def test_a_batch_that_no_memory_holds_or_a_model_that_never_fits_is_reported() -> None:
     with pytest.raises(MemoryError, match="not 64"):
         search(GlassDevices([(0, 1), (0, 1)], memory=(20, 20)), 64)
     with pytest.raises(MemoryError, match="device 1 can't hold the model and 1 sample"):

@@ -1,15 +1,21 @@
 """The table of commands, and the table of schedulers that the commands look into."""
 
+import gc
+import importlib
 import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.main import COMMANDS, cli
+from gpurun.launcher.cli.main import COMMANDS, cli, main
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
+from tests.known import known
 
 
 def help_of(*words: str) -> str:
@@ -51,3 +57,40 @@ def test_a_scheduler_of_the_table_says_where_the_nodes_are(monkeypatch: pytest.M
     monkeypatch.setitem(SCHEDULERS, "new", new)
     facts = find_facts(2, NodeFlags(), {"NEW_NODE": "1", "NEW_HOST": "node0:5"})
     assert (facts.rank, facts.host, facts.port) == (1, "node0", 5)
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command prints to stderr when it exits with 2."""
+    monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    gc.enable()
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_every_mistake_begins_with_the_commands_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: gpt\nglobal_batch: 0\nprecison: bf16\n")
+    lines = ended(monkeypatch, capsys, "check", str(job)).splitlines()
+    mistakes = [line for line in lines if not line.startswith("    ")]
+    assert len(mistakes) == 2
+    assert all(line.startswith(f"gpurun: {job}:") for line in mistakes)
+
+
+def test_options_of_submit_come_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only one batch system has is in its line of the table."""
+    queue = known(SCHEDULERS["slurm"].queue)
+    other = replace(queue, command="bsub", script_name="submit.lsf", time_example="2:00")
+    monkeypatch.setitem(SCHEDULERS, "lsf", replace(SCHEDULERS["slurm"], name="LSF", queue=other))
+    module = importlib.reload(importlib.import_module("gpurun.launcher.cli.commands.submit"))
+    try:
+        shown = CliRunner().invoke(module.submit, ["--help"], terminal_width=200).output
+    finally:
+        monkeypatch.undo()
+        importlib.reload(module)
+    assert "Time limit, such as 2:00:00 (Slurm) or 2:00 (LSF)." in shown
+    assert re.search("--bsub OPTION +Any other option of bsub", shown)
+    assert "runs/NAME/submit.sbatch or runs/NAME/submit.lsf" in shown

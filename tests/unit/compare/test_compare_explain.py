@@ -49,7 +49,7 @@ def test_the_rank_with_less_to_do_waits() -> None:
     assert why_slower(UNEVEN, EVEN) == "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch"
 
 
-def test_traced_steps_that_took_longer_than_timed_ones_are_told_from_them() -> None:
+def test_traced_steps_that_took_longer_than_timed_ones_are_marked() -> None:
     assert UNEVEN.step_ms is not None
     timed = replace(UNEVEN, step_ms=replace(UNEVEN.step_ms, median=50.0))
     quick = replace(EVEN, step_ms=replace(UNEVEN.step_ms, median=41.0))
@@ -85,25 +85,25 @@ def test_a_baseline_that_loses_says_why_too() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("input", "every rank waits 30.0 of 65.0 ms for its data: raise num_workers,"),
-        ("host", "every rank spends 30.0 of 65.0 ms between operators, in Python: try larger batches,"),
+        ("input", "every rank spends 30.0 of 65.0 ms waiting for data: raise num_workers,"),
+        ("host", "every rank spends 30.0 of 65.0 ms in Python between operators: try larger batches,"),
     ],
 )
-def test_what_all_splits_lose_is_told_of_the_fastest(part: str, said: str) -> None:
+def test_what_all_splits_lose_is_said_of_the_fastest(part: str, said: str) -> None:
     """No split is slower for it, so no difference shows it."""
     alike = [rank(i, 32, 65.0, **{part: 30.0}) for i in (0, 1)]
     fast = replace(variant("ddp-even", (32, 32), 65.0, *alike), vs_baseline=EVEN.vs_baseline)
     slow = replace(
         variant("ddp-40-24", (40, 24), 66.0, *alike), vs_baseline=Difference(1.5, (1.1, 1.9), "slower")
     )
-    told = sentence([fast, slow], {("ddp-40-24", "ddp-even"): known(slow.vs_baseline)})
-    assert told.startswith(
+    text = sentence([fast, slow], {("ddp-40-24", "ddp-even"): known(slow.vs_baseline)})
+    assert text.startswith(
         "Fastest: ddp 32/32; ddp 40/24 is 1.5 % slower (1.1 to 1.9). Even in ddp 32/32 " + said
     )
     assert f"; no other variant was measured. In ddp 32/32 {said}" in sentence([fast], {})
 
 
-def test_what_is_small_is_not_told_of_the_fastest() -> None:
+def test_what_is_small_is_not_said_of_the_fastest() -> None:
     alike = [rank(i, 32, 65.0, input=12.0) for i in (0, 1)]
     assert sentence([variant("ddp-even", (32, 32), 65.0, *alike)], {}).endswith(
         "no other variant was measured."
@@ -115,8 +115,8 @@ def test_what_is_small_is_not_told_of_the_fastest() -> None:
     [
         ("transfer", "every rank spends 15.0 of 65.0 ms on communication that nothing overlaps"),
         ("memcpy", "every rank spends 15.0 of 65.0 ms on copies that nothing overlaps"),
-        ("input", "every rank waits 15.0 of 65.0 ms for its data"),
-        ("host", "every rank spends 15.0 of 65.0 ms between operators, in Python"),
+        ("input", "every rank spends 15.0 of 65.0 ms waiting for data"),
+        ("host", "every rank spends 15.0 of 65.0 ms in Python between operators"),
     ],
 )
 def test_other_causes(part: str, said: str) -> None:
@@ -126,7 +126,7 @@ def test_other_causes(part: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
-def test_what_a_healthy_step_loses_too_is_told_apart(part: str) -> None:
+def test_what_a_healthy_step_loses_too_is_distinguished(part: str) -> None:
     work_ms = 50.0 if part == "transfer" else 65.0
     fast = variant("fast", (32, 32), 54.0, *(rank(i, 32, work_ms - 11.0, **{part: 4.0}) for i in (0, 1)))
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
@@ -176,7 +176,7 @@ def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
         ),
         pytest.param(
             variant("x", (48, 16), 60.0, rank(0, 48, 50.0), rank(1, 16, 49.0, 11.0)),
-            id="nobody has more to do",
+            id="no rank has more to do",
         ),
         pytest.param(
             replace(UNEVEN, ranks=(UNEVEN.ranks[0], replace(UNEVEN.ranks[1], span_ms=None))), id="part"
@@ -232,17 +232,17 @@ FIT = variant("ddp-52-12", (52, 12), 58.6, asleep(0, 52, 57.5), asleep(1, 12, 57
 RATIO = variant("ddp-46-18", (46, 18), 73.2, asleep(0, 46, 52.0, 21.2), asleep(1, 18, 73.2))
 
 
-def test_a_rank_that_waits_for_the_slowest_is_told_where_the_cpu_is_the_work() -> None:
+def test_a_rank_that_waits_for_the_slowest_is_named_where_the_cpu_is_the_work() -> None:
     assert why_slower(RATIO, FIT) == (
         "rank 0 waits 21.2 of 73.2 ms for rank 1, which takes longer for fewer samples"
     )
 
 
 def test_what_is_said_of_every_rank_holds_of_every_rank() -> None:
-    """A figure that only one of them has is told of that one."""
+    """A figure that only one of them has is said of that one."""
     uneven = rank(0, 46, 65.0, 8.0, host=16.0), rank(1, 18, 73.0, host=24.0)
     said = sentence([variant("ddp-46-18", (46, 18), 73.0, *uneven)], {})
-    assert "rank 1 spends 24.0 of 73.0 ms between operators" in said
+    assert "rank 1 spends 24.0 of 73.0 ms in Python between operators" in said
     assert "every rank" not in said
 
 
@@ -259,10 +259,10 @@ def test_a_rank_without_samples_waits_for_nobodys_larger_batch() -> None:
         (rank(0, 24, 60.0), "find out what slows that rank down."),
     ],
 )
-def test_nobody_is_told_to_balance_a_balanced_split(slow: RankFigures, advice: str) -> None:
+def test_no_advice_to_balance_a_balanced_split(slow: RankFigures, advice: str) -> None:
     quick = rank(1, 64 - (slow.local_batch or 0), 30.0, 30.0)
     uneven = variant("ddp-a", (slow.local_batch or 0, quick.local_batch or 0), 60.0, slow, quick)
-    assert "try split: balanced" in sentence([uneven], {})
+    assert "split: balanced" in sentence([uneven], {})
     said = sentence([replace(uneven, split_name="balanced")], {})
     assert said.endswith(f": {advice}")
     assert "split: balanced" not in said

@@ -1,6 +1,6 @@
 """The one sentence, word for word, for every way in which a run can end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,9 @@ class Table:
             return opposite(self.known[other, variant])
         return self.known.get((variant, other), NOTHING)
 
+    def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
+        return {variant: self.between(variant, other) for variant in variants}
+
     def share_launches(self, variant: str, other: str) -> bool:
         return variant.partition("-")[0] == other.partition("-")[0]
 
@@ -119,7 +122,7 @@ def test_a_close_race_has_no_winner() -> None:
     results = [EVEN, result("ddp-36-28", (36, 28), 42.3, vs=close)]
     known = {("ddp-36-28", "ddp-even"): close}
     assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 and ddp 36/28 can't be distinguished (+0.3 %, −0.4 to +0.9)."
+        "No split is clearly fastest: ddp 32/32 and ddp 36/28 are equally fast (+0.3 %, −0.4 to +0.9)."
     )
 
 
@@ -137,7 +140,12 @@ def test_further_undecided_rivals_are_counted() -> None:
     others = [result(f"ddp-{n}", (n, 64 - n), 42.0 + n / 100) for n in (33, 34, 35)]
     known = {(other.id, "ddp-even"): close for other in others}
     assert sentence([EVEN, *others], known).endswith(
-        "(+0.3 %, −0.4 to +0.9), nor can 2 others from ddp 32/32."
+        "are equally fast (+0.3 %, −0.4 to +0.9), and so are 2 others."
+    )
+    unclear = Difference(0.3, (-4.0, 4.9), "inconclusive")
+    known |= {("ddp-35", "ddp-even"): unclear, ("ddp-34", "ddp-even"): unclear}
+    assert sentence([EVEN, *others], known).endswith(
+        "can't be distinguished (0 %, −4 to +5), nor can 1 other from ddp 32/32."
     )
 
 
@@ -145,8 +153,8 @@ def test_too_few_launches_leave_the_lead_unproven() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 47.9), result("dp-even", (32, 32), 61.3, "dp")]
     known = {("ddp-40-24", "ddp-even"): SLOWER}
     assert sentence(results, known) == (
-        "Fastest by median: ddp 32/32; dp 32/32 can't be ranked"
-        " (+46 % by median, but 1 launch can't tell that from chance: set steps: {launches: 6})."
+        "Fastest on average: ddp 32/32; dp 32/32 can't be ranked"
+        " (+46 % on average, but 1 launch can't tell that from chance: set steps: {launches: 6})."
         " ddp 40/24 is 13.8 % slower (12.9 to 14.6)."
     )
 
@@ -154,8 +162,8 @@ def test_too_few_launches_leave_the_lead_unproven() -> None:
 def test_too_few_rounds_leave_the_lead_unproven() -> None:
     results = [EVEN, result("ddp-40-24", (40, 24), 47.9, rounds=5)]
     assert sentence(results, {}) == (
-        "Fastest by median: ddp 32/32; ddp 40/24 can't be ranked"
-        " (+14 % by median, but 5 rounds can't tell that from chance)."
+        "Fastest on average: ddp 32/32; ddp 40/24 can't be ranked"
+        " (+14 % on average, but 5 rounds can't tell that from chance)."
     )
 
 

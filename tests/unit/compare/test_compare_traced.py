@@ -47,7 +47,7 @@ def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
     assert traced is not None
     assert traced.warnings == ()
     busy, waiting = traced.ranks[0], traced.ranks[1]
-    assert traced.steps == (2, 3)  # in step 1 nobody waits: both are busy all the time
+    assert traced.steps == (2, 3)  # in step 1 no rank waits: both are busy all the time
     assert (busy.compute_ns, busy.exposed_transfer_ns, busy.exposed_wait_ns) == (62_625, 7_375, 0)
     assert (waiting.compute_ns, waiting.exposed_transfer_ns, waiting.exposed_wait_ns) == (
         35_000,
@@ -126,7 +126,7 @@ def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:
 def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
     assert with_breakdown(figures, None) == figures
-    breakdown = RankBreakdown(10, 4, 3, 1, 0, 3, 1, 1, 1, None, None)
+    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 1, None, None)
     found = with_breakdown(figures, breakdown)
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
     assert found.exposed_comm_ms.trace == pytest.approx(5e-6)  # with the idle time of a collective on the CPU

@@ -52,7 +52,7 @@ def result(
         exposed_comm_ms=ExposedComm(),
         warnings=(),
         ranks=(),
-        launch_medians_ms=tuple(medians_ms),
+        launch_ms=tuple(medians_ms),
     )
 
 
@@ -106,7 +106,7 @@ def test_the_gate_lets_faster_runs_pass() -> None:
         (result("v", A), result("v", A, global_batch=128), "global_batch: 64 → 128"),
     ],
 )
-def test_what_no_interval_tells_of_leaves_the_gate_undecided(
+def test_what_has_no_interval_leaves_the_gate_undecided(
     in_a: VariantResult, in_b: VariantResult, words: str
 ) -> None:
     diff = gated(diff_runs(run(in_a), run(in_b)), 3.0)

@@ -1,4 +1,4 @@
-"""Ranks that queue for a core, or throttled clocks: then there is no ranking, and the reason is told."""
+"""Ranks that queue for a core, or throttled clocks: then there is no ranking but a reason."""
 
 import json
 import threading
@@ -12,12 +12,10 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.headline import conclude
 from gpurun.launcher.compare.interference import interference_in, queue_percent, throttled
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.machine.nvml import throttling
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.worker.meters.cpu_time import TICK_NS, cores_ns, note_end, waited_ns
-from gpurun.launcher.worker.meters.noise import NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import TICK_NS, NoiseMeter, cores_ns, note_end, waited_ns
 from tests.known import known
 from tests.unit.compare import test_compare as hand_made
 
@@ -44,7 +42,7 @@ def test_only_what_others_ran_can_have_been_waited_for() -> None:
     assert queue_percent([*own, step(4, 9.0, others_ms=90.0), step(5, 6.0, others_ms=-7.0)]) == 1  # a burst
     assert queue_percent([step(1, 6.0, others_ms=-7.0)]) == 0
     assert queue_percent([step(1, 30.0, others_ms=70.0)]) == 30
-    assert queue_percent([step(1, 6.0)]) == 6  # where nobody counts what others ran, the wait stands
+    assert queue_percent([step(1, 6.0)]) == 6  # where the load of others is not counted, the wait counts
 
 
 STAT = """cpu  100 20 3 900 5 6 7 8 0 0
@@ -64,7 +62,7 @@ def test_programs_time_on_the_cores_that_may_be_used() -> None:
 
 def test_the_meter_adds_up_what_others_ran() -> None:
     counts = iter([100, 150, 200, 190])
-    meter = NoiseMeter(lambda: None, dict, lambda: next(counts))
+    meter = NoiseMeter(dict, lambda: next(counts))
     meter.clear()
     for _ in range(2):
         with meter.counting():
@@ -83,18 +81,18 @@ def test_the_meter_takes_the_thread_that_waited_longest() -> None:
     counts = iter(
         [{"main": 5, "other": 0}, {"main": 25, "other": 8}, {"main": 25, "new": 3}, {"main": 45, "new": 4}]
     )
-    meter = NoiseMeter(lambda: "hot", lambda: next(counts), lambda: 0)
+    meter = NoiseMeter(lambda: next(counts), lambda: 0)
     meter.clear()
     for _ in range(2):
         with meter.counting():
             pass
-    assert (meter.per_step(4).queue_ns, meter.per_step(4).throttled) == (10, "hot")
+    assert meter.per_step(4).queue_ns == 10
     meter.clear()
     assert meter.per_step(1).queue_ns == 0
 
 
-def test_where_nobody_counts_nothing_is_known() -> None:
-    meter = NoiseMeter(lambda: None, lambda: None, lambda: None)
+def test_without_counters_nothing_is_known() -> None:
+    meter = NoiseMeter(lambda: None, lambda: None)
     with meter.counting():
         pass
     assert meter.per_step(1).queue_ns is None
@@ -109,21 +107,6 @@ def test_a_thread_that_ended_still_counts() -> None:
     assert found is not None
     assert "gone-by-now" in found
     assert Counter(found)["gone-by-now"] >= 0
-
-
-class FakeNvml:
-    NVMLError = RuntimeError
-
-    def __init__(self, reasons: int) -> None:
-        self.reasons = reasons
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int:  # noqa: N802
-        return self.reasons
-
-
-def test_heat_throttles_and_the_power_cap_is_normal() -> None:
-    assert throttling(FakeNvml(0x40 | 0x4), None) == "too hot (slowed down by its hardware)"
-    assert throttling(FakeNvml(0x4), None) is None
 
 
 files = hand_made.files
@@ -175,9 +158,10 @@ def test_one_affected_split_leaves_none_ranked_anywhere(files: Any) -> None:
     files.close(third)
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
     write_json(files.run.plan, hand_made.plan(variants, [launch]))
-    assert compare_run(files.run).fastest == "ddp-2-48-16"
+    assert compare_run(files.run).leader == "ddp-2-48-16"
     add_load(files, third)
     comparison = compare_run(files.run)
+    assert (comparison.leader, comparison.fastest) == (None, None)
     assert [known(one.vs_baseline).verdict for one in comparison.variants] == [
         "baseline",
         "inconclusive",
@@ -190,21 +174,21 @@ def test_one_affected_split_leaves_none_ranked_anywhere(files: Any) -> None:
     assert comparison.headline.startswith("These splits can't be ranked")
 
 
-def test_a_share_just_above_the_limit_is_not_told_as_the_limit(files: Any) -> None:
+def test_a_share_just_above_the_limit_is_not_shown_as_the_limit(files: Any) -> None:
     result = noisy(files, 30.0).variants[0]
     ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
-    (told, _) = interference_in([replace(result, ranks=ranks)] * 2)
-    assert "in 5.1 % of its step" in told
-    assert "(at most 5 % is accepted)." in headline_of((result,), [told])
+    (reason, _) = interference_in([replace(result, ranks=ranks)] * 2)
+    assert "in 5.1 % of its step" in reason
+    assert "(at most 5 % is accepted)." in headline_of((result,), [reason])
 
 
-def test_a_hot_gpu_is_told_with_what_to_do(files: Any) -> None:
+def test_a_hot_gpu_is_reported_with_what_to_do(files: Any) -> None:
     comparison = noisy(files, 0.0, "power brake")
     assert "the clock of cpu:1 was throttled in ddp 32/32: power brake" in comparison.summary
     assert "cool down" in comparison.summary
 
 
-def test_a_variant_alone_is_ranked_with_nobody(files: Any) -> None:
+def test_a_variant_alone_is_not_ranked(files: Any) -> None:
     comparison = noisy(files, 30.0)
     assert interference_in(comparison.variants[:1]) == ()
     assert "3 more like those" in headline_of((), ["a"] * 5)

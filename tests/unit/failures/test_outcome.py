@@ -26,7 +26,7 @@ COMPARISON = msgspec.json.decode(
         (("ok", "ok"), None),
     ],
 )
-def test_running_out_of_memory_is_a_result_only_beside_another_one(
+def test_running_out_of_memory_is_a_result_only_next_to_another_one(
     statuses: tuple[Status, ...], words: str | None
 ) -> None:
     variants = tuple(

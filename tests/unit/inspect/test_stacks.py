@@ -43,7 +43,7 @@ IN_BACKWARD = stack(
 IN_BARRIER = stack(
     "torch/distributed/distributed_c10d.py:3000 all_reduce",
     "torch/distributed/c10d_logger.py:83 wrapper",
-    "~/worker/base/peers.py:35 barrier",
+    "~/worker/base/process_group.py:35 barrier",
 )
 IN_USERS_COLLECTIVE = stack("torch/distributed/distributed_c10d.py:3000 all_reduce", f"{USER}:30 forward")
 IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distributed.py:1715 _run_ddp_forward")
@@ -68,14 +68,14 @@ IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distribut
         (stack(f"{USER}:9 backward", "torch/autograd/graph.py:979 _engine_run_backward"), None, ":9 in"),
     ],
 )
-def test_waiting_is_told_from_working(text: str, waiting: str | None, place: str) -> None:
+def test_waiting_differs_from_working(text: str, waiting: str | None, place: str) -> None:
     doing = activity(parse_threads(f"step 3\n{text}"))
     assert doing is not None
     assert doing.waiting == waiting
     assert place in str(doing.frame)
 
 
-def test_a_replica_or_an_autograd_thread_tells_where_the_main_thread_waits_for_it() -> None:
+def test_a_replica_or_an_autograd_thread_shows_where_the_main_thread_waits_for_it() -> None:
     replica = stack(f"{USER}:25 forward", "~/worker/strategies/threads.py:40 run", header="Thread")
     main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/threads.py:60 join")
     doing = activity(parse_threads(f"{replica}\n{main}"))
@@ -83,7 +83,7 @@ def test_a_replica_or_an_autograd_thread_tells_where_the_main_thread_waits_for_i
     assert (doing.waiting, str(doing.frame)) == (None, f"{USER}:25 in forward")
 
 
-def test_a_users_thread_in_the_background_tells_nothing() -> None:
+def test_a_users_thread_in_the_background_counts_for_nothing() -> None:
     reader = stack(f"{USER}:5 read_ahead", header="Thread").replace(
         TOP[0], '  File "t.py", line 1 in _bootstrap'
     )
@@ -105,7 +105,7 @@ def test_the_rank_that_does_not_wait_is_named_with_its_line() -> None:
     assert "(ranks 1, 2 are busy, too); rank 3 waits" in known(hang(*[IN_FORWARD] * 3, IN_BARRIER)).headline
 
 
-def test_before_the_first_step_is_told_apart() -> None:
+def test_before_the_first_step_is_distinguished() -> None:
     start, later = (RankView(rank, 7, steps, "", (), ()) for rank, steps in ((0, 0), (1, 3)))
     assert Hang(None, "", (), ranks=(start, start)).is_before_first_step
     assert not Hang(None, "", (), ranks=(start, later)).is_before_first_step
@@ -122,7 +122,7 @@ def test_of_the_backward_pass_no_waiting_is_claimed() -> None:
     assert known(alone).headline == "rank 0 is in the backward pass"
 
 
-def test_where_the_stacks_single_out_nobody_nobody_is_blamed() -> None:
+def test_where_the_stacks_single_out_no_rank_none_is_blamed() -> None:
     assert known(hang(IN_BARRIER, IN_BACKWARD)).rank is None
     assert "all ranks wait for each other" in known(hang(IN_BARRIER, IN_USERS_COLLECTIVE)).headline
     assert "no rank waits" in known(hang(IN_FORWARD, IN_FORWARD)).headline
@@ -147,7 +147,7 @@ CRASH = dedent(f"""\
     """)
 
 
-def test_a_crash_is_told_as_far_as_the_users_line() -> None:
+def test_a_crash_is_reported_as_far_as_the_users_line() -> None:
     fatal = fatal_error(CRASH)
     assert fatal is not None
     assert (fatal.what, len(fatal.frames), str(fatal.place)) == (

@@ -75,7 +75,7 @@ def test_listing_needs_no_torch() -> None:
     assert [entry["name"] for entry in listed["workloads"]] == list(builtin_workloads())
 
 
-def test_defaults_stand_in_the_signature() -> None:
+def test_defaults_are_in_the_signature() -> None:
     module = read_module(ROOT / "workloads" / "gpt.py")
     assert module is not None
     signature = signature_of(module, "build")

@@ -23,6 +23,7 @@ from tests.unit.plan.machines import FakeGpu as Gpu
 class Machine:
     cpu_cores: int = 8
     gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
     topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
 
 
@@ -45,51 +46,7 @@ def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
     return build_plan(load_job(job_file(folder, text)), machine or Machine())
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("script: nope.py", "1:9: there is no file nope.py"),
-        ("script: trian.py", "did you mean `train.py`?"),
-        ("script: .", "1:9: . is a directory"),
-        ("script: broken.py", "1:9: broken.py:2: invalid Python: "),
-        ("script: outside.py", "outside.py:1: invalid Python: 'return' outside function"),
-        ("script: binary.py", "invalid Python: "),
-        ("script: 3", "expected the path of a Python file"),
-        ("module: no_such_package.train", "there is no module `no_such_package`"),
-        ("module: train.py", "`script: train.py` runs a file"),
-        ("module: json.nope", "there is no module `json.nope`"),
-        ("module: concurrent", "is a package without `__main__.py`"),
-        ("script: train.py\nmodule: train", "2:1: `module` and `script` are mutually exclusive"),
-        ("script: train.py\nworkload: mlp\nglobal_batch: 8", "are mutually exclusive"),
-        ("script: train.py\nprecision: bf16", "2:1: `precision` applies to workloads only"),
-        ("script: train.py\ncompare: {split: [even]}", "2:11: `compare.split` applies to workloads only"),
-        ("script: train.py\nmin_local_batch: 0", "2:1: `min_local_batch` applies to workloads only"),
-        ("script: train.py\ncompare: {compile: [true]}", "2:11: `compare.compile` applies to workloads only"),
-        ("script: train.py\nglobal_batch: max", "2:15: `global_batch: max` needs a workload"),
-        ("script: train.py\nsteps: {rounds: 5}", "`steps.launches` says how often it is run"),
-        ("workload: mlp\nglobal_batch: 8\nargs: [a]", "3:1: `args` applies to programs"),
-        ("workload: mlp", "missing key `global_batch`"),
-        ("name: x", "`script: train.py` (a program)"),
-        ("script: train.py\nargs: --epochs 1", "write [--epochs, 1]"),
-        ("script: train.py\nargs: [true]", "2:8: `args`: expected an argument, got `true`"),
-        ("script: train.py\ncompare: {args: [--a, b]}", "for one list, write [[--a, b]]"),
-        ("script: train.py\nenv: {RANK: 1}", "RANK can't be set"),
-        ("script: train.py\nenv: {A: yes, B: true}", 'as text: B: "1"'),
-        ("script: train.py\nenv: {'A=B': x}", "expected the name of an environment variable, got"),
-        ("script: train.py\ndevices: [cuda:0, cuda:0]", "2:10: cuda:0 is listed twice"),
-        ("script: train.py\nbaseline: {args: [x]}", "no variant has `args: ['x']`"),
-    ],
-)
-def test_mistakes_are_found_without_running_anything(tmp_path: Path, text: str, expected: str) -> None:
-    files = {
-        "broken__py": "import os\ndef f(:\n",
-        "outside__py": "return 3\n",
-        "binary__py": "\x00\x01\n",
-    }
-    assert expected in mistakes(tmp_path, text, **files)
-
-
-def test_a_module_is_found_beside_the_job_without_importing_its_package(tmp_path: Path) -> None:
+def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_path: Path) -> None:
     package = tmp_path / "own_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -201,18 +158,18 @@ def test_the_resolved_job_is_the_same_job(tmp_path: Path) -> None:
 def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None:
     job_file(tmp_path, "")
     text = program_job("train.py", None, ["--epochs", "1", "yes: #"], "cpu:2")
-    spec = load_text(text, "gpurun run", ["steps.warmup=3"], tmp_path)
+    spec = load_text(text, "", ["steps.warmup=3"], tmp_path)
     assert (spec.name, spec.script, spec.devices) == ("train", "train.py", "cpu:2")
     assert spec.args == ("--epochs", "1", "yes: #")
     assert spec.steps.warmup == 3
-    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "gpurun run", [], tmp_path)
+    listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "", [], tmp_path)
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
 
 
-def test_mistakes_of_gpurun_run_stand_in_no_line(tmp_path: Path) -> None:
+def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        load_text(program_job("nope.py", None, [], "cpu:2"), "gpurun run", [], tmp_path)
-    assert str(caught.value).startswith("gpurun run: there is no file nope.py")
+        load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
+    assert str(caught.value).startswith("there is no file nope.py")
 
 
 def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:

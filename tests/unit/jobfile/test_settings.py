@@ -21,7 +21,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters
-from gpurun.launcher.run.attempts import model_of
+from gpurun.launcher.run.outcomes import model_of
 from tests.unit.plan.machines import FakeMachine
 
 JOBS: dict[JobKind, dict[str, Any]] = {
@@ -96,7 +96,7 @@ def result_of(variant: Variant) -> VariantResult:
         exposed_comm_ms=ExposedComm(),
         warnings=(),
         ranks=(),
-        launch_medians_ms=(1.0, 1.0),
+        launch_ms=(1.0, 1.0),
         workload=variant.workload,
         threads=variant.threads,
     )

@@ -1,4 +1,4 @@
-"""YAML text: what its scalars mean, where things stand, and what is refused."""
+"""YAML text: what its scalars mean, where things are, and what is refused."""
 
 import errno
 import re

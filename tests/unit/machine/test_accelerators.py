@@ -1,6 +1,7 @@
 """Kinds of device are looked up in one table: another kind is a row and a runtime, and nothing else."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import torch
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, CUDA, accelerator_of, precision_problem
-from gpurun.launcher.machine.environment import child_environment
 from gpurun.launcher.worker import ORDER
 from gpurun.launcher.worker.accelerators import runtime
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
@@ -191,8 +191,7 @@ for wrong, words in (("[xpu:0, cuda:0]", "CUDA and XPU devices"), ("npu", "expec
 
 def test_another_kind_goes_from_the_job_file_to_the_launch() -> None:
     """With a row alone: no other module of the command changes."""
-    environment = child_environment()
-    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{ROOT}"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-c", FROM_JOB_TO_LAUNCH],
         capture_output=True,

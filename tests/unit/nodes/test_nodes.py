@@ -86,7 +86,7 @@ def record(rank: int, time_ns: int, secondary: bool = False) -> FailureRecord:
 
 
 @given(skew_ns=st.integers(-90 * MINUTES_NS, 90 * MINUTES_NS), first=st.integers(0, 1))
-def test_the_first_message_tells_who_failed_first_whatever_the_clocks_say(skew_ns: int, first: int) -> None:
+def test_the_first_message_decides_who_failed_first_whatever_the_clocks_say(skew_ns: int, first: int) -> None:
     now_ns = 10**18
     clocks = {0: now_ns, 1: now_ns + skew_ns}
     timeline = Timeline()

@@ -65,13 +65,6 @@ def test_ranks_are_bound_to_cores_of_their_own_node(tmp_path: Path) -> None:
     assert plan.variants[0].threads == 2  # the smaller node's, for all: they do the same work
 
 
-def test_the_largest_batch_is_found_on_one_machine(tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match="`global_batch: max` works on one machine only, but the job has 2 nodes"
-    ):
-        plan_of("workload: gpt\nglobal_batch: max\n", tmp_path)
-
-
 def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
     plan = plan_of("script: train.py\ndevices: cpu:1\n", tmp_path)
     run, sight = RunDir(tmp_path / "run"), RankSnapshot(1, 42, 7, (), ())
@@ -109,7 +102,7 @@ def test_who_waits_says_for_whom_where_and_how_long() -> None:
     assert second == "node 1 of 3 waits for node 0 at a:29400 (up to 10 min)"
 
 
-def test_a_node_waits_for_no_longer_than_it_was_told_and_a_moment() -> None:
+def test_a_node_waits_for_no_longer_than_its_timeout_and_a_moment() -> None:
     class Silent:
         waits: ClassVar[list[float]] = []
 

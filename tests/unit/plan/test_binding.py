@@ -25,7 +25,7 @@ def make_sysfs(root: Path, nodes: dict[int, str], siblings: dict[int, str]) -> N
         (folder / "thread_siblings_list").write_text(f"{text}\n")
 
 
-def test_sysfs_tells_nodes_and_cores_as_far_as_they_may_be_used(tmp_path: Path) -> None:
+def test_sysfs_lists_nodes_and_cores_as_far_as_they_may_be_used(tmp_path: Path) -> None:
     make_sysfs(tmp_path, {0: "0-1,4-5", 1: "2-3,6-7"}, {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
     whole = inspect_topology(range(8), tmp_path)
     assert whole.nodes == {0: (0, 1, 4, 5), 1: (2, 3, 6, 7)}
@@ -58,7 +58,7 @@ def test_numa_follows_the_gpu_and_spreads_what_has_none() -> None:
     assert bind_ranks("numa", [7], TWO_NODES) == (first,)  # a node that may not be used
 
 
-def test_cores_are_whole_and_nobody_elses() -> None:
+def test_cores_are_whole_and_no_one_elses() -> None:
     bound = bind_ranks("cores", [None] * 4, TWO_NODES)
     assert bound == ((0, 8, 1, 9), (2, 10, 3, 11), (4, 12, 5, 13), (6, 14, 7, 15))
     assert bind_ranks("cores", [0, 0, 0], TWO_NODES) == ((0, 8), (1, 9), (2, 10, 3, 11))

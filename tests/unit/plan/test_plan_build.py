@@ -1,4 +1,4 @@
-"""The plan: groups, ABBA launches, processes, and what workers are told."""
+"""The plan: groups, ABBA launches, processes, and what workers get."""
 
 import json
 import math

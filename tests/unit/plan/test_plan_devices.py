@@ -42,7 +42,7 @@ def test_no_gpu_at_all(devices: str | tuple[str, ...]) -> None:
         resolve_devices(devices, FakeMachine())
 
 
-def test_a_job_is_told_where_it_asks_for_them() -> None:
+def test_a_job_is_named_where_it_asks_for_them() -> None:
     job = "workload: mlp\nglobal_batch: 8\ndevices: [cuda:0, cuda:1]\n"
     spec = check_source(parse_source(job.encode(), "job.yaml"), Path())
     with pytest.raises(MachineError, match=r"^job.yaml:3:10: the job asks for cuda:0, cuda:1, but this"):
@@ -55,10 +55,10 @@ def test_kinds_do_not_mix() -> None:
 
 
 def test_notes() -> None:
-    assert device_notes(("cpu:0", "cpu:1"), FakeMachine(2)) == ()
-    assert "share 2 cores" in device_notes(("cpu:0", "cpu:1", "cpu:2"), FakeMachine(2))[0]
-    assert "gloo" in device_notes(("cuda:0", "cuda:0"), TWO_GPUS)[0]
-    assert device_notes(("cuda:0", "cuda:1"), TWO_GPUS) == ()
+    assert device_notes("auto", ("cpu:0", "cpu:1"), FakeMachine(2)) == ()
+    assert "share 2 cores" in device_notes("auto", ("cpu:0", "cpu:1", "cpu:2"), FakeMachine(2))[0]
+    assert "gloo" in device_notes("auto", ("cuda:0", "cuda:0"), TWO_GPUS)[0]
+    assert device_notes("auto", ("cuda:0", "cuda:1"), TWO_GPUS) == ()
 
 
 BUSY = FakeMachine(

@@ -1,6 +1,9 @@
 """What reports say of balanced splits: how they were found, and their name where they were not."""
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from gpurun.launcher.balance.calibrate import balance_of
 from gpurun.launcher.balance.curve import fit_curve
@@ -43,41 +46,25 @@ def compared(
     return compare_run(files.run)
 
 
-def test_without_a_cost_per_sample_no_split_is_in_proportion_to_speed(files: Any) -> None:
-    said = "\n".join(balanced_lines(compared(files, (5, 0), (3, 0)).variants))
-    assert "By the same figures even would take (32/32) 6.00 ms." in said
-    assert "No split is in proportion to speed: samples cost nothing on cpu:0, cpu:1." in said
-
-
-def test_what_was_not_measured_is_told_too(files: Any) -> None:
-    said = "\n".join(balanced_lines(compared(files, (5, 1), (3, 3)).variants))
-    assert "even would take (32/32) 100 ms, in proportion to speed (48/16) 54.0 ms." in said
-    assert "which no split of whole samples beats" in said
-    assert "samples cost nothing" not in said
-
-
-def test_what_does_not_fit_is_told_with_the_device_that_it_is_too_large_for(files: Any) -> None:
-    comparison = compared(files, (5, 1), (3, 3), caps=(None, 24))
-    said = "\n".join(balanced_lines(comparison.variants))
-    assert "straight, memory for 24" in said
-    assert "By the same figures in proportion to speed (48/16) 54.0 ms." in said
-    assert "Even (32/32) does not fit cpu:1." in said
-    assert comparison.variants[1].balanced.even is None
-
-
-def test_of_curves_that_are_not_straight_no_more_is_said_than_was_measured(files: Any) -> None:
-    said = "\n".join(balanced_lines(compared(files, (5, 1), (3, 1), bend_ms=40).variants))
-    assert "the best by the measured points, + 1.00 overhead" in said
-    assert "beats" not in said
-    assert "proportion" not in said
-    rows = [line.split() for line in said.splitlines() if "by its points" in line]
-    assert [row[:3] for row in rows] == [["cpu:0", "–", "–"], ["cpu:1", "–", "–"]]
-
-
-def test_nothing_claims_to_be_best_beside_a_split_that_was_measured_faster(files: Any) -> None:
-    lines = balanced_lines(compared(files, (5, 1), (3, 1), step_ms=110.0).variants)
-    assert any("T* = 45.0 + 1.00 overhead; measured 110" in line for line in lines)
-    assert "  Measured faster than that: ddp 32/32 100 ms." in lines
+@pytest.mark.parametrize(
+    ("name", "lines", "more"),
+    [
+        ("cheap-samples", ((5, 0), (3, 0)), {}),
+        ("not-measured", ((5, 1), (3, 3)), {}),
+        ("little-memory", ((5, 1), (3, 3)), {"caps": (None, 24)}),
+        ("bent-curves", ((5, 1), (3, 1)), {"bend_ms": 40}),  # no optimum of lines, so none is claimed
+        ("even-is-faster", ((5, 1), (3, 1)), {"step_ms": 110.0}),
+    ],
+)
+def test_how_a_split_was_found(
+    files: Any,
+    name: str,
+    lines: tuple[tuple[float, float], ...],
+    more: dict[str, Any],
+    snapshot: Callable[[str, str], None],
+) -> None:
+    said = balanced_lines(compared(files, *lines, **more).variants)
+    snapshot(f"balanced-{name}.txt", "\n".join(said) + "\n")
 
 
 def test_a_balanced_split_that_was_never_found_keeps_its_name(files: Any) -> None:

@@ -75,7 +75,7 @@ def test_a_pipe_gets_every_line_in_full() -> None:
     assert "…" not in shown
     assert "  strategy=ddp split=[48, 16]     the split [48, 16] is for 2 devices, not for 1\n" in shown
     assert shown.count("ddp-2-48-16") == 1 + 2 * 4
-    assert "each variant may take at most 10 min.\n" in shown
+    assert "\nEach variant may take at most 10 min.\n" in shown
 
 
 def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
@@ -88,6 +88,11 @@ def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["check", str(job)]).output
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) > 200
+
+
+def test_sentences_fit_80_columns_in_a_pipe_too() -> None:
+    single = replace(PLAN, variants=(EVEN, UNEVEN), launches=PLAN.launches[:1])
+    assert max(map(len, render_plan(single, SPEC, 80, plain=True).splitlines())) <= 80
 
 
 def test_lists_among_params_keep_their_brackets() -> None:

@@ -143,6 +143,17 @@ def run(tmp_path: Path) -> RunDir:
     return found
 
 
+def test_sentences_of_an_older_run_are_made_anew_or_not_shown(run: RunDir) -> None:
+    """An older gpurun may have concluded otherwise: the tab must not say what the terminal doesn't."""
+    write_json(run.comparison, replace(COMPARISON, headline="", summary="Fastest: ddp 40/24."))
+    assert html(COMPARISON, run)[0] == COMPARISON.headline
+    answer = run_answer(run)
+    assert (answer["headline"], answer["details"]) == (
+        "An older gpurun compared these variants.",
+        f"`gpurun report {run.path}` shows the result of this run.",
+    )
+
+
 @pytest.mark.parametrize("report", REPORTS)
 def test_every_report_has_the_headline_and_the_figures(report: Report, run: RunDir) -> None:
     write_json(run.comparison, COMPARISON)

@@ -1,4 +1,4 @@
-"""The terminal report: what stands where at a pinned width, and what a pipe gets."""
+"""The terminal report: the layout at a pinned width, and what a pipe gets."""
 
 import re
 from dataclasses import replace
@@ -57,7 +57,7 @@ def lines_of(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
-def test_beside_a_percentage_stands_the_factor_where_there_is_room() -> None:
+def test_the_factor_follows_the_percentage_where_there_is_room() -> None:
     header, *rows = lines_of(shown(COMPARISON, 120))
     end = header.index("speed") + len("speed")
     assert [row[:end].split()[-1] for row in rows[2:5]] == ["0.88×", "0.71×", "0.69×"]
@@ -111,7 +111,7 @@ def test_fastest_first_and_failures_last() -> None:
         assert any(status in line for line in lines)
 
 
-def test_the_leader_stands_first_even_where_another_median_is_smaller() -> None:
+def test_the_leader_comes_first_even_where_another_median_is_smaller() -> None:
     """Medians of variants that stopped early are of other rounds; the comparison knows who leads."""
     lines = lines_of(shown(replace(COMPARISON, fastest="ddp-2-33-31")))
     assert [line.split()[1] for line in lines[1:3]] == ["33/31", "32/32"]
@@ -147,7 +147,7 @@ def test_varied_keys_have_columns_of_their_own() -> None:
     assert row.index("width=256") == header.index("params")
 
 
-def test_warnings_stand_once_and_name_their_variants() -> None:
+def test_warnings_are_shown_once_and_name_their_variants() -> None:
     warned = replace(variant("ddp-2-even"), warnings=("BatchNorm sees 32 samples per rank", "dropout"))
     other = replace(variant("ddp-2-40-24"), warnings=("dropout",))
     text = shown(with_variants(warned, other), 120)
@@ -186,7 +186,7 @@ def test_a_long_value_that_varies_keeps_its_beginning() -> None:
     assert "heads=2,layers=1,preset=tiny,wi…" in text
 
 
-def test_efficiency_is_shown_and_told_only_where_several_devices_have_one() -> None:
+def test_efficiency_is_shown_and_explained_only_where_several_devices_have_one() -> None:
     alone = replace(variant("single-1--"), scaling_efficiency=1.0)
     assert "eff." not in shown(with_variants(alone, replace(alone, id="other")), 160)
     text = shown(with_variants(alone, replace(variant("ddp-2-even"), scaling_efficiency=0.93)), 160)

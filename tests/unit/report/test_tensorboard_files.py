@@ -188,7 +188,7 @@ def tags_of(points: Iterable[Point]) -> set[str]:
     return {tag for point in points for tag in point.values}
 
 
-def test_one_rank_is_ahead_of_nobody() -> None:
+def test_one_rank_is_ahead_of_none() -> None:
     alone = {0: [step(1, 20), step(2, 20)]}
     assert not any(tag.startswith("ahead_ms") for tag in tags_of(round_points(alone, {})))
 

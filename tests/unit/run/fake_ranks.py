@@ -20,7 +20,7 @@ Script = Sequence[Line]
 
 @dataclass
 class FakeClock:
-    """A clock that nobody waits for."""
+    """A clock that costs no time."""
 
     passed_s: float = 0.0
     slept_s: list[float] = field(default_factory=list)
@@ -52,6 +52,8 @@ class FakeRanks:
     breaks_stop: BaseException | None = None
     log: list[str] = field(default_factory=list)
     """What was asked of them."""
+    preloads: list[str] = field(default_factory=list)
+    """After which attempt modules were asked for."""
     name: str = ""
     steps: Steps = ()
     _lines: list[Line] = field(default_factory=list)
@@ -71,7 +73,7 @@ class FakeRanks:
         self._lines = [(now_s + at_s, what) for at_s, what in self.scripts.pop(0)]
 
     def preload(self, modules: Sequence[str]) -> None:
-        pass
+        self.preloads.append(f"after {self.name}")
 
     def poll(self, timeout_s: float) -> list[Exit]:
         until_s = self.clock.passed_s + timeout_s

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
-from gpurun.launcher.errors import Interrupted, SpecError
+from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import largest_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
-from gpurun.launcher.report.terminal.curves import batch_curve_lines
+from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
@@ -42,7 +42,7 @@ def test_the_search_ends_within_3_percent_below_what_fits(room: int) -> None:
 
 
 def test_an_attempt_that_never_ended_failed() -> None:
-    told = [
+    attempts = [
         ("begins", 1),
         ("fits", 1),
         ("begins", 2),
@@ -51,7 +51,7 @@ def test_an_attempt_that_never_ended_failed() -> None:
         ("fails", 4),
         ("begins", 3),
     ]
-    assert bounds([Attempt(*one) for one in told]) == (2, 3)
+    assert bounds([Attempt(*one) for one in attempts]) == (2, 3)
     assert bounds([]) == (0, None)
 
 
@@ -100,7 +100,7 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
 @pytest.mark.parametrize(
     ("text", "keeps"), [("", True), ("strategy: dp\n", False), ("compare: {strategy: [single, ddp]}\n", True)]
 )
-def test_batches_are_tried_beside_the_memory_of_ddps_buckets(text: str, keeps: bool, tmp_path: Path) -> None:
+def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(text: str, keeps: bool, tmp_path: Path) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
     order = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).order(0, 0, None)
@@ -113,11 +113,6 @@ def test_batches_are_tried_beside_the_memory_of_ddps_buckets(text: str, keeps: b
     )
     assert fit.attempt(trainer, order, 1)
     assert filled == [keeps] * fit.NUM_STEPS
-
-
-def test_max_is_one_batch_not_one_of_several() -> None:
-    with pytest.raises(SpecError, match="can't be compared with other batches"):
-        job("compare: {global_batch: [8, max]}\n")
 
 
 def points(*figures: tuple[int, float]) -> tuple[BatchPoint, ...]:
@@ -135,8 +130,9 @@ def test_the_picture_marks_the_knee() -> None:
     lines = batch_curve_lines([BatchCurve("ddp even on 2", found, 16)])
     assert lines[0] == "Throughput of ddp even on 2 over its global batch:"
     assert lines[2].split()[:2] == ["8", "50.0"]
-    assert [line.count("#") for line in lines[2:]] == [20, 36, 40]
-    assert [("knee" in line) for line in lines[2:]] == [False, True, False]
+    assert [line.count("#") for line in lines[2:5]] == [20, 36, 40]
+    assert ["knee" in line for line in lines[2:5]] == [False, True, False]
+    assert lines[5:] == [f"  {KNEE}"]
     assert "No knee" in batch_curve_lines([BatchCurve("dp even", found, None)])[-1]
 
 
@@ -159,7 +155,7 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path)
     assert min(search.found(0), search.found(1)).samples == 95
 
 
-def test_a_search_without_time_tells_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
+def test_a_search_without_time_reports_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
     said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text()
     assert "within 120 s\n    so far these batches fit: 256 on cpu:0, 0 on cpu:1" in said
     assert "raise `timeout`, or set a number instead of `max`" in said
@@ -170,7 +166,7 @@ def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None
         signal.raise_signal(signal.SIGINT)
 
 
-def test_where_nothing_fails_the_searchs_own_limit_is_told(
+def test_where_nothing_fails_the_searchs_own_limit_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory runs out in steps that take none."""

@@ -10,11 +10,14 @@ import pytest
 from gpurun.launcher.errors import GpurunError, Interrupted, MachineError, NodesError, ParamsError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run import decisions as do
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.watch import Limits
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord, VariantStatus
 from tests.unit.run.fake_ranks import FakeClock, FakeRanks, Script
@@ -42,6 +45,7 @@ class Case:
     broken: dict[str, BaseException] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         text = (
             f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\nsteps: {{rounds: 6, launches: 1}}\n{self.job}"
         )
@@ -59,6 +63,7 @@ class Case:
             pools=self.ranks,
             on_event=lambda *_: None,
             reporter=Reporter(self.run, self.said.append),
+            relay=Relay(self.said.append),
             clock=self.clock,
         )
 
@@ -104,6 +109,19 @@ def test_a_launch_that_ends_well_leaves_its_variants_measured(tmp_path: Path) ->
     assert case.statuses() == ["ok", "ok"]
     assert case.run.comparison.exists()
     assert not case.run.control("01-ddp-2").exists()
+
+
+def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None:
+    """While the first ones build, which are not kept waiting; a single launch needs nothing more."""
+    assert Case(tmp_path / "one", SPLITS, [WELL]).done().ranks.preloads == []
+    assert Case(tmp_path / "two", STRATEGIES, [WELL, WELL[:-1]]).done().ranks.preloads == ["after 01-ddp-2"]
+    assert Case(tmp_path / "again", SPLITS, [KILLED, WELL]).done().ranks.preloads == ["after 01-ddp-2"]
+
+
+def test_an_error_before_the_first_launch_has_nothing_to_stop() -> None:
+    state, action = do.begin(1, Limits(60.0, None, False, 0, False))
+    assert action == do.ReadRemaining(0)
+    assert do.fail(state, CTRL_C)[1] == do.Finish(CTRL_C)
 
 
 def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path) -> None:

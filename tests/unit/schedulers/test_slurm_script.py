@@ -1,4 +1,4 @@
-"""The batch script, letter by letter, and what can't stand in one."""
+"""The batch script, letter by letter, and what it can't hold."""
 
 import json
 import subprocess

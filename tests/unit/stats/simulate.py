@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from gpurun.launcher.stats.launches import launch_pair_interval
-from gpurun.launcher.stats.looks import looks, settle
-from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.stats.looks import Looks, Outcome, look_at, looks
 
 FALSE_ALARMS = ("faster", "slower")
 
@@ -56,7 +54,7 @@ def rates_in_a_launch(
     alarms, same, rounds = 0, 0, 0
     for times in round_times(rng, num_families, comparisons + 1, noise or StepNoise()):
         differences = np.log(times[1:] / times[0])
-        outcomes = [settle(one, plan) for one in differences]
+        outcomes = [settled(one, plan) for one in differences]
         alarms += any(outcome.verdict in FALSE_ALARMS for outcome in outcomes)
         same += sum(outcome.verdict == "same" for outcome in outcomes)
         rounds += sum(outcome.rounds for outcome in outcomes)
@@ -86,6 +84,12 @@ def round_times(
         yield np.take_along_axis(blocks, orders, axis=1).T
 
 
+def settled(differences: NDArray[np.float64], plan: Looks) -> Outcome:
+    """What the rounds of a launch end with: measuring stops at the first look that decides."""
+    outcomes = [look_at(differences[:rounds].tolist(), alpha) for rounds, alpha in plan]
+    return next((outcome for outcome in outcomes if outcome.verdict != "inconclusive"), outcomes[-1])
+
+
 def power_in_a_launch(
     num_comparisons: int, seed: int, effect_percent: float = 2.0, scatter: float = 0.02
 ) -> float:
@@ -93,7 +97,7 @@ def power_in_a_launch(
     rng = np.random.default_rng(seed)
     plan = looks(28, 1, early_stop=True)
     differences = rng.normal(log(1 + effect_percent / 100), scatter, (num_comparisons, 28))
-    return sum(settle(one, plan).verdict == "slower" for one in differences) / num_comparisons
+    return sum(settled(one, plan).verdict == "slower" for one in differences) / num_comparisons
 
 
 def false_alarms_of_looks(num_comparisons: int, seed: int) -> float:
@@ -102,31 +106,4 @@ def false_alarms_of_looks(num_comparisons: int, seed: int) -> float:
     plan = looks(28, 1, early_stop=True)
     # At a scatter this large, what excludes 0 is also relevant: the rule of 1 % hides no alarm.
     differences = rng.normal(0, 0.5, (num_comparisons, 28))
-    return sum(settle(one, plan).verdict in FALSE_ALARMS for one in differences) / num_comparisons
-
-
-def false_alarms_across_launches(
-    num_families: int, comparisons: int, seed: int, pairs: int = 6, scatter: float = 0.076, drift: float = 0.1
-) -> float:
-    """Share of families with a verdict where launch medians only scatter, and drift over the run.
-
-    Launches run in ABBA order: neighbours form a pair, and every second pair is turned round.
-    """
-    rng = np.random.default_rng(seed)
-    alpha = 0.05 / comparisons
-    shape = (num_families, pairs, comparisons + 1)
-    drifts = np.linspace(0, drift, pairs * (comparisons + 1)).reshape(shape[1:])
-    drifts[1::2] = drifts[1::2, ::-1]
-    logs = rng.normal(0, scatter, shape) + drifts
-    differences = logs[:, :, 1:] - logs[:, :, :1]
-    alarms = [
-        any(across_verdict(family[:, one], alpha) in FALSE_ALARMS for one in range(comparisons))
-        for family in differences
-    ]
-    return sum(alarms) / num_families
-
-
-def across_verdict(differences: NDArray[np.float64], alpha: float) -> Verdict:
-    """The verdict that the comparison draws from pairs of launches."""
-    interval = percent_interval(launch_pair_interval(differences.tolist(), alpha))
-    return verdict_of(percent_from_log(float(differences.mean())), interval)
+    return sum(settled(one, plan).verdict in FALSE_ALARMS for one in differences) / num_comparisons

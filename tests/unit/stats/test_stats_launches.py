@@ -1,17 +1,17 @@
 """Student's t, intervals over launches and of medians, against scipy."""
 
-import math
-from statistics import median
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpurun.launcher.stats.launches import launch_pair_interval, t_interval, t_quantile, welch_interval
-from gpurun.launcher.stats.median import launches_interval, median_interval, order_rank
-from tests.known import known
+from gpurun.launcher.stats.launches import (
+    t_interval,
+    t_quantile,
+    welch_interval,
+)
+from gpurun.launcher.stats.paired import median_interval, order_rank
 
 PROBABILITIES = (0.5, 0.6, 0.9, 0.95, 0.975, 0.992, 0.995, 0.9975, 1 - 0.025 / 6, 0.9999, 0.999999)
 times_ms = st.lists(st.floats(1, 1000), min_size=2, max_size=20)
@@ -44,12 +44,6 @@ def test_t_interval_is_that_of_scipy(values: list[float], alpha: float) -> None:
     assert t_interval(values, alpha) == pytest.approx(expected, rel=1e-6)
 
 
-def test_pairs_of_launches_need_six() -> None:
-    pairs = [0.01, 0.02, -0.01, 0.03, 0.00, 0.02]
-    assert launch_pair_interval(pairs[:5], 0.05) is None
-    assert launch_pair_interval(pairs, 0.05) == t_interval(pairs, 0.05)
-
-
 def test_one_value_has_no_interval() -> None:
     assert t_interval([3.0], 0.05) is None
     assert welch_interval([3.0], [1.0, 2.0], 0.05) is None
@@ -80,16 +74,3 @@ def test_interval_of_a_median_by_the_printed_table() -> None:
     assert median_interval([5, 1, 4, 2, 3]) is None
     assert median_interval([6, 5, 1, 4, 2, 3]) == (1, 6)
     assert median_interval(range(1, 29)) == (9, 20)
-
-
-@given(times_ms)
-def test_interval_over_launches_contains_the_median_beside_it(medians_ms: list[float]) -> None:
-    low, high = known(launches_interval(medians_ms))
-    assert low <= median(medians_ms) <= high
-
-
-def test_interval_over_launches_is_the_t_interval_of_logarithms() -> None:
-    medians_ms = [40.0, 42.0, 41.0, 45.0]
-    expected = [math.exp(end) for end in known(t_interval([math.log(ms) for ms in medians_ms], 0.05))]
-    assert launches_interval(medians_ms) == pytest.approx(expected)
-    assert launches_interval([40.0]) is None

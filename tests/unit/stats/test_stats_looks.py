@@ -9,10 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.looks import decide, decided_variants, look_at, looks, settle
-from gpurun.launcher.stats.paired import round_differences, round_step_ns
+from gpurun.launcher.stats.family import holm
+from gpurun.launcher.stats.looks import (
+    EARLY_LOOK_ALPHA,
+    ONE_LOOK_ALPHA,
+    decide,
+    decided_variants,
+    look_at,
+    looks,
+)
+from gpurun.launcher.stats.paired import round_differences, round_step_ns, wilcoxon_interval
 from gpurun.launcher.stats.schedule import block_steps, is_steady, round_blocks
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
+
+SHARE = EARLY_LOOK_ALPHA / ONE_LOOK_ALPHA
 
 
 @pytest.mark.parametrize(
@@ -65,36 +75,15 @@ def test_looks_rise_and_end_with_the_last_round(rounds: int, comparisons: int, e
     assert stops[0] >= 1
 
 
-def test_a_decision_rests_on_the_rounds_up_to_its_look() -> None:
-    plan = looks(28, 1, True)
-    differences = [0.05 + 0.001 * i for i in range(8)] + [-0.5] * 20
-    outcome = settle(differences, plan)
-    assert (outcome.rounds, outcome.verdict) == (8, "slower")
-    assert outcome.ci == look_at(differences[:8], 0.016).ci
-
-
-def test_a_look_too_early_for_an_interval_is_skipped() -> None:
-    plan = looks(28, 3, True)
-    differences = [0.05 + 0.001 * i for i in range(28)]
-    assert look_at(differences[:8], plan[0][1]).ci is None
-    assert settle(differences, plan).rounds == 12
-
-
-def test_a_run_that_ended_between_looks_is_looked_at_once_more() -> None:
-    outcome = settle([0.05 + 0.001 * i for i in range(7)], looks(28, 1, True))
-    assert (outcome.rounds, outcome.alpha, outcome.verdict) == (7, 0.016, "slower")
-    assert settle([0.05] * 3, looks(28, 1, True)).verdict == "inconclusive"
-    assert settle([], looks(28, 1, True)).percent is None
-
-
 def test_identical_rounds_are_the_same() -> None:
-    assert settle([0.0] * 28, looks(28, 3, True)).verdict == "same"
+    assert look_at([0.0] * 28, EARLY_LOOK_ALPHA / 3).verdict == "same"
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-0.03, 0.03), st.integers(1, 3))
 def test_what_the_worker_decided_the_comparison_finds_again(
     seed: int, effect: float, comparisons: int
 ) -> None:
+    """It judges all rounds at the level that a look has of all, shared among no more comparisons."""
     rng = random.Random(seed)
     plan = looks(28, comparisons, True)
     differences: list[float] = []
@@ -102,10 +91,10 @@ def test_what_the_worker_decided_the_comparison_finds_again(
         differences.append(rng.gauss(effect, 0.01))
         if decide({"b": differences}, rounds_done, plan):
             break
-    outcome = settle(differences, plan)
     if len(differences) < 28:
-        assert outcome.verdict != "inconclusive"
-        assert outcome.rounds == len(differences)
+        found = holm({"b": lambda alpha: wilcoxon_interval(differences, alpha * SHARE)})["b"]
+        assert look_at(differences, plan[0][1]).verdict != "inconclusive"
+        assert verdict_of(look_at(differences, 0.05).percent, percent_interval(found)) != "inconclusive"
 
 
 def test_nothing_is_decided_between_looks_or_without_a_baseline() -> None:

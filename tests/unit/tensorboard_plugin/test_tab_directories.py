@@ -20,7 +20,8 @@ from gpurun.launcher.tensorboard_plugin.logdir.step_times import choose
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 from gpurun.launcher.tensorboard_plugin.query import Query, Refused
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Server
-from gpurun.launcher.tensorboard_plugin.timeline.index_store import FOLDER, Traces, find, homes, making
+from gpurun.launcher.tensorboard_plugin.timeline import index_store
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
 
 COMPARISON = Path(__file__).resolve().parents[2] / "data" / "comparison.json"
 SECRET = "a secret of the machine"
@@ -35,7 +36,7 @@ class Arguments(dict[str, str]):
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """A log directory with one run, beside a directory that nobody may see."""
+    """A log directory with one run, next to a directory that may not be read."""
     run = tmp_path / "log" / "job" / "2026-11-21_14-02-11"
     (run / "variants" / "ddp-2-even").mkdir(parents=True)
     shutil.copy(COMPARISON, run / "comparison.json")
@@ -50,7 +51,7 @@ def only(logdir: Path) -> Listed:
     return found
 
 
-def test_a_merged_trace_beside_the_ranks_is_no_rank(logdir: Path) -> None:
+def test_a_merged_trace_next_to_the_ranks_is_no_rank(logdir: Path) -> None:
     theirs, ours = logdir / "theirs", logdir / "job" / "2026-11-21_14-02-11" / "variants" / "ddp-2-even"
     theirs.mkdir()
     merged = b'{"gpurun":{"merged":true},"traceEvents":[]}'
@@ -209,7 +210,7 @@ def test_the_answer_about_a_run_is_its_comparison_and_more(logdir: Path) -> None
     assert {each["status"] for each in answer["variants"]} == {each.status for each in comparison.variants}
 
 
-def test_a_run_that_nobody_writes_to_any_more_has_stopped(logdir: Path) -> None:
+def test_a_run_without_a_writer_has_stopped(logdir: Path) -> None:
     run = only(logdir).path
     comparison: Any = json.loads((run / "comparison.json").read_text())
     (run / "comparison.json").write_text(json.dumps(comparison | {"complete": False}))
@@ -239,39 +240,38 @@ def make(traces: Traces, key: str) -> None:
         (directory / "index.json").write_text(key)
 
 
-def test_an_index_lies_beside_its_traces_and_goes_when_they_change(tmp_path: Path) -> None:
+def test_an_index_goes_when_its_traces_change(tmp_path: Path) -> None:
     traces = traces_in(tmp_path)
     first = traces.key()
     make(traces, first)
-    assert find(traces, first) == tmp_path / FOLDER / first
+    assert find(traces, first) == home_of(traces) / first
     traces.files[0].write_text("{ }")
     second = traces.key()
     assert second != first
     assert find(traces, second) is None
     make(traces, second)
-    assert [each.name for each in (tmp_path / FOLDER).iterdir()] == [second]
+    assert [each.name for each in home_of(traces).iterdir()] == [second]
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     traces = traces_in(tmp_path)
     with pytest.raises(ZeroDivisionError), making(traces, traces.key()) as directory:
         assert (directory / "start").write_text("half") / 0
-    assert list((tmp_path / FOLDER).iterdir()) == []
+    assert list(home_of(traces).iterdir()) == []
 
 
-def test_a_log_directory_can_not_choose_where_an_index_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_keeps_the_indexes_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_store, "MAX_CACHE_BYTES", 60)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    directory = tmp_path / "traces"
-    directory.mkdir()
-    (tmp_path / "precious").mkdir()
-    (directory / FOLDER).symlink_to(tmp_path / "precious")
-    traces = traces_in(directory)
-    make(traces, traces.key())
-    assert list((tmp_path / "precious").iterdir()) == []
-    assert [home.is_relative_to(tmp_path / "cache") for home in homes(traces)] == [True]
-    assert find(traces, traces.key()) is not None
+    found = []
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        found.append(traces_in(tmp_path / str(number)))
+    for used_s, traces in zip((2, 1), found, strict=False):
+        make(traces, traces.key())
+        os.utime(home_of(traces) / traces.key() / "index.json", (used_s, used_s))
+    make(found[2], found[2].key())
+    assert [find(traces, traces.key()) is not None for traces in found] == [True, False, True]
 
 
 @pytest.mark.parametrize(

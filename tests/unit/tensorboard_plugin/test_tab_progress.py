@@ -92,7 +92,7 @@ def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_
     assert answer(run)["headline"] == "No variant has been measured yet, so none is fastest."
     with claimed(run):
         assert status(own(run)) == "running"
-        assert answer(run)["headline"] is None
+        assert answer(run)["headline"] == "Nothing can be ranked yet."
         killed = replace(known(read(run)), start_ticks=1)
         write_json(run.running, killed)
         run.plan.touch()
@@ -142,5 +142,5 @@ def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
     monkeypatch.setattr(machine, "FRESH_S", -1.0)
     monkeypatch.setattr(machine, "inspect_gpus", lambda *_: SimpleNamespace(gpus=()))
     devices = LiveDevices()
-    found = [devices.of(platform.node())[0]["utilisation_percent"] for _ in range(2)]
+    found = [devices.of({"hostname": platform.node()})[0]["utilisation_percent"] for _ in range(2)]
     assert found == [None, 75.0]

@@ -116,7 +116,7 @@ def test_panning_moves_no_border() -> None:
     ]
 
 
-def test_a_collective_that_waits_for_nobody_shows_no_wait() -> None:
+def test_a_collective_without_waiting_shows_no_wait() -> None:
     found = row_of([(0, 0, BlockKind.WAIT), (0, 9, BlockKind.TRANSFER)])
     assert found.kind.tolist() == [BlockKind.TRANSFER]
 

@@ -23,7 +23,7 @@ def message(path: Path) -> str:
 
 @pytest.mark.parametrize("block_bytes", [100, file_blocks.BLOCK_BYTES])
 @pytest.mark.parametrize("header_last", [False, True])
-def test_damage_is_told_where_it_is_and_not_where_the_file_ends(
+def test_damage_is_reported_where_it_is_and_not_where_the_file_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, header_last: bool
 ) -> None:
     """Every bracket, quote, colon and comma of the third of ten events in turn is lost, or doubled."""
@@ -43,7 +43,7 @@ def test_damage_is_told_where_it_is_and_not_where_the_file_ends(
                 assert begin - 2 <= int(found[1]) <= begin + len(events[2]) + len(wrong) + 4
 
 
-def test_damage_around_the_events_is_told_where_it_is(tmp_path: Path) -> None:
+def test_damage_around_the_events_is_reported_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for text, place in (
         ('{"a" 1, "traceEvents": []}', 5),

@@ -23,20 +23,20 @@ def test_the_sentence_is_about_the_steps_that_the_table_shows(tmp_path: Path, st
     (mean,) = (line.split() for line in text.splitlines() if line.startswith("mean "))
     assert mean[:2] == ["mean", "0.100"]
     assert mean[-5:-2] == ["0.075", "0.075", "-"]  # idle, all of it the host's
-    assert "75% of the steps' time goes into waiting for the CPU to launch work" in text
+    assert "75 % of the steps' time is spent waiting for the CPU to launch work" in text
 
 
 def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path) -> None:
     events = [kernel("a", 0, 25), launch(70, 1, 2), kernel("b", 75, 25, 2)]
     text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 120)
     assert "mean" not in text
-    assert "50% of the time goes into waiting for the CPU to launch work" in text
+    assert "50 % of the time is spent waiting for the CPU to launch work" in text
 
 
-def test_nobody_is_told_of_gpus_who_has_none(tmp_path: Path) -> None:
+def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
     on_cpu = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
     text = explain(analyse_paths([write(tmp_path / "cpu.json", on_cpu)]))
-    assert text.startswith("60% of ")
+    assert text.startswith("60 % of ")
     assert not re.search("GPU|CUDA|launch|pin", text)
     on_gpu = explain(analyse_paths([write(tmp_path / "gpu.json", late_kernel(1, 0))]))
     assert "CUDA graphs" in on_gpu

@@ -14,7 +14,7 @@ from gpurun.launcher.trace.kineto import file_blocks
 from tests.unit.trace.trace_files import REAL
 
 pytestmark = pytest.mark.skipif(
-    not REAL.is_dir(), reason="needs the folder of real traces beside the repository"
+    not REAL.is_dir(), reason="needs the folder of real traces next to the repository"
 )
 FILES = ("dlrm_8xV100/worker7_step_12.1694128201553.pt.trace.json.gz", "ddp_2of128/sampled_rank-0.json.gz")
 ROUNDS = 25

@@ -62,9 +62,10 @@ WORK = st.lists(
 )
 
 
-@given(WORK, RANGES, RANGES, st.integers(-5, 30), st.integers(0, 60))
+@given(WORK, RANGES, RANGES, RANGES, st.integers(-5, 30), st.integers(0, 60))
 def test_the_parts_of_a_window_add_up(
     work: list[tuple[int, int, GpuKind]],
+    others: list[tuple[int, int]],
     data: list[tuple[int, int]],
     comm: list[tuple[int, int]],
     start: int,
@@ -74,19 +75,22 @@ def test_the_parts_of_a_window_add_up(
     ends = starts + np.array([each[1] for each in work], dtype=np.int64)
     kinds = np.array([each[2] for each in work], dtype=np.int8)
     waits = Waits(data=build(data), comm=build(comm), runtime=EMPTY, ops=EMPTY)
-    found = measure(_activity(starts, ends, kinds), start, start + length, waits, None)
+    activity = _activity(starts, ends, kinds, build(others))
+    found = measure(activity, start, start + length, waits, None)
 
     window = set(range(start, start + length))
     by_kind = {kind: points([each[:2] for each in work if each[2] is kind]) & window for kind in GpuKind}
     copies = by_kind[GpuKind.MEMCPY] | by_kind[GpuKind.MEMSET]
     compute, collectives = by_kind[GpuKind.COMPUTE], by_kind[GpuKind.COMM]
-    idle = window - compute - collectives - copies
+    other_steps = (points(others) & window) - compute - collectives - copies
+    idle = window - compute - collectives - copies - other_steps
     assert (found.compute, found.comm, found.copy) == (len(compute), len(collectives), len(copies))
     assert found.overlap == len(compute & collectives)
     assert covered(found.exposed_comm) == collectives - compute
     assert found.exposed_copy == len(copies - compute - collectives)
-    assert found.idle == len(idle)
-    assert found.compute + found.exposed_comm.length_ns + found.exposed_copy + found.idle == length
+    assert (found.other_steps, found.idle) == (len(other_steps), len(idle))
+    exposed = found.exposed_comm.length_ns + found.exposed_copy
+    assert found.compute + exposed + found.other_steps + found.idle == length
     causes, doing = found.idle_by_cause, found.idle_by_host
     assert causes.data == len(idle & points(data))
     assert causes.comm_wait == len(idle & points(comm) - points(data))

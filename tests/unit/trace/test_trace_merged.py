@@ -72,7 +72,7 @@ def test_a_merged_trace_keeps_the_rules(capture: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dlrm_8xV100", "ddp_2of128"])
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces next to the repository")
 def test_real_captures_keep_the_rules(tmp_path: Path, name: str) -> None:
     merge_traces([REAL / name], tmp_path / "all.json")
     check(json.loads((tmp_path / "all.json").read_bytes())["traceEvents"])

@@ -169,7 +169,7 @@ def test_cut_off_at_any_byte(tmp_path: Path) -> None:
         assert "cut.json" in text
 
 
-def test_a_damaged_gzip_tells_the_byte(tmp_path: Path) -> None:
+def test_a_damaged_gzip_names_the_byte(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json.gz", [kernel("k", i, 1) for i in range(2000)])
     content = bytearray(path.read_bytes())
     path.write_bytes(content[: len(content) // 2])
@@ -203,7 +203,7 @@ def test_times_that_are_all_large_still_differ_exactly(tmp_path: Path) -> None:
     assert analyse_paths([path]).ranks[0].total.span_us == 15.0
 
 
-def test_garbage_between_events_tells_the_byte(tmp_path: Path) -> None:
+def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     good = '{"traceEvents": [{"ph": "X", "name": "a"}'
     path.write_text(good + ' x, {"ph": "X"}]}')

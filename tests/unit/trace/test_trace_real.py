@@ -1,4 +1,4 @@
-"""Real traces of many GPUs, with answers that others computed (see `traces/README.md` beside them)."""
+"""Real traces of many GPUs, with answers that others computed (see `traces/README.md` next to them)."""
 
 import copy
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from gpurun.launcher.trace.model import Breakdown, StepBreakdown, TraceReport
 from tests.unit.trace.trace_files import REAL, load, write
 
 pytestmark = pytest.mark.skipif(
-    not REAL.is_dir(), reason="needs the folder of real traces beside the repository"
+    not REAL.is_dir(), reason="needs the folder of real traces next to the repository"
 )
 
 DLRM = {  # span, idle, compute, comm, comm ∩ compute, exposed comm, memcpy, wait
@@ -46,6 +46,7 @@ def assert_bars_add_up(report: TraceReport) -> None:
             each.exposed_transfer_us,
             each.exposed_wait_us,
             each.exposed_memcpy_us,
+            each.other_steps_us,
             each.idle_us,
         )
         assert sum(round(part * 1000) for part in parts) == round(each.span_us * 1000)

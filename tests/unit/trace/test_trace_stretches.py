@@ -72,7 +72,7 @@ def test_a_made_trace_says_the_same_in_stretches(tmp_path: Path, monkeypatch: py
     assert_same_in_stretches(write(tmp_path / "rank0.json", made_events()), monkeypatch)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces beside the repository")
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces next to the repository")
 @pytest.mark.parametrize("folder", ["nccl_args_A100", "vit_H100"])
 def test_a_real_trace_says_the_same_in_stretches(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretches, "SIZE", 1 << 30)

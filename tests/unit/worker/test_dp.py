@@ -60,7 +60,7 @@ def test_textbook_a_batch_of_50_on_two_devices_is_25_and_25() -> None:
     assert outputs.shape == (50, 2)
 
 
-def test_outputs_stand_in_the_order_of_the_inputs() -> None:
+def test_outputs_are_in_the_order_of_the_inputs() -> None:
     model, x = Recorder(), torch.randn(9, 3)
     torch.testing.assert_close(CpuDataParallel(model, 3)(x, (1, 6, 2)), model.linear(x))
 

@@ -91,27 +91,6 @@ def test_what_cannot_be_is_left_out_with_its_reason() -> None:
         plan_of("workload: lstm\ndevices: cuda\nthreads: 2\n", machine)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("threads: 0", "`threads`: expected `auto` or 1 to 1024 threads, got the number 0"),
-        ("compare: {threads: [all]}", 'expected `auto` or 1 to 1024 threads, got the text "all"'),
-        ("compile: 1", "`compile`: expected true or false, got the number 1"),
-        (
-            "compare: {workload: [lstm, lsmt]}",
-            "there is no built-in workload `lsmt`\n    did you mean `lstm`?",
-        ),
-        ("compare: {workload: [lstm, mlp]}", "missing key `global_batch`"),
-        ("compare: {workload: [lstm, fcn_r]}\nparams: {length: 8}", "fcn_r has no parameter `length`"),
-        ("split: [100, 27]", "adds up to 127, not to the global batch of 128"),
-    ],
-)
-def test_mistakes_are_told(line: str, said: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        spec_of(f"workload: lstm\n{line}\n")
-    assert said in str(refused.value)
-
-
 def test_each_workload_has_its_own_batch_unless_the_job_has_one() -> None:
     text = "workload: lstm\ndevices: cpu:1\ncompare: {workload: [lstm, fcn_r]}\n"
     assert [v.global_batch for v in plan_of(text).variants] == [128, 1024]
@@ -133,7 +112,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path) -> None:
     assert not is_one_task(plan)
     assert comparison.fastest is None
     assert comparison.variants[1].vs_baseline is None
-    assert comparison.variants[1].samples_per_s == 102_400
+    assert comparison.variants[1].samples_per_s == pytest.approx(102_400)
     assert comparison.headline.startswith("2 workloads, each measured by itself")
     assert comparison.headline in render_table(comparison, 100, True)
 
@@ -167,7 +146,7 @@ def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
     assert trainer.trial.bytes_per_sample > 0
 
 
-def test_a_model_with_batch_norm_is_told_apart() -> None:
+def test_a_model_with_batch_norm_is_distinguished() -> None:
     workload = load_workload("resnet56", {}, Path())
     assert isinstance(workload, Workload)
     trainer = Trainer(workload, order((2, 1), channels_last=True, precision="fp32"), 0)
@@ -179,7 +158,7 @@ def test_a_model_with_batch_norm_is_told_apart() -> None:
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_channels_last_of_a_model_without_images_is_told() -> None:
+def test_channels_last_of_a_model_without_images_is_reported() -> None:
     workload = load_workload("mlp", {"width": 4}, Path())
     assert isinstance(workload, Workload)
     assert "changes nothing" in model_warnings(Trainer(workload, order((2, 1), channels_last=True), 0))[0]

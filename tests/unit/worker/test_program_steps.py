@@ -131,7 +131,7 @@ def test_an_optimizer_per_parameter_in_the_backward_pass(recorder: StepRecorder)
     assert len(steps_of(recorder)) == 3
 
 
-def test_steps_that_a_grad_scaler_skips_are_told_apart(recorder: StepRecorder) -> None:
+def test_steps_that_a_grad_scaler_skips_are_distinguished(recorder: StepRecorder) -> None:
     layer = a_layer()
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
@@ -208,7 +208,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def record(self) -> None:
+        def record(self, stream: Any = None) -> None:
             pass
 
         def query(self) -> bool:
@@ -218,7 +218,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
             return 2.0 * float(end.number - self.number)
 
     numbers = itertools.count()
-    stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda: None)
+    stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda event: None, lambda: None)
     first, second = stamps.now(), stamps.now()
     assert stamps.elapsed_ns(first, second) is None
     finished.add(1)
@@ -226,7 +226,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
 
 
 class FakeProfiler:
-    """Keeps what it is told, in order."""
+    """Keeps its calls, in order."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -257,7 +257,7 @@ def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Pa
 
 
 class CaptureOf:
-    """Stands in for `StepCapture`: records `steps` steps from number `first` on."""
+    """In place of `StepCapture`: records `steps` steps from number `first` on."""
 
     def __init__(self, first: int, steps: int) -> None:
         self.first, self.last, self.count = first, first + steps - 1, 0

@@ -6,7 +6,7 @@ from gpurun.launcher.worker.program.step_rules import TAKEOVER_CALLS, StepBounda
 
 
 class Optimizer:
-    """Stands in for one of torch's; the rules never look into it."""
+    """In place of one of torch's; the rules never look into it."""
 
 
 def test_every_call_of_a_lone_optimizer_ends_a_step() -> None:

@@ -1,4 +1,4 @@
-"""What a launch tells while it measures its devices."""
+"""What a launch reports while it measures its devices."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -96,7 +96,7 @@ def _read(number: int, file: Path, directory: Path, report: Report) -> DraftFile
     path = directory / f"draft{number}"
     with path.open("wb") as target:
         pickle.dump(made, target, protocol=5)
-    windows = [scope.measure for scope in digested.steps]
+    windows = [scope.measure for scope in (digested.total, *digested.steps)]
     first_ns = int(made.entries.start.min(initial=min(each.start for each in windows)))
     last_ns = int(made.entries.end.max(initial=max(each.end for each in windows)))
     return DraftFile(digested, path, first_ns, last_ns)

@@ -1,0 +1,107 @@
+"""The ranks of the attempt that runs now: started, followed and ended."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
+from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.plan.model import Launch
+from gpurun.launcher.processes.pool import OPTIMIZING
+from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.processes.rank_starter import Ranks
+from gpurun.launcher.run import decisions as do
+from gpurun.launcher.run.attempts import attempt_id, finished_variants
+from gpurun.launcher.run.start_requests import Starter, end_program, program_of
+from gpurun.launcher.rundir.claim import entered
+from gpurun.launcher.rundir.control import leave, read_states
+from gpurun.launcher.rundir.files import complete_lines
+from gpurun.launcher.rundir.records import Event
+
+POLL_S = 0.2
+"""How soon logs and progress are shown, at most; that a rank has ended is seen at once."""
+
+
+@dataclass
+class RunningAttempt:
+    """An attempt of a launch, and its ranks."""
+
+    starter: Starter
+    launch: Launch
+    number: int
+    """Counts from 1 within the launch."""
+    ranks: Ranks
+    relay: Relay
+    """Shows what the ranks write."""
+    events_read: int = 0
+    """Bytes of the events so far."""
+
+    def __post_init__(self) -> None:
+        self.run = self.starter.run
+        self.name = attempt_id(self.launch, self.number)
+
+    def start(self, action: do.Start) -> None:
+        """Starts the ranks."""
+        requests = self.starter.prepare(self.launch, self.name, action.variants, action.rounds)
+        entered(self.run, self.name)
+        self.relay.follow(self.own_logs())
+        if action.preloads == "before":
+            self.ranks.preload(OPTIMIZING)
+        self.ranks.start(requests)
+        if action.preloads == "after":
+            self.ranks.preload(OPTIMIZING)
+
+    def wait(self, shows_output: bool) -> tuple[tuple[Exit, ...], tuple[Event, ...]]:
+        """Waits for a moment, and shows what the ranks wrote; the ranks that ended, and the new events."""
+        exits, events = tuple(self.ranks.poll(POLL_S)), self.new_events()
+        if shows_output and all(exit_.returncode == 0 for exit_ in exits):
+            self.relay.look()
+        return exits, events
+
+    def new_events(self) -> tuple[Event, ...]:
+        """Events that were written since the last call."""
+        text = complete_lines(self.run.events(self.name), self.events_read)
+        self.events_read += len(text)
+        return tuple(msgspec.json.decode(line, type=Event) for line in text.splitlines())
+
+    def read_steps(self) -> tuple[int, ...]:
+        """Completed steps of every rank, on all nodes."""
+        states = read_states(self.run.control(self.name)).values()
+        return (*(state.steps for state in states), *self.ranks.steps_elsewhere())
+
+    def diagnose(self) -> Hang:
+        """What the ranks are doing."""
+        return diagnose(self.ranks.observe(self.run.control(self.name)))
+
+    def stop(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
+        """Ends the ranks, and reads their results."""
+        try:
+            self.ranks.stop(self.starter.spec.grace_s)
+            if action.shows_output:
+                self.relay.finish()
+        finally:
+            leave(self.run.control(self.name))
+            entered(self.run, None)
+        return do.Stopped((), stopped_ns) if action.why == "error" else self.read_results(action, stopped_ns)
+
+    def read_results(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
+        """What the ranks measured, and how they ended."""
+        exits = tuple(self.ranks.poll(0))
+        program = program_of(self.starter.plan, self.launch)
+        if program is not None and action.why == "ended":
+            end_program(self.run, program, self.name, (*action.exits, *exits))
+        finished = frozenset(finished_variants(self.run, self.launch))
+        if finished >= set(action.variants):
+            self.relay.finish()
+        return do.Stopped(exits, stopped_ns, tuple(self.run.read_failures(self.name)), finished)
+
+    def host_of(self, rank: int) -> str:
+        """The machine that a rank runs on."""
+        nodes = self.starter.plan.nodes
+        return nodes[self.launch.processes[rank].node].host if nodes else platform.node()
+
+    def own_logs(self) -> dict[int, Path]:
+        """Where each rank writes; those of other nodes are shown there."""
+        return {p.rank: self.run.log(self.name, p.rank) for p in self.launch.processes if p.node == 0}

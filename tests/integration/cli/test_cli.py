@@ -1,0 +1,346 @@
+"""The command line from outside: what a person types, reads and gets as an exit code."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.machine.process_tree import descendants
+from tests.integration.command import SLEEP_JOB, gpurun, write
+
+JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00\xff\xfe", "job.yaml"),
+        (JOB.encode() + b"params: !!python/object/apply:os.system ['touch owned']\n", "!!python"),
+        (b"[" * 10_000_000, "larger than"),
+    ],
+)
+def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "job.yaml").write_bytes(content)
+    result = gpurun(tmp_path, "check", "job.yaml")
+    assert result.code == 2
+    assert words in result.err
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("job", "missing argument JOB.yaml; `gpurun init` writes one"),
+        ("check", "missing argument JOB.yaml; `gpurun init` writes one"),
+        ("report", "missing argument RUN; `gpurun report --help` shows an example"),
+        ("diff", "missing argument A; `gpurun diff --help` shows an example"),
+    ],
+)
+def test_a_missing_argument_is_named_with_what_to_do(tmp_path: Path, command: str, words: str) -> None:
+    result = gpurun(tmp_path, command)
+    assert (result.code, result.err) == (2, f"gpurun: {words}\n")
+
+
+def test_what_is_no_job_file(tmp_path: Path) -> None:
+    assert "this is a directory" in gpurun(tmp_path, "check", ".").err
+    missing = gpurun(tmp_path, "nothing.yaml")
+    assert missing.code == 2
+    assert "nothing.yaml" in missing.err
+    typo = gpurun(tmp_path, "chek")
+    assert typo.code == 2
+    assert "gpurun check" in typo.err
+
+
+def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB.replace("cpu:2", "[cuda:0, cuda:97]"))
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 3
+    assert "cuda:97" in result.err or "no GPU" in result.err
+    line = next(n for n, text in enumerate(JOB.splitlines(), 1) if "cpu:2" in text)
+    assert f"job.yaml:{line}:" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Path) -> None:
+    assert gpurun(tmp_path, "init").code == 0
+    assert gpurun(tmp_path, "check", "job.yaml").code == 0
+    (tmp_path / "job.yaml").write_text(JOB)
+    again = gpurun(tmp_path, "init")
+    assert again.code == 2
+    assert "--force" in again.err
+    assert (tmp_path / "job.yaml").read_text() == JOB
+    nowhere = gpurun(tmp_path, "init", "new/job.yaml")
+    assert nowhere.code == 2
+    assert "there is no directory new; create it first: mkdir -p new" in nowhere.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_json_is_for_programs(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    plan = gpurun(tmp_path, "check", "job.yaml", "--json", "--set", "split=[6, 2]").json
+    assert plan["variants"][0]["split"] == [6, 2]
+    assert plan["launches"][0]["processes"][1]["env"]["RANK"] == "1"
+    assert gpurun(tmp_path, "devices", "--json").json["cpu_cores"] == len(os.sched_getaffinity(0))
+    assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
+
+
+@pytest.mark.parametrize("args", [["--help"], ["check", "job.yaml"], ["devices"], ["schema"]])
+def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    code = (
+        "import sys, atexit; atexit.register(lambda: print([m for m in "
+        "('torch', 'numpy', 'tensorboard', 'rich') if m in sys.modules], file=sys.stderr));"
+        "sys.argv = ['gpurun', *sys.argv[1:]]; from gpurun.launcher.cli.main import main; main()"
+    )
+    argv = [sys.executable, "-c", code, *args]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """A command line of shell, with `gpurun` and `python` in it."""
+    script = re.sub(
+        r"\bgpurun\b(?!\.)", f"{sys.executable} -m gpurun", words.replace("python", sys.executable)
+    )
+    return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from gpurun.launcher.cli.streams import fill_gaps; fill_gaps(); print(1);"
+        "open('names', 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
+    )
+    assert in_shell(tmp_path, f'python -c "{code}" 0<&- >&- 2>&-').returncode == 0
+    assert (tmp_path / "names").read_text() == str(["/dev/null"] * 3)
+    assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
+
+
+def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
+    assert (done.returncode, done.stderr) == (3, "gpurun: can't write the output: No space left on device\n")
+    assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("gpurun workloads", 0),
+        ("gpurun workloads --json", 0),
+        ("gpurun check job.yaml", 0),
+        ("gpurun check other.yaml 2>&3", 2),
+    ],
+)
+def test_a_reader_that_has_enough_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    # The reader closes its end before the command can write to it.
+    done = in_shell(tmp_path, f"mkfifo pipe; (: < pipe) & exec 3> pipe; wait; {words} >&3; echo $? > code")
+    assert ((tmp_path / "code").read_text(), done.stderr) == (f"{code}\n", "")
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    (tmp_path / "file").touch()
+    write(tmp_path, "torch.py", "open('imported', 'w')")
+    before = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    for command in ("job.yaml", "run torch.py"):
+        result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before)
+        assert result.code == 3
+        assert "can't write file/run: Not a directory" in result.err
+        assert "or name another run directory: --out" in result.err
+        assert "Traceback" not in result.err
+    assert not (tmp_path / "imported").exists()  # by processes that were started already
+
+
+def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = gpurun(tmp_path, "init", "file/job.yaml")
+    assert result.code == 3
+    assert "is a file, not a directory" in result.err
+    assert "--out" not in result.err
+    assert "space" not in result.err
+
+
+def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
+    assert result.code == 2
+    assert result.err.startswith("gpurun: there is no file nope.py")
+
+
+def test_resume_without_a_job_says_what_to_type(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "--resume")
+    assert result.code == 2
+    assert result.err == (
+        "gpurun: missing argument RUN or JOB.yaml; `gpurun --resume runs/NAME/latest` continues that run,"
+        " `gpurun JOB.yaml --resume` the newest one of the job\n"
+    )
+
+
+def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    result = gpurun(tmp_path, "job.yaml", "--out", ".")
+    assert result.code == 2
+    assert "is a directory with other files" in result.err
+    assert "--resume" not in result.err
+
+
+def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of shell in `folder`, with a file system of that size mounted on `disk`."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    write(folder, "job.yaml", SLEEP_JOB)
+    mount = f"mkdir disk && mount -t tmpfs -o size={size} tmpfs disk || exit 77\n"
+    run = f"{sys.executable} -m gpurun"
+    script = mount + textwrap.dedent(script).replace("gpurun", run)
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this container may not mount")
+    assert "Traceback" not in done.stderr
+    return done
+
+
+ZERO_SLEEP = "--set params.alpha_ms=0 --set params.beta_ms=0"
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_written(tmp_path: Path) -> None:
+    done = on_small_disk(
+        tmp_path,
+        "100k",
+        f"""
+        gpurun job.yaml --out disk/run {ZERO_SLEEP}
+        echo "code $?"
+        cat disk/run/plan.json > plan.json
+        cat disk/run/variants/ddp-2-even/rank0.jsonl > steps.jsonl
+        """,
+    )
+    assert "code 3" in done.stdout, done.stdout + done.stderr
+    assert "free some space" in done.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())["name"] == "naps"
+    whole_lines = (tmp_path / "steps.jsonl").read_text().splitlines()[:-1]
+    assert whole_lines
+    assert all(json.loads(line)["step_ns"] > 0 for line in whole_lines)
+
+
+def test_a_disk_without_room_for_logs_and_failure_records_is_blamed_on_no_rank(tmp_path: Path) -> None:
+    done = on_small_disk(tmp_path, "40k", f'gpurun job.yaml --out disk/run {ZERO_SLEEP}; echo "code $?"')
+    assert "code 3" in done.stdout, done.stdout + done.stderr
+    assert "the workers can't write" in done.stderr
+    assert "exit code" not in done.stderr
+
+
+def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) -> None:
+    done = on_small_disk(
+        tmp_path, "8k", 'gpurun job.yaml --out disk/run; gpurun --resume disk/run; echo "code $?"'
+    )
+    assert "code 2" in done.stdout, done.stdout + done.stderr
+    first, second = done.stderr.split("gpurun: ")[1:]
+    assert "free some space\n    or name another run directory: --out" in first
+    assert "ended before its plan was written" in second
+    assert "start a new run" in second
+
+
+def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "job.yaml",
+        """
+        name: short
+        workload: mlp
+        params: {width: 8, inputs: 16}
+        devices: cpu:1
+        strategy: ddp
+        global_batch: 4
+        steps: {rounds: 1}
+        profile: {steps: 0}
+        """,
+    )
+    assert gpurun(tmp_path, "job.yaml").code == 0
+    latest = tmp_path / "runs" / "short" / "latest"
+    assert (tmp_path / "runs" / "short" / latest.read_text().strip() / "comparison.json").exists()
+    result = gpurun(tmp_path, "report", "runs/short/latest", "--format", "json")
+    (variant,) = result.json["variants"]
+    assert (variant["strategy"], variant["status"], variant["gradient_error"]) == ("ddp", "ok", 0.0)
+    kept = json.loads((latest.parent / latest.read_text().strip() / "comparison.json").read_text())
+    for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
+        again = gpurun(tmp_path, *named, "--json")
+        assert again.code == 0, again.err
+        assert again.measured == kept
+
+
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("click", "check"),
+        ("gpurun.launcher.cli.main", "job"),
+        ("gpurun.launcher.processes.guard", "job"),
+        ("gpurun.launcher.run.session", "job"),
+        ("gpurun.launcher.plan.build", "check"),
+        ("at exit", "check"),
+    ],
+)
+def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command: str) -> None:
+    """The signal comes when a module is about to be imported, or when the interpreter shuts down."""
+    write(tmp_path, "job.yaml", JOB)
+    code = f"""
+        import atexit, os, sys
+        def interrupt(name=None, *_):
+            if name in (None, {moment!r}):
+                os.kill(os.getpid(), 2)
+        if {moment!r} == "at exit":
+            atexit.register(interrupt)
+        sys.meta_path.insert(0, type("Hook", (), {{"find_spec": staticmethod(interrupt)}}))
+        sys.argv = ["gpurun", {command!r}, "job.yaml"]
+        from gpurun.__main__ import main
+        main()
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=-1, stderr=subprocess.PIPE, text=True) as process:
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "ignored" not in said
+
+
+def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, all_gone: Any) -> None:
+    """By Ctrl-C; `test_operations` ends a run with SIGTERM."""
+    job = SLEEP_JOB.replace("rounds: 8", "rounds: 4, early_stop: false")
+    write(tmp_path, "job.yaml", job.replace("profile: {steps: 1}", "profile: {steps: 0}"))
+    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        wait_for_round(tmp_path / "run", 3, run)
+        family = descendants(run.pid)
+        run.send_signal(signal.SIGINT)
+        said, messages = run.communicate(timeout=30)
+    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in messages
+    assert run.returncode == 130
+    assert all_gone(family) == []
+    assert "not complete: gpurun --resume run measures" in said
+    before = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert not before["complete"]
+    assert before["variants"][0]["rounds"] >= 2
+    result = gpurun(tmp_path, "--resume", "run")
+    assert result.code == 0, result.err
+    assert result.comparison["complete"]
+    # The round that was cut off counts for neither; the half of it that was complete is still there.
+    assert {variant["rounds"] for variant in result.comparison["variants"]} <= {4, 5}
+
+
+def wait_for_round(run: Path, round_: int, process: subprocess.Popen[str]) -> None:
+    """Returns when the first launch has begun a round."""
+    events = run / "launches" / "01-ddp-2" / "events.jsonl"
+    while process.poll() is None:
+        lines = events.read_text().splitlines() if events.exists() else []
+        if any(json.loads(line)["round"] >= round_ for line in lines[:-1]):
+            return
+    raise AssertionError(f"the run ended with {process.returncode} before round {round_}")

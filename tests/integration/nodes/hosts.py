@@ -1,0 +1,154 @@
+"""Two "hosts" on one machine, joined by a cable: each has a network, a host name and a working directory."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+TIMEOUT_S = 180
+"""A command that takes longer hangs."""
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+NAMES = ("hosta", "hostb")
+_ENTER = 'hostname "$1" && mount --bind "$2" "$3" && cd "$3" && shift 3 && exec "$@"'
+"""Both hosts work at the same path, where each finds its own folder: nothing is shared."""
+
+
+def lacks(*programs: str) -> bool:
+    """Whether tests that need root and these programs should be left out here; never in CI."""
+    there = os.geteuid() == 0 and all(shutil.which(name) for name in programs)
+    return not there and not os.environ.get("GPURUN_ALL_TESTS")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a host's command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Command:
+    """A command that runs on a host."""
+
+    def __init__(self, process: subprocess.Popen[str], stderr: Path) -> None:
+        self.process, self.stderr = process, stderr
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+
+class Hosts:
+    """Two hosts. A context manager, which leaves no namespace and no process behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work = folder / "work"
+        self.folders = tuple(folder / name for name in NAMES)
+        self.temporary = tuple(folder / f"tmp-{name}" for name in NAMES)
+        tag = os.getpid()
+        self._spaces = [f"gpurun-{tag}-{index}" for index in range(2)]
+        self._commands: list[Command] = []
+
+    def __enter__(self) -> Self:
+        for path in (self.work, *self.folders, *self.temporary):
+            path.mkdir(parents=True, exist_ok=True)
+        for space in self._spaces:
+            _ip("netns", "add", space)
+        _ip("link", "add", "cable", "netns", self._spaces[0],
+            "type", "veth", "peer", "name", "cable", "netns", self._spaces[1])  # fmt: skip
+        for space, address in zip(self._spaces, ADDRESSES, strict=True):
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", "cable")
+            _ip("-n", space, "link", "set", "lo", "up")
+            _ip("-n", space, "link", "set", "cable", "up")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for command in self._commands:
+            if command.process.poll() is None:
+                command.kill()
+            command.process.communicate()
+        for space in self._spaces:
+            _ip("netns", "del", space)
+
+    def start(self, host: int, *args: str, env: dict[str, str] | None = None) -> Command:
+        """`gpurun ARGS` on a host."""
+        argv = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
+        argv += ["sh", NAMES[host], str(self.folders[host]), str(self.work), sys.executable, "-m", "gpurun"]
+        said = self.work.with_name(f"stderr-{len(self._commands)}")
+        with said.open("w") as stderr:
+            process = subprocess.Popen(
+                [*argv, *args],
+                env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self._commands.append(Command(process, said))
+        return self._commands[-1]
+
+    def start_both(self, *args: str, env: tuple[dict[str, str], dict[str, str]] = ({}, {})) -> list[Command]:
+        """`gpurun ARGS` on both, as node 0 and node 1."""
+        place = ("--rendezvous", f"{ADDRESSES[0]}:29400")
+        return [self.start(host, *args, "--node-rank", str(host), *place, env=env[host]) for host in range(2)]
+
+    def write(self, name: str, text: str) -> None:
+        """A file on both hosts."""
+        for folder in self.folders:
+            (folder / name).write_text(text)
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """The cable is out; no side is notified."""
+        _ip("-n", self._spaces[1], "link", "set", "cable", "down")
+        try:
+            yield
+        finally:
+            _ip("-n", self._spaces[1], "link", "set", "cable", "up")
+
+    @contextmanager
+    def slowed(self, mbit_per_s: int, latency_ms: int) -> Iterator[None]:
+        """The cable takes no more than this, in either direction; what it can't take at once has to wait."""
+        limit = ("rate", f"{mbit_per_s}mbit", "burst", "16k", "latency", f"{latency_ms}ms")
+        for space in self._spaces:
+            _ip("netns", "exec", space, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", *limit)
+        try:
+            yield
+        finally:
+            for space in self._spaces:
+                _ip("netns", "exec", space, "tc", "qdisc", "del", "dev", "cable", "root")
+
+
+def ended(commands: list[Command]) -> list[Ended]:
+    """What each command said, once all have ended."""
+    results = []
+    for command in commands:
+        out, _ = command.process.communicate(timeout=TIMEOUT_S)
+        results.append(Ended(command.process.returncode, out, command.stderr.read_text()))
+    return results
+
+
+def await_file(path: Path, containing: str = "") -> None:
+    """Returns when the file is there and says this."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (path.is_file() and containing in path.read_text()):
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def _ip(*args: str) -> None:
+    done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(args)}: {done.stderr}"

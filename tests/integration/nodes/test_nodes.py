@@ -1,0 +1,170 @@
+"""Jobs on two hosts: they run, and whatever goes wrong ends them on both, with its true cause."""
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import MODEL
+from tests.integration.nodes.hosts import NAMES, Hosts, await_file, ended, lacks
+
+pytestmark = pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2")
+
+JOB = """
+name: two
+workload: model.py:build
+devices: cpu:1
+nodes: 2
+global_batch: 8
+compare: {split: [even, [6, 2], [2, 6]]}
+steps: {rounds: 2, early_stop: false}
+profile: {steps: 1}
+"""
+PICKY = """
+def misbehave(x, calls):
+    if len(x) == 6:
+        raise ValueError("no such thing on " + os.environ["RANK"])
+"""
+ENDLESS = """
+def misbehave(x, calls):
+    time.sleep(0.01)
+"""
+LONG = ("--set", "steps.rounds=1000", "--set", "profile.steps=0", "--set", "gradient_check=false")
+TRAIN = """
+import os, signal, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+names = ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "GPURUN_SECRET")
+print(*(os.environ.get(name) for name in names))
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def wait_for_ever():
+    while True:
+        time.sleep(60)
+
+
+for step in range(10):
+    if rank == 1 and step == 5 and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and step == 5:
+        wait_for_ever()
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+"""
+"""Its rank 1 is killed at first, and the second time it hangs."""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with Hosts(tmp_path_factory.mktemp("hosts")) as both:
+        yield both
+
+
+CLOCK = """
+import datetime, time
+
+ahead = datetime.timedelta(minutes=7)
+real_time, real_time_ns, real_datetime = time.time, time.time_ns, datetime.datetime
+time.time = lambda: real_time() + ahead.total_seconds()
+time.time_ns = lambda: real_time_ns() + 420 * 10**9
+
+
+class Datetime(real_datetime):
+    @classmethod
+    def now(cls, tz=None):
+        now = real_datetime.now(tz) + ahead
+        return cls.combine(now.date(), now.timetz())
+
+
+# Other hosts get such times, and know only the ordinary kind.
+Datetime.__module__, Datetime.__name__, Datetime.__qualname__ = "datetime", "datetime", "datetime"
+datetime.datetime = Datetime
+"""
+"""For every Python process of a host, before it imports anything else: a clock that is 7 minutes ahead."""
+
+
+def clock_ahead(folder: Path) -> dict[str, str]:
+    """The environment of a host whose clock is ahead."""
+    (folder / "clock").mkdir()
+    (folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+    return {"PYTHONPATH": os.pathsep.join([str(folder / "clock"), os.environ.get("PYTHONPATH", "")])}
+
+
+def prepare(hosts: Hosts, body: str) -> None:
+    hosts.write("model.py", textwrap.dedent(MODEL) + body)
+    hosts.write("job.yaml", JOB)
+
+
+def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) -> None:
+    prepare(hosts, PICKY)
+    with hosts.slowed(mbit_per_s=5, latency_ms=400):
+        clocks: tuple[dict[str, str], dict[str, str]] = ({}, clock_ahead(tmp_path))
+        nodes = ended(hosts.start_both("job.yaml", "--out", "run", env=clocks))
+    run = hosts.folders[0] / "run"
+    for node in nodes:
+        assert node.code == 4, node.err
+        for rank, host in enumerate(NAMES):
+            assert f"ValueError: no such thing on {rank}\n    it happened on {host}" in node.err
+    comparison = json.loads((run / "comparison.json").read_text())
+    even, ours, theirs = comparison["variants"]
+    assert [variant["status"] for variant in (even, ours, theirs)] == ["ok", "failed", "failed"], nodes[0].err
+    assert "rank 0 raised ValueError" in ours["reason"]
+    assert "rank 1 raised ValueError" in theirs["reason"]
+    places = [("hosta", "cpu:0@0"), ("hostb", "cpu:0@1")]
+    assert [(rank["host"], rank["device"]) for rank in even["ranks"]] == places
+    assert all((run / rank["trace"]).stat().st_size > 0 for rank in even["ranks"])
+    assert (run / "launches" / "01-ddp-2" / "log" / "rank1.log").is_file()
+    assert not (hosts.folders[1] / "run").exists()
+    assert not list(hosts.temporary[1].glob("gpurun-*"))
+
+
+def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
+    hosts.write("train.py", TRAIN)
+    job = ("train.py", "--nodes", "2", "--out", "program", "--set", "devices=[cpu:0@0, cpu:0@1, cpu:1@1]")
+    wanted = ("--set", "restarts=1", "--set", "hang_timeout=10s", "--set", "on_hang=continue")
+    commands = hosts.start_both("run", *job, *wanted)
+    launches = hosts.folders[0] / "program" / "launches"
+    await_file(launches / "01-script-3~2" / "hang.json", "wait_for_ever")
+    (stacks,) = ended([hosts.start(0, "stacks", "program")])
+    with hosts.cut():
+        await_file(commands[1].stderr, "node 0 (hosta): no heartbeat for 3 s; after 30 s it counts as lost")
+    await_file(commands[1].stderr, "node 0 (hosta): heartbeats again")
+    commands[0].kill()
+    first, second = ended(commands)
+    assert "Rank 1 is in `wait_for_ever`" in stacks.out, stacks
+    for said in (first.err, second.err):
+        assert "rank 1 was killed by SIGKILL\n    it happened on hostb" in said, said
+        assert "restart 1 of 1" in said
+        assert "rank 1 is in `wait_for_ever` (train.py" in said
+        assert "rank 0 waits in all_reduce" in said
+    assert second.code == 4
+    assert "node 0 (hosta) is lost" in second.err
+    logs = [(launches / "01-script-3" / "log" / f"rank{rank}.log").read_text() for rank in (0, 1)]
+    assert ["0 0 2 10.213.7.1 None" in logs[0], "0 1 2 10.213.7.1 None" in logs[1]] == [True, True]
+
+
+def test_a_cut_link_ends_both_nodes(hosts: Hosts) -> None:
+    prepare(hosts, ENDLESS)
+    commands = hosts.start_both("job.yaml", "--out", "link", *LONG, "--set", "compare.split=[balanced]")
+    run = hosts.folders[0] / "link"
+    await_file(run / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
+    with hosts.cut():
+        first, second = ended(commands)
+    balance = json.loads((run / "variants" / "ddp-2-balanced" / "balance.json").read_text())
+    assert sum(balance["best"]["split"]) == 8  # both nodes measured, and came to the same
+    assert (first.code, second.code) == (4, 4)
+    assert "node 1 (hostb) is lost" in first.err
+    assert "node 0 (hosta) is lost" in second.err
+    kept = re.search(r"is kept in (\S+)", second.err)
+    assert kept
+    assert (Path(kept[1]) / "launches" / "01-ddp-2" / "log" / "rank1.log").is_file()

@@ -1,0 +1,45 @@
+"""A command in small: `python process_front.py FOLDER BODY…` starts a rank per body and waits for signals.
+
+It has the processes of the real one: front, supervisor, server, ranks; only torch is missing.
+"""
+
+import sys
+from pathlib import Path
+
+from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.processes.guard import split_process
+from gpurun.launcher.processes.incoming_signals import interruptible
+from gpurun.launcher.processes.pool import StartRequest, WorkerPool
+
+GRACE_S = 0.2
+ROOT = Path(__file__).resolve().parents[3]
+PYTHONPATH = f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"
+
+
+def main(folder: str, bodies: list[str]) -> int:
+    try:
+        with split_process() as guard, interruptible(guard.kill_workers):
+            run(WorkerPool(guard, preload=(), env={"PYTHONPATH": PYTHONPATH}), folder, bodies)
+    except GpurunError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def run(pool: WorkerPool, folder: str, bodies: list[str]) -> None:
+    with pool:
+        pool.start([request(folder, rank, body) for rank, body in enumerate(bodies)])
+        try:
+            while not pool.poll(60.0):
+                pass
+        finally:
+            pool.stop(GRACE_S)
+
+
+def request(folder: str, rank: int, body: str) -> StartRequest:
+    log = str(Path(folder) / "log" / f"rank{rank}.log")
+    return StartRequest(rank, (folder, str(rank)), {}, log, folder, f"process_bodies:{body}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,267 @@
+"""Starting, describing and blaming real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
+from gpurun.launcher.inspect.snapshot import observe
+from gpurun.launcher.processes.guard import Guard, split_process
+from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
+from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import LaunchConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
+TIMES = 5
+WORLD = 3
+
+
+@pytest.fixture(scope="module")
+def guard() -> Iterator[Guard]:
+    with split_process() as guard:
+        yield guard
+
+
+@pytest.fixture(scope="module")
+def torch_pool(guard: Guard) -> Iterator[WorkerPool]:
+    """A server with torch; many launches share it, as in a run."""
+    with WorkerPool(guard, TORCH, BODIES) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(guard: Guard) -> Iterator[WorkerPool]:
+    """A server without torch: there in 0.1 s."""
+    with WorkerPool(guard, (), BODIES) as pool:
+        yield pool
+
+
+def request(
+    folder: Path, rank: int, body: str, *args: str, env: dict[str, str] | None = None
+) -> StartRequest:
+    log = str(folder / "log" / f"rank{rank}.log")
+    return StartRequest(
+        rank, (str(folder), str(rank), *args), env or {}, log, str(folder), f"process_bodies:{body}"
+    )
+
+
+def until_all_ended(pool: WorkerPool, count: int) -> list[Exit]:
+    exits: list[Exit] = []
+    deadline = time.monotonic() + 30
+    while len(exits) < count and time.monotonic() < deadline:
+        exits += pool.poll(1.0)
+    assert len(exits) == count
+    return exits
+
+
+def wait_for(pool: WorkerPool, *files: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline
+        pool.poll(0.01)
+
+
+def order_in(folder: Path, launch: str) -> Path:
+    order = LaunchConfig(
+        launch=launch, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
+        devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
+        baseline=None, warmup=0, rounds=1, looks=(),
+    )  # fmt: skip
+    path = RunDir(folder).launch_config(launch)
+    write_json(path, order)
+    return path
+
+
+def launch(folder: Path, name: str, body: str, *args: str) -> list[StartRequest]:
+    """All ranks of a launch with a run directory."""
+    order = str(order_in(folder, name))
+    run = RunDir(folder)
+    return [
+        StartRequest(
+            rank,
+            (order, str(rank), *args),
+            {},
+            str(run.log(name, rank)),
+            str(folder),
+            f"process_bodies:{body}",
+        )
+        for rank in range(WORLD)
+    ]
+
+
+def test_a_rank_inherits_nothing_it_should_not(pool: WorkerPool, tmp_path: Path) -> None:
+    env = {"GPURUN_TEST": "yes"}
+    pool.start([request(tmp_path, rank, "describe_self", env=env) for rank in range(2)])
+    exits = until_all_ended(pool, 2)
+    facts = [json.loads((tmp_path / f"facts{rank}").read_text()) for rank in range(2)]
+    assert [exit_.returncode for exit_ in exits] == [0, 0]
+    assert facts[0]["random"] != facts[1]["random"]
+    for rank, fact in enumerate(facts):
+        assert fact["stdin"] == ""
+        assert fact["sid"]
+        assert fact["sigterm"]
+        assert fact["variable"] == "yes"
+        assert fact["cwd"] == str(tmp_path)
+        log = str(tmp_path / "log" / f"rank{rank}.log")
+        assert set(fact["fds"]) <= {"/dev/null", log}
+        assert Path(log).read_text() == "to stdout\nto stderr\n"
+    assert "GPURUN_TEST" not in os.environ
+
+
+def test_forks_of_torch_differ_and_can_compute(torch_pool: WorkerPool, tmp_path: Path) -> None:
+    torch_pool.start([request(tmp_path, rank, "describe_torch") for rank in range(2)])
+    assert [exit_.returncode for exit_ in until_all_ended(torch_pool, 2)] == [0, 0]
+    first, second = (json.loads((tmp_path / f"facts{rank}").read_text()) for rank in range(2))
+    assert first["torch"] != second["torch"]
+    assert first["numpy"] != second["numpy"]
+    assert first["tasks"] == 1  # A server with threads must not fork.
+    assert first["sum"] == 1e6
+
+
+@pytest.mark.parametrize(
+    ("fault", "returncode"),
+    [
+        ("none", 0),
+        ("raise", 1),
+        ("exit", 3),
+        ("hard exit", 3),
+        ("kill", -9),
+        ("segfault", -11),
+        ("abort", -6),
+    ],
+)
+def test_every_end_is_reported_and_the_log_is_complete(
+    pool: WorkerPool, tmp_path: Path, fault: str, returncode: int
+) -> None:
+    pool.start([request(tmp_path, 0, "end_with", fault)])
+    (exit_,) = until_all_ended(pool, 1)
+    assert exit_.returncode == returncode
+    log = (tmp_path / "log" / "rank0.log").read_text()
+    assert log.startswith("last words\n")
+    assert ("ValueError: a loss of 7 is too much" in log) == (fault == "raise")
+    assert ("Segmentation fault" in log) == (fault == "segfault")
+
+
+EXPECTED = {
+    "raise": ("exception", "raised ValueError: a loss of 7 is too much"),
+    "exit": ("exit", "exit code 3"),
+    "hard exit": ("exit", "exit code 3"),
+    "early exit": ("early_exit", "exit code 0"),
+    "kill": ("signal", "killed by SIGKILL"),
+    "segfault": ("signal", "killed by SIGSEGV"),
+    "abort": ("signal", "killed by SIGABRT"),
+}
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_the_rank_that_began_is_blamed(torch_pool: WorkerPool, tmp_path: Path, fault: str) -> None:
+    kind, words = EXPECTED[fault]
+    for attempt in range(TIMES):
+        faulty = attempt % WORLD
+        failure, log = failure_of(torch_pool, tmp_path, str(attempt), faulty, fault)
+        assert (failure.rank, failure.kind) == (faulty, kind), failure
+        assert words in failure.headline
+        assert not failure.secondary
+        assert faulty not in failure.victims
+        text = explain(failure, log.read_text(), str(log))
+        assert words in text
+        assert str(log) in text
+
+
+def failure_of(pool: WorkerPool, folder: Path, name: str, faulty: int, fault: str) -> tuple[Failure, Path]:
+    pool.start(launch(folder, name, "all_reduce_until_fault", str(faulty), fault))
+    exits = pool.poll(30.0)
+    deadline = time.monotonic() + 0.5
+    while len(exits) < WORLD and time.monotonic() < deadline:
+        exits += pool.poll(0.1)
+    stopped_ns = time.time_ns()
+    pool.stop(0.2)
+    exits += pool.poll(0)
+    assert sorted(exit_.rank for exit_ in exits) == list(range(WORLD))
+    run = RunDir(folder)
+    failure = root_cause(exits, run.read_failures(name), stopped_ns)
+    return failure, run.log(name, failure.rank)
+
+
+def test_the_group_listens_on_loopback_only(torch_pool: WorkerPool, tmp_path: Path) -> None:
+    torch_pool.start(launch(tmp_path, "l", "describe_listeners"))
+    assert [exit_.returncode for exit_ in until_all_ended(torch_pool, WORLD)] == [0] * WORLD
+    for rank in range(WORLD):
+        addresses = json.loads((tmp_path / f"listeners{rank}").read_text())
+        assert addresses
+        assert set(addresses) == {"0100007F"}
+
+
+def test_stop_ends_what_ignores_it_and_what_ran_away(
+    pool: WorkerPool, tmp_path: Path, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    bodies = ["hold_the_gil", "leave_grandchild", "ignore_sigterm", "sleep_for_ever"]
+    pool.start([request(tmp_path, rank, body) for rank, body in enumerate(bodies)])
+    wait_for(pool, *(tmp_path / f"ready{rank}" for rank in range(4)))
+    grandchild = int((tmp_path / "grandchild1").read_text())
+    pids = [*pool.pids().values(), grandchild]
+    pool.stop(0.2)
+    assert all_gone(pids) == []
+    exits = {exit_.rank: exit_ for exit_ in pool.poll(0)}
+    assert exits[2].returncode == -9
+    assert exits[3].returncode == -15
+    assert all(exit_.stopped for exit_ in exits.values())
+    pool.start([request(tmp_path, 0, "end_with", "none")])  # It still serves.
+    assert until_all_ended(pool, 1)[0].returncode == 0
+
+
+def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tmp_path: Path) -> None:
+    start = request(tmp_path, 0, "hold_the_gil")
+    pool.start([msgspec.structs.replace(start, control=str(tmp_path / "control"))])
+    wait_for(pool, tmp_path / "ready0")
+    (sight,) = observe(tmp_path / "control")
+    (main,) = sight.threads
+    assert (sight.rank, sight.pid) == (0, pool.pids()[0])
+    assert main.frames[0].function == "hold_the_gil"
+    assert (tmp_path / "control").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
+    """Where no more processes are allowed, BLAS sends an interrupt to whoever imports it."""
+    code = (
+        "import os; from gpurun.launcher.processes.guard import split_process\n"
+        "with split_process(): import numpy; print(len(os.listdir('/proc/self/task')))"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_a_missing_module_is_named(guard: Guard) -> None:
+    with (
+        WorkerPool(guard, ("no_such_torch",)) as pool,
+        pytest.raises(MachineError, match="no_such_torch can't be imp"),
+    ):
+        pool.poll(30.0)
+
+
+def test_stop_does_not_wait_for_an_import(guard: Guard, tmp_path: Path) -> None:
+    """Ranks that were asked for while the server still imports never come."""
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(600)\n")
+    with WorkerPool(guard, ("slow_module",), {"PYTHONPATH": str(tmp_path)}) as pool:
+        pool.start([request(tmp_path, 0, "end_with", "none")])
+        pool.stop(5.0)
+        assert pool.poll(0) == []
+
+
+def test_a_full_log_disk_does_not_stop_a_rank(pool: WorkerPool, tmp_path: Path) -> None:
+    start = request(tmp_path, 0, "end_with", "none")
+    full = StartRequest(0, start.args, {}, "/dev/full", start.cwd, start.entry)
+    pool.start([full])
+    assert until_all_ended(pool, 1)[0].returncode in (0, 1)

@@ -1,0 +1,213 @@
+"""Programs run unchanged, in real processes: what works with `torchrun` works here, and is timed."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import Result, gpurun, write
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+NAMES = (
+    *("ddp", "no_destroy", "fsdp", "loader", "children", "ending", "seeds", "threads"),
+    *("wrong_exit", "early"),
+)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """One run of all programs, each a variant; two of them fail."""
+    folder = tmp_path_factory.mktemp("programs")
+    shutil.copy(Path(__file__).with_name("programs.py"), folder)
+    write(
+        folder,
+        "job.yaml",
+        f"""
+        script: programs.py
+        devices: cpu:2
+        env: {{GIVEN: by the job, FOLDER: {folder}, OMP_NUM_THREADS: 3}}
+        seed: 7
+        compare: {{args: {json.dumps([[name] for name in NAMES])}}}
+        steps: {{launches: 1}}
+        profile: {{steps: 2}}
+        """,
+    )
+    return gpurun(folder, "job.yaml", "--out", "run")
+
+
+def log(ran: Result, name: str, rank: int = 0) -> str:
+    (path,) = (ran.folder / "run" / "launches").glob(f"*-script-2-{name}/log/rank{rank}.log")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("wrong_exit", "early")])
+def test_a_program_that_torchrun_can_run_runs_here(ran: Result, name: str) -> None:
+    variant = ran.variant(f"script-2-{name}")
+    assert variant["status"] in ("ok", "unsteady"), ran.err
+    assert variant["wall_s"] > 0
+
+
+def test_steps_of_an_unchanged_program_are_timed_and_traced(ran: Result) -> None:
+    ddp = ran.variant("script-2-ddp")
+    assert ddp["rounds"] > 0
+    assert ddp["step_ms"]["median"] > 0
+    assert ddp["samples_per_s"] is None
+    assert ddp["global_batch"] is None
+    assert [rank["trace"] for rank in ddp["ranks"]] == [
+        f"variants/script-2-ddp/rank{rank}.pt.trace.json.gz" for rank in range(2)
+    ]
+    assert all(rank["compute_ms"] > 0 and rank["local_batch"] is None for rank in ddp["ranks"])
+    lines = (ran.folder / "run/variants/script-2-ddp/rank1.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert len(kinds) == 39
+    assert kinds[29:32] == ["profile"] * 3
+    assert kinds[28] in ("timed", "warmup")
+
+
+def test_fsdp_and_data_loaders_have_their_steps_too(ran: Result) -> None:
+    for name in ("fsdp", "loader"):
+        lines = (ran.folder / f"run/variants/script-2-{name}/rank0.jsonl").read_text().splitlines()
+        assert len(lines) >= 13, name  # and not those of its workers
+
+
+def test_a_program_without_steps_has_a_running_time_and_a_note(ran: Result) -> None:
+    children = ran.variant("script-2-children")
+    assert children["step_ms"] is None
+    assert "no steps were recorded" in children["warnings"][0]
+
+
+def test_what_the_program_leaves_for_its_end_is_done(ran: Result) -> None:
+    for rank in range(2):
+        assert (ran.folder / f"open{rank}").read_text() == "kept"
+        assert (ran.folder / f"atexit{rank}").read_text() == "called"
+        assert (ran.folder / f"thread{rank}").read_text() == "waited for"
+
+
+def test_the_job_decides_over_seed_threads_and_environment(ran: Result) -> None:
+    assert log(ran, "seeds", 0).splitlines()[0] == log(ran, "seeds", 1).splitlines()[0]
+    assert "threads 3 3 by the job" in log(ran, "threads", 1)
+
+
+def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
+    assert ran.code == 4
+    assert "rank 1 ended by itself: exit code 3" in ran.variant("script-2-wrong_exit")["reason"]
+    assert ran.variant("script-2-wrong_exit")["status"] == "failed"
+    early = ran.variant("script-2-early")
+    assert early["status"] == "failed"
+    assert "rank 0 ended with exit code 0" in early["reason"]
+    assert "2 of 10 variants failed: script-2-wrong_exit, script-2-early" in ran.err
+
+
+def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
+    launches = json.loads((ran.folder / "run" / "plan.json").read_text())["launches"]
+    assert all(len(launch["processes"]) == 2 for launch in launches)
+    ports = {path.read_text() for path in (ran.folder / "run" / "launches").glob("*/rendezvous")}
+    assert all(re.fullmatch("[0-9]+", port) for port in ports)
+
+
+MODULE = """
+    import sys
+    from . import helper
+    import gpurun
+    import gpurun.launcher.worker
+    import launcher.worker
+    from workloads import mine
+
+    assert gpurun.launcher.worker.__file__ != launcher.worker.__file__
+    print("spec", __spec__.name, helper.NAME, sys.argv[1:], launcher.WHOSE, launcher.worker.WHOSE, mine.WHOSE)
+    for _ in range(60):
+        with gpurun.step():
+            sum(range(1000))
+"""
+
+
+def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> None:
+    """Next to a package and a directory of our names, with our modules' names in them."""
+    for name in ("launcher/__init__", "launcher/worker", "workloads/mine"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path, f"{name}.py", "WHOSE = 'own'\n")
+    package = tmp_path / "package"
+    package.mkdir()
+    write(package, "__init__.py", "")
+    write(package, "helper.py", "NAME = __name__\n")
+    write(package, "train.py", MODULE)
+    done = gpurun(
+        tmp_path,
+        "run",
+        "-m",
+        "package.train",
+        "--devices",
+        "cpu:1",
+        "--out",
+        "run",
+        "--json",
+        "--",
+        "--epochs",
+        "1",
+    )
+    assert done.code == 0, done.err
+    variant = done.json["variants"][0]
+    assert variant["rounds"] >= 1
+    said = (tmp_path / "run/launches/01-script-1/log/rank0.log").read_text()
+    assert said.startswith("spec package.train package.helper ['--epochs', '1'] own own own\n")
+    again = gpurun(tmp_path, "--resume", "run")  # nothing is missing
+    assert again.code == 0, again.err
+    assert (tmp_path / "run" / "job.yaml").read_text().startswith('name: "package.train"\nmodule: ')
+
+
+def test_a_program_whose_rank_was_killed_goes_on_from_its_checkpoint_to_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    for name in ("checkpoint.py", "checkpoint.yaml"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    both = "compare.args=[[--folder, killed, --steps, 12, --die-at, 7], [--folder, calm, --steps, 12]]"
+    brief = ("--set", "profile.steps=0", "--set", "steps.launches=1")
+    done = gpurun(tmp_path, "checkpoint.yaml", "--out", "run", *brief, "--set", "args=[]", "--set", both)
+    assert done.code == 0, done.err
+    said = {}
+    for number, name in enumerate(("killed", "calm"), 1):
+        attempts = sorted((tmp_path / "run" / "launches").glob(f"0{number}-*"))
+        said[name] = (attempts[-1] / "log" / "rank0.log").read_text().splitlines()[-1]
+    (restart,) = (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()
+    assert "SIGKILL" in json.loads(restart)["reason"]
+    assert said["killed"].startswith("began at step 5, weights ")
+    assert said["calm"].startswith("began at step 0, weights ")
+    assert said["killed"].split()[-1] == said["calm"].split()[-1]
+
+
+HANGS = """
+    import os
+    import signal
+    import sys
+    import time
+    import torch
+
+    def save(number, frame):
+        print("saved at the last moment")
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(1000):
+        if step == 5 and os.environ["RANK"] == "1":
+            time.sleep(600)  # as anything that blocks a rank
+        weight.sum().backward()
+        optimizer.step()
+    time.sleep(600)
+"""
+
+
+def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", HANGS)
+    write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:2\nhang_timeout: 10s\ngrace: 1s\n")
+    done = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert done.code == 4, done.err
+    result = done.variant("script-2")
+    assert result["status"] == "timeout"
+    assert "no step completed for 10 s" in result["reason"]
+    assert "train.py" in (tmp_path / "run/launches/01-script-2/hang.json").read_text()
+    assert "[rank 0] saved at the last moment" in done.err

@@ -1,0 +1,131 @@
+"""`split: balanced` as a user runs it: measured, solved, verified, kept and reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import Result, gpurun, misbehaving, write
+
+pytestmark = pytest.mark.alone
+
+JOB = """
+    name: balance
+    workload: sleep
+    params: {alpha_ms: [1, 9], beta_ms: [1, 2.5]}
+    devices: cpu:2
+    global_batch: 32
+    compare: {split: [even, balanced]}
+    steps: {rounds: 4, early_stop: false}
+    profile: {steps: 0}
+"""
+"""By hand (25, 7): 26 and 26.5 ms; even takes 49. The bounds leave room for one sample."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    folder = tmp_path_factory.mktemp("balance")
+    write(folder, "job.yaml", JOB)
+    result = gpurun(folder, "job.yaml", "--out", "run")
+    assert result.code == 0, result.err
+    return result
+
+
+def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Result) -> None:
+    found = run.variant("ddp-2-balanced")
+    assert found["status"] == "ok"
+    assert sum(found["split"]) == 32
+    assert 6 <= found["split"][1] <= 8
+    assert [rank["local_batch"] for rank in found["ranks"]] == found["split"]
+    balanced = found["balanced"]
+    assert balanced["optimum_ms"] >= 22
+    assert balanced["even"]["step_ms"] >= 45
+    assert [device["device"] for device in balanced["devices"]] == ["cpu:0", "cpu:1"]
+    assert all(len(device["points"]) >= 4 for device in balanced["devices"])
+    assert all(device["alpha_ci"] and device["beta_ci"] for device in balanced["devices"])
+    assert found["step_ms"]["median"] < run.variant("ddp-2-even")["step_ms"]["median"]
+    assert run.variant("ddp-2-even")["balanced"] is None
+
+
+def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
+    said = gpurun(run.folder, "report", "run").out
+    first, second = run.variant("ddp-2-balanced")["split"]
+    assert f"ddp balanced {first}/{second}: what the devices cost" in said
+    assert "T*/T = " in said
+    assert "even would take" in said
+    assert f"split=({first}, {second}), rank=torch.distributed.get_rank()" in said
+    assert "gpurun: " not in said
+
+
+def test_a_resumed_run_keeps_the_split_that_was_found(run: Result) -> None:
+    before = (run.folder / "run/variants/ddp-2-balanced/balance.json").read_bytes()
+    status = run.folder / "run/variants/ddp-2-balanced/status.json"
+    status.write_text(json.dumps({"status": "failed", "reason": "as if"}))
+    (run.folder / "run/launches/01-ddp-2/events.jsonl").write_text("")
+    again = gpurun(run.folder, "job.yaml", "--resume", "run")
+    assert again.code == 0, again.err
+    assert (run.folder / "run/variants/ddp-2-balanced/balance.json").read_bytes() == before
+    order = json.loads((run.folder / "run/launches/01-ddp-2~2/launch.json").read_text())
+    assert order["variants"][-1]["split"] == json.loads(before)["best"]["split"]
+    assert "measuring the devices" not in again.err
+
+
+def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    plan = gpurun(tmp_path, "check", "job.yaml", "--json").json
+    assert [variant["split"] for variant in plan["variants"]] == [[16, 16], []]
+    three = ("--set", "devices=cpu:3", "--set", "params.alpha_ms=1", "--set", "params.beta_ms=1")
+    shown = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
+    assert shown.code == 0
+    assert "2 samples can't give 3 devices at least 1 each" in shown.out
+
+
+def test_dp_measures_its_replicas(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "strategy=dp", "--set", "steps.rounds=2")
+    assert result.code == 0, result.err
+    found = result.variant("dp-2-balanced")
+    assert 6 <= found["split"][1] <= 8
+    assert found["gradient_error"] < 1e-4
+
+
+def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    far = ("--set", "params.alpha_ms=[1, 60]", "--set", "min_local_batch=0", "--set", "steps.rounds=2")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *far)
+    assert result.code == 0, result.err
+    found = result.variant("ddp-2-balanced")
+    assert found["split"] == [32, 0]
+    assert found["gradient_error"] < 1e-4
+
+
+def test_fewer_samples_than_devices_leave_some_out(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    few = ("--set", "global_batch=1", "--set", "min_local_batch=0", "--set", "compare.split=[balanced]")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *few, "--set", "steps.rounds=2")
+    assert result.code == 0, result.err
+    assert result.variant("ddp-2-balanced")["split"] == [1, 0]
+
+
+FAILING = """
+    workload: model.py:build
+    devices: cpu:2
+    global_batch: 8
+    compare: {split: [even, balanced]}
+    steps: {rounds: 2, early_stop: false}
+    profile: {steps: 0}
+"""
+
+
+def test_memory_that_runs_out_bounds_the_split(tmp_path: Path) -> None:
+    body = """
+        from gpurun import device_index
+        if device_index() == 1 and x.shape[0] > 2: torch.empty(1 << 50)
+        time.sleep(0.002 * x.shape[0])
+    """
+    misbehaving(tmp_path, body, FAILING)
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    found = result.variant("ddp-2-balanced")
+    assert (found["status"], found["split"]) == ("ok", [6, 2]), result.err
+    assert found["balanced"]["devices"][1]["max_samples"] == 2
+    assert result.variant("ddp-2-even")["status"] == "oom"

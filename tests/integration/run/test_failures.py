@@ -1,0 +1,218 @@
+"""Whatever a rank does, the run ends, names the cause, keeps what was measured, and measures the rest."""
+
+import json
+import os
+from pathlib import Path
+
+from gpurun.launcher.stats.schedule import round_blocks
+from tests.integration.command import MODEL_JOB, gpurun, misbehaving, write
+
+ON_6_2 = "x.shape[0] == 2 and calls > 20"
+"""True on rank 1 alone, in variant 6/2, once the gradients have been checked and the warm-up has begun."""
+
+
+SEGFAULT = "__import__('ctypes').string_at(0)"
+FAULTS = {
+    "8/2": ("raise ValueError('no such thing')", "ValueError: no such thing"),
+    "9/1": ("sys.exit(3)", "exit code 3"),
+    "1/9": ("os._exit(4)", "exit code 4"),
+    "2/8": ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+    "3/7": (SEGFAULT, "SIGSEGV: Segmentation fault at {folder}/model.py:{line} in misbehave"),
+}
+"""By split: what rank 1 does once the gradients have been checked and the warm-up has begun, and its name."""
+ALL_LEAVE = "7/3"
+"""In this one all ranks end with 0, which is a failure too."""
+
+
+def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(tmp_path: Path) -> None:
+    """Whatever the failure is; of an exception, the traceback too, and only the user's part of it."""
+    faults = "".join(
+        f"\n    if RANK == 1 and x.shape[0] == {split.rpartition('/')[2]}: {body}"
+        for split, (body, _) in FAULTS.items()
+    )
+    leave = "\n    if x.shape[0] == {0: 7, 1: 3}[RANK]: os._exit(0)"
+    splits = ", ".join(f"[{split.replace('/', ', ')}]" for split in (*FAULTS, ALL_LEAVE, "6/4"))
+    job = MODEL_JOB.replace("[6, 2], [5, 3]", splits).replace("global_batch: 8", "global_batch: 10")
+    misbehaving(tmp_path, f"RANK = int(os.environ['RANK'])\nif calls > 20:{leave}{faults}", job)
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 4, result.err
+    for split, (body, named) in FAULTS.items():
+        cause = named.format(folder=tmp_path, line=line_of(tmp_path, body))
+        failed = result.variant(f"ddp-2-{split.replace('/', '-')}")
+        assert failed["status"] == "failed"
+        assert failed["reason"].startswith("rank 1")
+        assert cause in failed["reason"]
+        assert cause in result.err
+        assert (tmp_path / "run" / failed["log"]).is_file()
+    left = result.variant(f"ddp-2-{ALL_LEAVE.replace('/', '-')}")
+    assert left["status"] == "failed"
+    assert "exit code 0" in left["reason"]
+    for other in ("ddp-2-even", "ddp-2-6-4"):
+        assert result.variant(other)["status"] == "ok"
+        assert result.variant(other)["rounds"] == 3
+    assert result.variant("ddp-2-6-4")["vs_baseline"]["verdict"] != "baseline"
+    assert "Fatal Python error: Segmentation fault" in result.err
+    raising = line_of(tmp_path, "ValueError")
+    assert f'{tmp_path}/model.py", line {raising}, in misbehave' in result.err
+    assert result.err.count("ValueError: no such thing\n") == 2  # the headline, and the end of the traceback
+    for noise in ("zygote", "runpy", "Extension modules", "worker/training/trainer.py", "torch/nn"):
+        assert noise not in result.err
+
+
+def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path) -> None:
+    misbehaving(
+        tmp_path,
+        """
+        if x.shape[0] == 2 and calls > 20 and os.path.exists(EVENTS):
+            lines = open(EVENTS).read().splitlines()
+            if json.loads(lines[-1])["round"] >= 3: raise ValueError("late")
+        """,
+    )
+    with (tmp_path / "model.py").open("a") as file:
+        file.write("\nimport json\nEVENTS = 'run/launches/01-ddp-2/events.jsonl'\n")
+        file.write("print('has torch._dynamo:', 'torch._dynamo' in sys.modules)\n")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4")
+    assert result.code == 4, result.err
+    assert result.variant("ddp-2-6-2")["status"] == "failed"
+    assert result.variant("ddp-2-6-2")["rounds"] == 2
+    before_failure = timed_before(tmp_path / "run", "01-ddp-2", 3, "ddp-2-6-2")
+    others = ("ddp-2-even", "ddp-2-5-3")
+    had_turn = {other: other in before_failure for other in others}
+    for other in others:  # round 3 is run again, unless both had had their turn
+        assert result.variant(other)["rounds"] == 4 + (had_turn[other] and not all(had_turn.values()))
+    launches = sorted((tmp_path / "run" / "launches").iterdir())
+    assert [path.name for path in launches] == ["01-ddp-2", "01-ddp-2~2"]
+    for path, imported in zip(launches, (False, True), strict=True):  # further attempts are quicker to start
+        assert f"has torch._dynamo: {imported}\n" in (path / "log" / "rank1.log").read_text()
+
+
+def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
+    """Variants whose turn in this round came before that of `variant`: it is kept where the round failed."""
+    order = json.loads((run / "launches" / launch / "launch.json").read_text())
+    variants = [one["id"] for one in order["variants"]]
+    blocks = round_blocks(variants, order["baseline"], f"{order['run_dir']}/{launch}/{round_}")
+    timed = [block.variant for block in blocks if block.kind == "timed"]
+    return set(timed[: timed.index(variant)])
+
+
+def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
+    misbehaving(tmp_path, f"if {ON_6_2}: time.sleep(1000)")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
+    assert result.code == 4, result.err
+    late = result.variant("ddp-2-6-2")
+    assert late["status"] == "timeout"
+    place = f"model.py:{line_of(tmp_path, 'time.sleep(1000)')}"
+    assert f"rank 1 is in `misbehave` ({place}); rank 0 waits in all_reduce #" in late["reason"]
+    assert late["log"].endswith("rank1.log")
+    assert "rank 0 waits in all_reduce #" in result.err
+    assert result.variant("ddp-2-even")["status"] == "ok"
+
+
+def line_of(folder: Path, words: str) -> int:
+    """The line of the model's file with these words."""
+    lines = (folder / "model.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if words in line)
+
+
+def test_a_mistake_before_any_variant_began_costs_one_attempt(tmp_path: Path) -> None:
+    """On either rank: also where rank 0 is further already."""
+    misbehaving(
+        tmp_path, "pass", MODEL_JOB.replace("compare: {", "compare: {params: [{rank: 0}, {rank: 1}], ")
+    )
+    with (tmp_path / "model.py").open("a") as file:
+        file.write("""
+def with_optimizer(rank):
+    def optimizer(parameters):
+        return 3 if os.environ["RANK"] == str(rank) else torch.optim.SGD(parameters, lr=0.1)
+
+    return Workload(Model(), batch, torch.nn.functional.cross_entropy, optimizer)
+""")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "workload=model.py:with_optimizer")
+    assert result.code == 4, result.err
+    assert len(result.comparison["variants"]) == 6
+    for variant in result.comparison["variants"]:
+        assert variant["status"] == "failed"
+        assert variant["reason"].startswith(f"rank {variant['varied']['params']['rank']} ")
+        assert "model.py" in variant["reason"]
+        assert "expected a torch.optim.Optimizer, got int" in variant["reason"]
+    assert "Traceback" not in result.err
+    launches = sorted(path.name for path in (tmp_path / "run" / "launches").iterdir())
+    assert [name.partition("-")[0] for name in launches] == ["01", "02"]
+    assert "~" not in "".join(launches)
+
+
+def test_resume_runs_what_failed_and_out_of_memory_is_a_result(tmp_path: Path) -> None:
+    misbehaving(
+        tmp_path,
+        """
+        if x.shape[0] == 7: torch.empty(1 << 50)
+        if x.shape[0] == 6 and not os.path.exists("fixed"): raise ValueError("broken")
+        """,
+        MODEL_JOB.replace("[5, 3]", "[5, 3], [7, 1]"),
+    )
+    assert gpurun(tmp_path, "job.yaml", "--out", "run").code == 4
+    kept = (tmp_path / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl").read_bytes()
+    (tmp_path / "fixed").touch()
+    result = gpurun(tmp_path, "--resume", "run")
+    assert result.code == 0, result.err
+    assert result.variant("ddp-2-6-2")["status"] == "ok"
+    assert result.variant("ddp-2-6-2")["vs_baseline"]["percent"] is not None
+    assert (tmp_path / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl").read_bytes() == kept
+    assert result.variant("ddp-2-7-1")["status"] == "oom"
+    assert result.variant("ddp-2-7-1")["vs_baseline"] is None
+    assert "oom" in result.out
+    assert {result.variant(f"ddp-2-{other}")["status"] for other in ("even", "5-3")} == {"ok"}
+
+
+def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_path: Path) -> None:
+    job = MODEL_JOB.replace("[6, 2], [5, 3]", "balanced")
+    misbehaving(tmp_path, "if x.shape[0] == 1: raise ValueError('not one')", job)
+    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    assert result.code == 4, result.err
+    lost = result.variant("ddp-2-balanced")
+    assert lost["status"] == "failed"
+    assert "ValueError: not one" in lost["reason"]
+    assert "during balance of ddp-2-balanced" in result.err
+    assert result.variant("ddp-2-even")["status"] == "ok"
+
+
+def test_a_mistake_in_build_is_reported_with_its_line_and_costs_no_traceback_of_ours(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "broken.py",
+        """
+        def build(width=4):
+            if width > 4: return undefined_name
+            from model import build as good
+            return good()
+        """,
+    )
+    misbehaving(tmp_path, "pass", BROKEN_JOB)
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", env={"PYTHONPATH": python_path(tmp_path)})
+    assert result.code == 4, result.err
+    assert "broken.py:2" in result.err
+    assert result.err.count("NameError: name 'undefined_name' is not defined") == 1
+    assert "1 other variant would build the same model and fail in the same way: not started" in result.err
+    assert "launcher/worker" not in result.err
+    statuses = {one["id"]: one["status"] for one in result.comparison["variants"]}
+    assert sorted(statuses.values()) == ["failed", "failed", "ok", "ok"]
+    assert {variant_id for variant_id, status in statuses.items() if status == "ok"} == {
+        one["id"] for one in result.comparison["variants"] if one["varied"]["params"]["width"] == 4
+    }
+    assert len(list((tmp_path / "run" / "launches").iterdir())) == 3  # of four: one failure was enough
+
+
+BROKEN_JOB = """
+    workload: broken.py:build
+    devices: cpu:2
+    global_batch: 4
+    compare: {strategy: [ddp, dp], params: [{width: 4}, {width: 8}]}
+    steps: {rounds: 1, launches: 1}
+    profile: {steps: 0}
+    gradient_check: false
+"""
+
+
+def python_path(folder: Path) -> str:
+    """`folder`'s modules can be imported too."""
+    return f"{folder}:{os.environ.get('PYTHONPATH', '')}"

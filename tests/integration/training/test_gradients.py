@@ -1,0 +1,141 @@
+"""Gradients equal those of the whole batch on one device, for every strategy and split."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gpurun import Workload
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.worker.training.gradient_check import check_gradients
+from gpurun.launcher.worker.training.trainer import Trainer
+from tests.integration.ranks import run_ranks
+from tests.integration.training import gradient_worker as worker
+from tests.known import known
+
+NUM_PROCESSES = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the processes found, by rank."""
+    folder = tmp_path_factory.mktemp("gradients")
+    run_ranks(worker.__name__, NUM_PROCESSES, folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_PROCESSES)]
+
+
+def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]) -> None:
+    errors = {f"{name} on {rank}": e for rank, found in enumerate(results) for name, e in found.items()}
+    errors = {name: error for name, error in errors.items() if isinstance(error, float)}
+    expected = {
+        f"{strategy} {kind} {variant.id}"
+        for strategy, worlds in (("single", (1,)), ("dp", (2, 3, 4)), ("ddp", (2, 3, 4)))
+        for world in worlds
+        for kind in worker.KINDS
+        for variant in worker.variants_of(world)
+    }
+    assert expected <= {name.rpartition(" on ")[0] for name in errors}
+    assert {name: error for name, error in errors.items() if not error <= 1e-12} == {}
+
+
+def test_steps_lead_to_the_weights_of_a_bare_loop(results: list[dict[str, Any]]) -> None:
+    weights = [name for found in results for name in found if " weights " in name]
+    assert len(weights) == 3 + 2 + 3 + 4
+    assert all(found[name] <= 1e-12 for found in results for name in found if " weights " in name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_check_confirms_and_leaves_the_model_alone(results: list[dict[str, Any]], rank: int) -> None:
+    checks = results[rank]["checks"]
+    for facts in checks["right"].values():
+        assert facts["gradient_error"] <= 1e-12
+        assert facts["gradient_reference"] == "one device"
+        assert facts["warnings"] == []
+    assert checks["untouched"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_check_sees_plain_ddps_weights(results: list[dict[str, Any]], rank: int) -> None:
+    plain = results[rank]["checks"]["plain"]
+    assert plain["even"]["gradient_error"] <= 1e-12
+    assert plain["uneven"]["gradient_error"] > 0.1
+    assert "isn't a mean over samples" in plain["uneven"]["warnings"][0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_memory_for_the_whole_batch_the_baseline_is_the_reference(
+    results: list[dict[str, Any]], rank: int
+) -> None:
+    small = results[rank]["checks"]["small"]
+    assert (small["even"]["gradient_error"], small["even"]["gradient_reference"]) == (None, None)
+    assert small["uneven"]["gradient_error"] <= 1e-12
+    assert small["uneven"]["gradient_reference"] == "even"
+    assert all("one device can't hold" in facts["warnings"][0] for facts in small.values())
+
+
+def test_unsynchronised_steps_can_be_undone(results: list[dict[str, Any]]) -> None:
+    assert results[0]["ablation"]["apart"] > 1e-6
+    assert results[0]["ablation"]["restored"] == 0
+
+
+def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(size, 16, generator=generator)
+    return x, x[:, :4].argmax(1)
+
+
+def check(model: nn.Module, precision: str = "fp64") -> dict[str, Any]:
+    """The check's facts about an uneven split of `dp` on two CPU devices."""
+    variants = (VariantConfig("uneven", (48, 16), 2),)
+    launch = LaunchConfig(
+        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp", devices=("cpu", "cpu"),
+        backend=None, precision=precision, seed=0, threads=1, variants=variants, baseline=None, warmup=1,
+        rounds=1, looks=(),
+    )  # fmt: skip
+    trainer = Trainer(Workload(model, batch, F.cross_entropy), launch, 0)
+    return check_gradients(trainer, launch, 0)["uneven"]
+
+
+def perceptron(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), *between, nn.Linear(32, 4))
+
+
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "bf16", "fp16"])
+def test_each_precision_explains_its_own_rounding(precision: str) -> None:
+    facts = check(perceptron(nn.ReLU(), nn.LayerNorm(32)), precision)
+    assert facts["warnings"] == ()
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_dropout_is_named() -> None:
+    (warning,) = check(perceptron(nn.Dropout(0.5)))["warnings"]
+    assert "likely reason: dropout" in warning
+
+
+def test_batch_norm_always_carries_a_warning() -> None:
+    norm = nn.BatchNorm1d(32)
+    model = perceptron(norm)
+    before = known(norm.running_mean).clone()
+    always, large = check(model)["warnings"]
+    assert "BatchNorm" in always
+    assert "likely reason: BatchNorm" in large
+    assert torch.equal(known(norm.running_mean), before.double())
+    model.eval()
+    (frozen,) = check(model)["warnings"]
+    assert "BatchNorm" in frozen

@@ -1,0 +1,62 @@
+"""Coming back to a saved state, whatever steps were made since and however the model saves itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpurun import Workload
+from gpurun.launcher.rundir.records import VariantConfig
+from gpurun.launcher.worker.training.forward_backward import NoClock
+from gpurun.launcher.worker.training.trainer import Trainer
+from tests.integration.training.gradient_worker import order
+
+
+class Stubborn(nn.Module):
+    """Counts its calls in a buffer that is not saved, normalises by batch, and can't be saved at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.norm(self.layer(x))
+        return result
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        raise RuntimeError("this model can't be saved")
+
+
+def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(size, 4, generator=generator)
+    return x, x.sum(1).gt(0).long()
+
+
+def test_weights_buffers_and_optimizer_come_back() -> None:
+    model = Stubborn()
+    variant = VariantConfig("single-1", (8,), 1)
+    job = Workload(model, batch, nn.functional.cross_entropy, optimizer=torch.optim.Adam)
+    trainer = Trainer(job, order("single", 1, (variant,)), 0)
+
+    def seen() -> list[Tensor]:
+        moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+        return [value.detach().clone() for value in (*model.parameters(), *model.buffers(), *moments)]
+
+    def step(number: int) -> list[Tensor]:
+        trainer.step(trainer.prepare(variant, number), NoClock(), sync=False)
+        return seen()
+
+    before = step(0)
+    state = trainer.save_state()
+    for _ in range(2):  # a state can be come back to more than once
+        after = step(1)
+        assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        trainer.restore_state(state)
+        assert all(torch.equal(a, b) for a, b in zip(before, seen(), strict=True))
+    again = step(1)
+    assert all(torch.equal(a, b) for a, b in zip(after, again, strict=True))
+    trainer.close()

@@ -1,0 +1,68 @@
+"""Mistakes in job files and their messages, file by file in `tests/snapshots/mistakes`.
+
+A case is a few lines of a job, then its messages after `> `; a blank line ends it. `pytest --update` writes
+the messages anew and keeps the jobs.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.load import load_job
+from tests.conftest import SNAPSHOTS
+
+FOLDER = SNAPSHOTS / "mistakes"
+BASES = {
+    "keys": ("workload: gpt", "global_batch: 64"),
+    "params": ("workload: train.py:build", "global_batch: 64"),
+    "builtins": ("global_batch: 8",),
+    "own-batch": ("workload: lstm",),
+    "programs": (),
+}
+"""By file: the lines with which every job begins, less those whose key the case has itself."""
+
+SOURCES = {
+    "train.py": """\
+def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...
+""",
+    "broken.py": "import os\ndef f(:\n",
+    "outside.py": "return 3\n",
+    "binary.py": "\0\1\n",
+}
+"""The files next to the job; none of them is run."""
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_messages(name: str, tmp_path: Path, snapshot: Callable[[str, str], None]) -> None:
+    for file, source in SOURCES.items():
+        (tmp_path / file).write_text(source)
+    text = (FOLDER / f"{name}.txt").read_text()
+    cases = ["\n".join(job_lines(case)) for case in text.strip().split("\n\n")]
+    shown = (f"{case}\n{messages(tmp_path, name, case)}" for case in cases)
+    snapshot(f"mistakes/{name}.txt", "\n\n".join(shown) + "\n")
+
+
+def job_lines(case: str) -> list[str]:
+    return [line for line in case.splitlines() if not line.startswith("> ")]
+
+
+def messages(folder: Path, name: str, case: str) -> str:
+    """What is printed for a job; every mistake has its line and column, or its option."""
+    lines = case.splitlines()
+    overrides = [line.removeprefix("--set ") for line in lines if line.startswith("--set ")]
+    own = [line for line in lines if not line.startswith("--set ")]
+    base = [
+        line for line in BASES[name] if not any(one.startswith(line.partition(":")[0] + ":") for one in own)
+    ]
+    path = folder / "job.yaml"
+    path.write_text("\n".join([*base, *own]) + "\n")
+    try:
+        load_job(path, overrides)
+    except SpecError as error:
+        found = str(error).replace(f"{folder}/", "").replace(str(folder), ".").splitlines()
+        assert all(re.match(r"job\.yaml:\d+:\d+: |--set |    ", line) for line in found), found
+        return "\n".join(f"> {line}" for line in found)
+    return "> no mistake"
