@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import NodesError
 from gpurun.launcher.inspect.remote_inspection import answer, take_request
 from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
-from gpurun.launcher.nodes.exit_order import Timeline, rank_exits
 from gpurun.launcher.nodes.messages import (
     Ack,
     Chunk,
@@ -38,6 +37,33 @@ _ECHO_S = 1.0
 """How long a node's message to itself may take until it returns with its number."""
 _SNAPSHOT_S = STACKS_S + 2.0
 """How long other nodes may take to send snapshots of their ranks."""
+
+
+@dataclass
+class Timeline:
+    """Converts the times of one attempt to node 0's clock, in the order in which node 0 hears of exits.
+
+    Hosts' clocks are never compared. A node reports at once that ranks have ended. Between the ranks of one
+    message, and between a rank's failure record and its exit, the host's own clock decides.
+    """
+
+    last_ns: int = 0
+    shifts_ns: dict[int, int] = field(default_factory=dict)
+    """By rank: what to add to a time of its host to get a time of node 0."""
+
+    def place(self, exits: Sequence[Exit], now_ns: int) -> list[Exit]:
+        """The exits of one message, placed after those of all messages before it.
+
+        Args:
+            now_ns: when the message was read, by node 0's clock.
+        """
+        if not exits:
+            return []
+        first_ns = min(exit_.time_ns for exit_ in exits)
+        shift_ns = max(now_ns, self.last_ns + 1) - first_ns
+        self.last_ns = max(exit_.time_ns for exit_ in exits) + shift_ns
+        self.shifts_ns.update({exit_.rank: shift_ns for exit_ in exits})
+        return [replace(exit_, time_ns=exit_.time_ns + shift_ns) for exit_ in exits]
 
 
 class ClusterPool:
@@ -115,7 +141,7 @@ class ClusterPool:
             if exits := self._local.poll(min(remaining_s, _POLL_S)):
                 failed = any(exit_.returncode for exit_ in exits)
                 self._link.suspect(failed)
-                self._link.send(0, Exits(self._attempt, 0, rank_exits(exits)))
+                self._link.send(0, Exits(self._attempt, 0, tuple(exits)))
                 if failed:  # the ordered message comes before a victim's exit is judged
                     deadline = max(deadline, time.monotonic() + _ECHO_S)
             self._pass_port_on()
@@ -156,7 +182,7 @@ class ClusterPool:
         try:
             self._send_all(self._working - {0}, Stop(self._attempt, grace_s))
             self._local.stop(grace_s)
-            self._link.send(0, Stopped(self._attempt, 0, rank_exits(self._local.poll(0))))
+            self._link.send(0, Stopped(self._attempt, 0, tuple(self._local.poll(0))))
             while self._working:
                 self._take_mail(_POLL_S)
         finally:

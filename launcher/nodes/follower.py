@@ -10,7 +10,6 @@ import msgspec
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.logs.relay import Relay
-from gpurun.launcher.nodes.exit_order import rank_exits
 from gpurun.launcher.nodes.messages import (
     Ack,
     Exits,
@@ -164,7 +163,7 @@ class Follower:
         """Reports at once which ranks have ended: the number of the message shows which was first."""
         if exits := self.pool.poll(0.0):
             self.failed = self.failed or any(exit_.returncode for exit_ in exits)
-            self.link.send(0, Exits(self.attempt, self.link.rank, rank_exits(exits)))
+            self.link.send(0, Exits(self.attempt, self.link.rank, tuple(exits)))
 
     @property
     def control(self) -> Path:
@@ -198,7 +197,7 @@ class Follower:
         """Ends the ranks, and sends their files."""
         self.report_exits()
         self.pool.stop(grace_s)
-        exits = rank_exits(self.pool.poll(0.0))
+        exits = tuple(self.pool.poll(0.0))
         if self.relay is not None and not self.failed and not any(exit_.returncode for exit_ in exits):
             self.relay.finish()
         if not self.places.is_shared:

@@ -7,7 +7,7 @@ import msgspec
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.nodes import Node
-from gpurun.launcher.processes.protocol import StartRequest
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -104,23 +104,13 @@ class Ack(msgspec.Struct, frozen=True, tag=True):
     """Node 0 has written a chunk."""
 
 
-class RankExit(msgspec.Struct, frozen=True):
-    """`processes.protocol.Exit`, on the clock of its own host."""
-
-    rank: int
-    pid: int
-    returncode: int
-    time_ns: int
-    signals_sent: tuple[int, ...]
-    oom_killed: bool
-
-
 class Exits(msgspec.Struct, frozen=True, tag=True):
     """Ranks have ended by themselves."""
 
     attempt: int
     node: int
-    exits: tuple[RankExit, ...]
+    exits: tuple[Exit, ...]
+    """By the clock of their own host."""
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
@@ -154,7 +144,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
     attempt: int
     node: int
-    exits: tuple[RankExit, ...]
+    exits: tuple[Exit, ...]
 
 
 Message = (

@@ -16,9 +16,15 @@ from typing import Any
 
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.nodes.messages import End, LogText, Message, decode, encode
+from gpurun.launcher.nodes.transport.connection import (
+    PULSE_S,
+    QUIET_S,
+    Lane,
+    Silence,
+    decode_frame,
+    encode_frame,
+)
 from gpurun.launcher.nodes.transport.credentials import NODE_NAME, Identity
-from gpurun.launcher.nodes.transport.lane import Lane, decode_frame, encode_frame
-from gpurun.launcher.nodes.transport.silence import PULSE_S, QUIET_S, Silence
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its library writes to stderr, and reads this when imported
 import grpc

@@ -14,13 +14,14 @@ from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_place, resolve
-from gpurun.launcher.nodes.exit_order import Timeline
+from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
 from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256
-from gpurun.launcher.nodes.messages import Chunk, Hello, RankExit, decode, encode
+from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import write_bytes
 from gpurun.launcher.rundir.records import FailureRecord
 
@@ -77,8 +78,8 @@ def test_messages_survive_the_way() -> None:
 MINUTES_NS = 60 * 10**9
 
 
-def exited(rank: int, time_ns: int, code: int = 1) -> RankExit:
-    return RankExit(rank, 100 + rank, code, time_ns, (), False)
+def exited(rank: int, time_ns: int, code: int = 1) -> Exit:
+    return Exit(rank, 100 + rank, code, time_ns)
 
 
 def record(rank: int, time_ns: int, secondary: bool = False) -> FailureRecord:

@@ -17,10 +17,16 @@ from hypothesis import strategies as st
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.nodes.messages import End, Launch, LogText, Message, encode
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
+from gpurun.launcher.nodes.transport.connection import (
+    CLOSED_S,
+    Frame,
+    Lane,
+    Silence,
+    decode_frame,
+    encode_frame,
+)
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.endpoints import LinkOptions
-from gpurun.launcher.nodes.transport.lane import Frame, Lane, decode_frame, encode_frame
-from gpurun.launcher.nodes.transport.silence import CLOSED_S, Silence
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
 WAIT_S = 30.0
