@@ -31,7 +31,7 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.units import format_duration, plural
 
-REFUSE_S = 5.0
+REFUSE_S = 10.0
 """How long a node that can't join tries to tell the others."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""

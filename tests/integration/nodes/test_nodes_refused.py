@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.command import gpurun, write
+from tests.integration.nodes.hosts import await_file
 
 JOB = """
     workload: sleep
@@ -63,21 +64,29 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
 
 def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    commands = []
-    for wrong in (0, 1):
-        place = ("--rendezvous", f"localhost:{free_port()}")
-        for rank in (0, 1):
-            job = "missing.yaml" if rank == wrong else "job.yaml"
-            argv = [sys.executable, "-m", "gpurun", job, "--node-rank", str(rank), *place]
-            commands.append(
-                subprocess.Popen(
-                    argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-                )
-            )
-    said = [command.communicate(timeout=60)[1] for command in commands]
-    assert [command.returncode for command in commands] == [2, 2, 2, 2], said
-    assert all("missing.yaml" in text for text in said)
-    assert f"node 1 ({platform.node()}): " in said[2]
+    ports = {wrong: free_port() for wrong in (0, 1)}
+    waiting = {wrong: start(tmp_path, "job.yaml", 1 - wrong, port) for wrong, port in ports.items()}
+    for wrong in ports:
+        await_file(tmp_path / f"stderr-{ports[wrong]}-{1 - wrong}", "waits for")
+    refused = {wrong: start(tmp_path, "missing.yaml", wrong, port) for wrong, port in ports.items()}
+    for wrong, port in ports.items():
+        codes = [group[wrong].wait(timeout=60) for group in (waiting, refused)]
+        assert codes == [2, 2]
+        said = (tmp_path / f"stderr-{port}-{1 - wrong}").read_text()
+        assert f"node {wrong} ({platform.node()}): " in said
+        assert "missing.yaml" in said
+
+
+def start(folder: Path, job: str, rank: int, port: int) -> subprocess.Popen[bytes]:
+    """A node's command, whose stderr goes to a file."""
+    argv = [job, "--node-rank", str(rank), "--rendezvous", f"localhost:{port}"]
+    with (folder / f"stderr-{port}-{rank}").open("w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpurun", *argv],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
 
 
 def free_port() -> int:
