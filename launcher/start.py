@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.machine.host import inspect_machine
+from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
@@ -42,6 +43,9 @@ def run_job(
     with reported_to_nodes(flags):
         given = invocation() or read_invocation(resume or Path())
         job = Job(given, load_invocation(given), out, resume, output)
+        pools.secrets = job.spec.secrets
+        for env in (job.spec.env, *job.spec.compare.env):
+            revealed(env, pools.secrets)  # now, not when the first rank starts
     if job.spec.nodes > 1:
         from gpurun.launcher.start_on_nodes import run_on_nodes
 

@@ -1,7 +1,7 @@
 """A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,5 +153,9 @@ def program_job(script: str | None, module: str | None, args: Sequence[str], dev
     job |= {"script": script} if script is not None else {"module": module}
     job |= {"args": list(args)} if args else {}
     job |= {"devices": named}
-    # JSON is YAML, and has one way to write a text that YAML might take for something else.
+    return job_text(job)
+
+
+def job_text(job: Mapping[str, object]) -> str:
+    """A job as YAML. JSON is YAML, and spells a text in one way, that YAML takes for nothing else."""
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in job.items())

@@ -8,6 +8,7 @@ from gpurun.launcher.jobfile.field_types import Kind, ListOf, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, JobKind, workload_kind
 from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.masking import masked
 
 Name = Annotated[str, Kind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
 Devices = Annotated[
@@ -199,6 +200,20 @@ class JobSpec(Settings, Section):
     def silence_limit_s(self) -> float:
         """How long a node may be silent: a program may have trained for days."""
         return self.silence_s or (30.0 if self.kind.runs_program else 10.0)
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The values of the secrets that the job's file states, by their masks; they are nowhere else."""
+        return {masked(name, value): value for name, value in self.stated_secrets}
+
+    @property
+    def stated_secrets(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of the secrets, as the job's file states them."""
+        root = self.source.root.plain() if self.source is not None else {}
+        compare, baseline = (root.get(key) or {} for key in ("compare", "baseline"))
+        envs = (root.get("env"), *(compare.get("env") or ()), baseline.get("env"))
+        found = [(name, str(value)) for env in envs for name, value in (env or {}).items()]
+        return tuple((name, value) for name, value in found if masked(name, value) != value)
 
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from gpurun.launcher.masking import Secrets
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.pool import TRAINING, WorkerPool
@@ -29,6 +30,8 @@ class WorkerPools:
         self._guard = guard
         self._preload = tuple(preload)
         self._pools: dict[tuple[tuple[str, str], ...], WorkerPool] = {}
+        self.secrets: Secrets = {}
+        """What the masks in environments stand for."""
         self.get({})
 
     def get(self, env: Mapping[str, str]) -> WorkerPool:
@@ -38,7 +41,7 @@ class WorkerPools:
         if pool is None:
             while len(self._pools) >= MOST_SERVERS:
                 self._pools.pop(next(iter(self._pools))).close()
-            pool = WorkerPool(self._guard, self._preload, env)
+            pool = WorkerPool(self._guard, self._preload, env, self.secrets)
         self._pools[key] = pool  # the last one used comes last
         return pool
 
