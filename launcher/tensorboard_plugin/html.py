@@ -8,6 +8,7 @@ import base64
 import gzip
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -30,7 +31,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_an
 
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"
-_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '\./([a-z_]+\.js)';$")
+_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '(\.\.?/[a-z_/]+\.js)';$")
 _DOC_COMMENT = re.compile(r"(?ms)^ */\*\*(?:(?!\*/).)*\*/\n")
 _START = "import { renderReport } from 'gpurun/report.js'; renderReport();"
 
@@ -76,15 +77,28 @@ def render_html(comparison: Comparison, run: RunDir, with_host: bool = False) ->
 def module_addresses(directory: Path) -> dict[str, str]:
     """Each module of the page by the name under which the others import it.
 
-    A `data:` module has no place that `./x.js` could start from, so such imports become names of the map.
-    Types, which only `make lint` reads, are left out.
+    A `data:` module has no place that `./x.js` or `../shared/x.js` could start from, so such imports become
+    names of the map. Types, which only `make lint` reads, are left out.
     """
     sources = {
-        path.name: _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
-        for path in sorted(directory.glob("*.js"))
+        path.relative_to(directory).as_posix(): _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
+        for path in sorted(directory.rglob("*.js"))
     }
-    renamed = {name: _OWN_IMPORT.sub(r"\1from 'gpurun/\2';", text) for name, text in sources.items()}
-    return {f"gpurun/{name}": _address(text) for name, text in renamed.items() if name != "index.js"}
+    return {
+        f"gpurun/{name}": _address(_by_name(name, text))
+        for name, text in sources.items()
+        if name != "index.js"
+    }
+
+
+def _by_name(module: str, source: str) -> str:
+    """The source of `module` with its imports by the names of the map."""
+
+    def named(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(module), found[2]))
+        return f"{found[1]}from 'gpurun/{path}';"
+
+    return _OWN_IMPORT.sub(named, source)
 
 
 def _address(source: str) -> str:
