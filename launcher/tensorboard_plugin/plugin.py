@@ -45,7 +45,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         super().__init__(context)
         self._server = Server(Listing(context.logdir))
         self._merges = Merges()
-        self._is_loopback = is_loopback(context.flags)
+        self._is_loopback = is_loopback(getattr(context, "flags", None))
         self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
 
     def get_plugin_apps(self) -> Mapping[str, Any]:
