@@ -26,8 +26,8 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
+from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
-from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import FailureRecord
 

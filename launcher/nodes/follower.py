@@ -28,8 +28,8 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
+from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, StartRequest
-from gpurun.launcher.processes.rank_starter import Pools, Ranks
 from gpurun.launcher.rundir.control import leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 

@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_place, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
-from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256
+from gpurun.launcher.nodes.join import disagreement, missing_nodes, program_sha256
 from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
