@@ -13,6 +13,9 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.yaml.describe import did_you_mean, nearest, shorten
 
+INSTALL_IT = "install it, or put it next to the job file"
+"""What to do about a module that isn't there."""
+
 MAX_BYTES = 2_000_000
 """A longer file takes seconds to compile and is no program that a person wrote."""
 
@@ -81,7 +84,7 @@ def _near_module(name: str, places: Sequence[str] | None) -> str:
         return f"did you mean `{package}{dot}{near}`?"
     if package:
         return f"`{shorten(package)}` has no module of that name"
-    return "install it, or put it next to the job file"
+    return INSTALL_IT
 
 
 def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Problem]:
