@@ -59,8 +59,12 @@ def parse_name(value: Any) -> str:
     if not isinstance(value, str):
         raise expected("a name", value, "put it in quotes")
     if not _NAME.fullmatch(value):
-        raise expected("a name that can be a directory", value, f"`{safe_name(value)}`?")
+        raise expected("a name that can be a directory", value, _safe_name_hint(value))
     return value
+
+
+def _safe_name_hint(value: str) -> str:
+    return f"did you mean `{safe_name(value)}`?" if re.search(r"\w", value) else "such as `my-job`"
 
 
 def safe_name(text: str) -> str:
