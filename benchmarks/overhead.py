@@ -73,9 +73,9 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
-    from gpurun.launcher.worker.base.peers import Group
+    from gpurun.launcher.worker.base.process_group import Group
     from gpurun.launcher.worker.training.load_workload import load_workload
-    from gpurun.launcher.worker.training.timed_rounds import Bench
+    from gpurun.launcher.worker.training.timed_rounds import Bench, load_of
     from gpurun.launcher.worker.training.traces import TraceRequests
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
@@ -114,7 +114,8 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     trainer = Trainer(workload, order, rank)
     cpu = torch.device("cpu")
     requests = TraceRequests(order, rank, None)
-    bench = Bench(order, trainer, runtime_of(cpu).clock(cpu), Group(), Journal(order, rank), cpu, requests)
+    clock, journal = runtime_of(cpu).clock(cpu), Journal(order, rank)
+    bench = Bench(order, trainer, clock, Group(), journal, cpu, requests, load_of(order, rank))
 
     torch.manual_seed(0)
     bare = built()

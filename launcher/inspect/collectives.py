@@ -1,6 +1,7 @@
 """Which collective each rank has reached, from torch's flight recorder. Pure.
 
-Ranks are compared by sequence numbers alone: gloo never records that a collective has begun or ended.
+Ranks are compared by sequence numbers alone: gloo never records that a collective has begun or ended. Each
+backend counts its own collectives, also where several belong to one process group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,12 @@ class Collective:
     """Counts the collectives of the group from 1, equally on every rank."""
     name: str
     """`all_reduce`."""
+    backend: str = "gloo"
+
+    @property
+    def counted_in(self) -> tuple[str, str]:
+        """What its number counts in: the collectives of one backend in one group."""
+        return self.backend, self.group
 
     def __str__(self) -> str:
         return f"{self.name} #{self.seq}" + (f" of group {self.group}" if self.group != "0" else "")
@@ -55,16 +62,13 @@ def parse_history(dump: bytes) -> History:
         msgspec.MsgspecError: this is not such a dump.
     """
     entries = msgspec.json.decode(dump, type=_Dump).entries
-    return tuple(
-        Collective(entry.process_group[0], entry.collective_seq_id, _name(entry.profiling_name))
-        for entry in entries
-        if not entry.is_p2p
-    )
+    return tuple(_collective(entry) for entry in entries if not entry.is_p2p)
 
 
-def _name(profiling_name: str) -> str:
-    """`all_reduce` of `gloo:all_reduce`."""
-    return profiling_name.rpartition(":")[2]
+def _collective(entry: _Entry) -> Collective:
+    """torch's name begins with that of the backend: `nccl:all_reduce`."""
+    backend, _, name = entry.profiling_name.rpartition(":")
+    return Collective(entry.process_group[0], entry.collective_seq_id, name, backend)
 
 
 def find_gap(histories: Mapping[int, History]) -> Gap | None:
@@ -72,13 +76,14 @@ def find_gap(histories: Mapping[int, History]) -> Gap | None:
 
     A rank belongs to a group if it has called one of its collectives; all ranks belong to the default group.
     """
-    groups = dict.fromkeys(collective.group for history in histories.values() for collective in history)
-    gaps = [gap for group in groups if (gap := _gap_in(group, histories))]
+    counts = dict.fromkeys(collective.counted_in for history in histories.values() for collective in history)
+    gaps = [gap for counted_in in counts if (gap := _gap_in(counted_in, histories))]
     return gaps[0] if gaps else None
 
 
-def _gap_in(group: str, histories: Mapping[int, History]) -> Gap | None:
-    last = {rank: _last(history, group) for rank, history in histories.items()}
+def _gap_in(counted_in: tuple[str, str], histories: Mapping[int, History]) -> Gap | None:
+    backend, group = counted_in
+    last = {rank: _last(history, counted_in) for rank, history in histories.items()}
     if group != "0":
         last = {rank: seq for rank, seq in last.items() if seq}
     lowest, highest = min(last.values()), max(last.values())
@@ -86,15 +91,16 @@ def _gap_in(group: str, histories: Mapping[int, History]) -> Gap | None:
         return None
     waiting = tuple(rank for rank, seq in last.items() if seq > lowest)
     missing = tuple(rank for rank, seq in last.items() if seq == lowest)
-    called = [c for rank in waiting for c in histories[rank] if (c.group, c.seq) == (group, lowest + 1)]
+    after = (counted_in, lowest + 1)
+    called = [one for rank in waiting for one in histories[rank] if (one.counted_in, one.seq) == after]
     name = called[0].name if called else "collective"
-    return Gap(Collective(group, lowest + 1, name), waiting, missing)
+    return Gap(Collective(group, lowest + 1, name, backend), waiting, missing)
 
 
-def _last(history: History, group: str) -> int:
-    return max((collective.seq for collective in history if collective.group == group), default=0)
+def _last(history: History, counted_in: tuple[str, str]) -> int:
+    return max((one.seq for one in history if one.counted_in == counted_in), default=0)
 
 
 def last_ones(history: History) -> Sequence[Collective]:
-    """The newest collective of each group."""
-    return list({collective.group: collective for collective in history}.values())
+    """The newest collective of each group and backend."""
+    return list({collective.counted_in: collective for collective in history}.values())

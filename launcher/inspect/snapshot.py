@@ -73,7 +73,10 @@ def _read(path: Path, start: int) -> str:
 
 TIMEOUT_S = 2.0
 """A dump takes milliseconds; a rank that is stopped (SIGSTOP) never answers."""
-_HANDLER = "/handler/fr_trace_json"
+_HANDLERS = ("/handler/fr_trace_json", "/handler/dump_nccl_trace_json")
+"""NCCL's recorder is another one than gloo's; only builds of torch with NCCL have its handler. Source:
+torch/csrc/distributed/c10d/control_plane/Handlers.cpp and torch/csrc/distributed/c10d/FlightRecorderCuda.cpp.
+"""
 _AT_ONCE = 32
 
 
@@ -87,17 +90,22 @@ def ask_histories(folder: Path, ranks: Iterable[int]) -> dict[int, History]:
         return {rank: history for rank, history in zip(ranks, answers, strict=True) if history}
 
 
-def ask_history(folder: Path, rank: int) -> History | None:
-    """One rank's collectives; `None` if it does not answer."""
+def ask_history(folder: Path, rank: int) -> History:
+    """One rank's collectives, of each backend in turn; none if it does not answer."""
+    histories = (_ask_recorder(socket_path(folder, rank), handler) for handler in _HANDLERS)
+    return tuple(collective for history in histories for collective in history)
+
+
+def _ask_recorder(socket: Path, handler: str) -> History:
     try:
-        connection = _UnixConnection(socket_path(folder, rank))
+        connection = _UnixConnection(socket)
         try:
-            connection.request("POST", _HANDLER)
+            connection.request("POST", handler)
             return parse_history(connection.getresponse().read())
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, msgspec.MsgspecError):
-        return None
+        return ()
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -18,7 +18,7 @@ _FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$", re.MULTILINE)
 
 _EXCHANGES = (
     "/torch/distributed/",
-    "/launcher/worker/base/peers.py",
+    "/launcher/worker/base/process_group.py",
     "/launcher/worker/base/process_group.py",
 )
 """Files whose functions wait for other ranks, and do nothing else that takes long."""

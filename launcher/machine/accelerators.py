@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.machine.gpu import Gpu, Gpus
-from gpurun.launcher.machine.nvml import VISIBLE, inspect_nvidia_gpus
-from gpurun.launcher.machine.peaks import NVIDIA_PEAKS, Peak, peak_tflop_per_s
+from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
+from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE, inspect_nvidia_gpus
+from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS, Peak, peak_tflop_per_s
+from gpurun.launcher.machine.gpus.torch_build import installed_torch, nvidia_problem
 
 Inspect = Callable[[Mapping[str, str], Path, Any], Gpus]
 
 TERA = 1e12
+AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
+"""Source: the kernel's amdkfd driver; torch's ROCm build looks there too, through the ROCm runtime."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Accelerator:
     """`torch.distributed` backend of ranks with a device of their own; ranks that share one use the CPU's."""
     interface_variable: str
     """Environment variable that names the network interface of `backend`."""
+    block_ms: float = field(default=200.0, kw_only=True)
+    """The least that a timed block of steps lasts."""
     start_s: float
     """Seconds until the first step: processes, rendezvous, the model, on a GPU also context and libraries."""
     runtime: str
@@ -43,8 +48,12 @@ class Accelerator:
     """Environment variable with the UUIDs of the devices that a process sees."""
     uuid_prefixes: tuple[str, ...] = ()
     """How UUIDs begin that name its devices in a job file."""
+    part_prefix: str | None = None
+    """How the UUID of a part of a GPU begins: a process sees only one part."""
     only_here: Mapping[str, str] = field(default_factory=dict)
     """Precisions that no other kind computes in → message where one is requested on another kind."""
+    least_capability: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Precisions that older models lack → the compute capability that has them."""
     memory_errors: tuple[str, ...] = ()
     """Regular expressions for error messages of its libraries that mean out of memory."""
     peaks: tuple[Peak, ...] = ()
@@ -55,6 +64,15 @@ class Accelerator:
     def device(self, index: int) -> str:
         """`cuda:INDEX`."""
         return f"{self.name}:{index}"
+
+
+def inspect_cuda_gpus(environ: Mapping[str, str], root: Path, binding: Any) -> Gpus:
+    """NVIDIA's GPUs, and whether the installed torch can use them; AMD's where there are none."""
+    found = inspect_nvidia_gpus(environ, root, binding)
+    if not found.gpus:
+        return replace(found, notes=(*found.notes, *amd_notes(root)))
+    problem = nvidia_problem(installed_torch(), found, CUDA.name)
+    return replace(found, gpus=tuple(replace(gpu, unusable=problem) for gpu in found.gpus))
 
 
 CPU = Accelerator(
@@ -82,12 +100,15 @@ CUDA = Accelerator(
     start_s=8.0,
     runtime="gpurun.launcher.worker.accelerators.cuda:CudaRuntime",
     visible_variable=VISIBLE,
-    uuid_prefixes=("GPU-", "MIG-"),
+    uuid_prefixes=("GPU-", MIG_PREFIX),
+    part_prefix=MIG_PREFIX,
     only_here={"tf32": "tf32 needs an NVIDIA GPU"},
+    least_capability={"tf32": (8, 0)},  # Ampere
     # Words of cuBLAS, cuDNN and NCCL.
     memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", "ALLOC_FAILED"),
     peaks=NVIDIA_PEAKS,
-    inspect=inspect_nvidia_gpus,
+    block_ms=1000.0,  # energy counters and clocks advance every few tens of milliseconds
+    inspect=inspect_cuda_gpus,
 )
 ACCELERATORS: dict[str, Accelerator] = {row.name: row for row in (CPU, CUDA)}
 """By name. `devices: auto` tries those that aren't the host's in this order."""
@@ -113,9 +134,21 @@ def gpu_kinds() -> list[Accelerator]:
     return [row for row in ACCELERATORS.values() if not row.is_host]
 
 
-def precision_problem(precision: str, kind: Accelerator) -> str | None:
-    """Why devices of this kind can't compute in `precision`; `None` where they can."""
+def precision_problem(
+    precision: str, kind: Accelerator, capabilities: Sequence[tuple[int, int] | None] = ()
+) -> str | None:
+    """Why devices of this kind can't compute in `precision`; `None` where they can.
+
+    Args:
+        precision: a key of `PRECISIONS`.
+        kind: of all the devices.
+        capabilities: of those whose model is known.
+    """
     others = (row for row in ACCELERATORS.values() if row is not kind)
+    least, known = kind.least_capability.get(precision), [one for one in capabilities if one]
+    if least and known and min(known) < least:
+        has, needs = (".".join(map(str, pair)) for pair in (min(known), least))
+        return f"{precision} needs compute capability {needs}, but a {kind.noun} of this job has {has}"
     return next((row.only_here[precision] for row in others if precision in row.only_here), None)
 
 
@@ -129,7 +162,28 @@ def inspect_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: An
     """
     found = [(row.name, row.inspect(environ, root, binding)) for row in gpu_kinds()]
     merged = next((each for _, each in found if each != Gpus()), Gpus())
-    return replace(merged, gpus=tuple(replace(gpu, kind=kind) for kind, each in found for gpu in each.gpus))
+    return replace(
+        merged,
+        gpus=tuple(replace(gpu, kind=kind) for kind, each in found for gpu in each.gpus),
+        notes=tuple(note for _, each in found for note in each.notes),
+    )
+
+
+def amd_notes(root: Path = Path("/")) -> tuple[str, ...]:
+    """That there are AMD GPUs, and that they aren't used."""
+    count = sum(_is_gpu(folder) for folder in (root / AMD_NODES).glob("*"))
+    if not count:
+        return ()
+    gpus = "an AMD GPU" if count == 1 else f"{count} AMD GPUs"
+    return (f"this machine has {gpus}, which gpurun can't use yet: only NVIDIA's are measured",)
+
+
+def _is_gpu(folder: Path) -> bool:
+    """A node of the topology with an id is a GPU; the others are CPUs."""
+    try:
+        return int((folder / "gpu_id").read_text()) != 0
+    except (OSError, ValueError):
+        return False
 
 
 def gpu_device(gpu: Gpu) -> str:
@@ -141,6 +195,12 @@ def recorded_names(host: Mapping[str, Any]) -> dict[str, str | None]:
     """The driver's name of each GPU in a `host.json`, by device. Older records know one kind only."""
     gpus = host.get("gpus") or ()
     return {f"{gpu.get('kind', CUDA.name)}:{gpu.get('index')}": gpu.get("name") for gpu in gpus}
+
+
+def recorded_uuids(host: Mapping[str, Any]) -> dict[str, str]:
+    """The device of each GPU in a `host.json`, by UUID."""
+    gpus = host.get("gpus") or ()
+    return {str(gpu.get("uuid")): f"{gpu.get('kind', CUDA.name)}:{gpu.get('index')}" for gpu in gpus}
 
 
 def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:

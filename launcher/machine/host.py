@@ -2,19 +2,25 @@
 
 import os
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.accelerators import inspect_gpus
-from gpurun.launcher.machine.gpu import GIB, Gpu, GpuProcess
+from gpurun.launcher.machine.gpus.gpu import GIB, Gpu, GpuProcess, Gpus
 from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
 
 PACKAGES = ("gpurun", "torch", "numpy", "tensorboard", "nvidia-ml-py")
 """Distributions whose versions a result may depend on."""
+UTILISATION_S = 1.0
+"""Over how much at the most drivers average a GPU's utilisation.
+
+Source: `nvmlDeviceGetUtilizationRates` of the NVML API reference.
+"""
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes a number of this size where there is no limit."""
 
@@ -34,11 +40,16 @@ class Machine:
     driver: str | None
     cuda_driver_version: str | None
     nvml_error: str | None
+    notes: tuple[str, ...]
+    """What else a person should know about the GPUs."""
     topology: Topology
 
 
 def inspect_machine(
-    nvml: Any = None, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+    nvml: Any = None,
+    environ: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+    pause: Callable[[float], None] = time.sleep,
 ) -> Machine:
     """What is here now.
 
@@ -46,8 +57,12 @@ def inspect_machine(
         nvml: an object with pynvml's functions; by default pynvml itself.
         environ: with the variables that limit which GPUs are visible.
         root: where `dev`, `proc` and `sys` are.
+        pause: waits for so many seconds, before GPUs that look utilised are looked at again.
     """
     found = inspect_gpus(environ, root, nvml)
+    if any(gpu.looks_utilised for gpu in found.gpus):
+        pause(UTILISATION_S)
+        found = with_second_look(found, inspect_gpus(environ, root, nvml))
     total, available = _memory_bytes(root)
     return Machine(
         hostname=platform.node(),
@@ -59,8 +74,19 @@ def inspect_machine(
         driver=found.driver,
         cuda_driver_version=found.cuda_driver_version,
         nvml_error=found.nvml_error,
+        notes=found.notes,
         topology=inspect_topology(root=root),
     )
+
+
+def with_second_look(first: Gpus, second: Gpus) -> Gpus:
+    """The second answer, with each GPU's lower utilisation of the two."""
+    before = {gpu.uuid: gpu.utilisation_percent or 0 for gpu in first.gpus}
+    lower = (
+        replace(gpu, utilisation_percent=min(gpu.utilisation_percent or 0, before.get(gpu.uuid, 100)))
+        for gpu in second.gpus
+    )
+    return replace(second, gpus=tuple(lower))
 
 
 def host_record(machine: Machine) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import AUTO
+from gpurun.launcher.jobfile.values import AUTO, devices_on
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.units import plural
@@ -29,6 +29,12 @@ class GpuLike(Protocol):
     def busy_with(self) -> str | None: ...
     @property
     def numa_node(self) -> int | None: ...
+    @property
+    def bus(self) -> str: ...
+    @property
+    def capability(self) -> tuple[int, int] | None: ...
+    @property
+    def unusable(self) -> str | None: ...
 
 
 class MachineLike(Protocol):
@@ -40,6 +46,8 @@ class MachineLike(Protocol):
     def gpus(self) -> Sequence[GpuLike]: ...
     @property
     def topology(self) -> Topology: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
 
 
 def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
@@ -49,8 +57,16 @@ def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
 
     Raises:
         SpecError: CPU and CUDA devices are mixed.
-        MachineError: a GPU is asked for that is not there.
+        MachineError: a GPU is asked for that is not there, or that torch can't use.
     """
+    found = _resolve(devices, machine)
+    for name in found:
+        if not accelerator_of(name).is_host and (problem := gpu_of(name, machine).unusable):
+            raise MachineError(f"{name} ({gpu_of(name, machine).name}) can't be used: {problem}")
+    return found
+
+
+def _resolve(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
     if devices == AUTO:
         return _free_gpus(machine) or _any_gpus(machine) or _cpus(min(_AUTO_CPU_DEVICES, machine.cpu_cores))
     kind = accelerator_of(devices if isinstance(devices, str) else devices[0])
@@ -77,7 +93,7 @@ def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:
         MachineError: likewise, with the place in the job file.
     """
     try:
-        return resolve_devices(spec.devices, machine)
+        return resolve_devices(devices_on(spec.devices, 0), machine)
     except MachineError as error:
         raise MachineError(str(spec.problem(("devices",), str(error)))) from error
 
@@ -93,17 +109,39 @@ def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) ->
     return tuple(notes)
 
 
-def device_notes(devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
+def device_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
     """What a person should know about these devices before they are measured."""
-    shared = [name for name, count in Counter(devices).items() if count > 1]
-    if shared:
-        backend = accelerator_of(devices[0]).backend.upper()
-        why = f"{backend} doesn't support that"
-        return (f"{', '.join(shared)} is shared by several ranks: {why}, so DDP uses gloo",)
-    if accelerator_of(devices[0]).is_host and len(devices) > machine.cpu_cores:
+    kind = accelerator_of(devices[0])
+    notes = [*machine.notes] if wish == AUTO or not kind.is_host else []
+    if shared := shared_gpus(devices, machine):
+        why = f"{kind.backend.upper()} doesn't support that"
+        notes.append(f"{', '.join(shared)} {_share_text(shared)}: {why}, so DDP uses gloo")
+    if kind.is_host and len(devices) > machine.cpu_cores:
         cores = plural(machine.cpu_cores, "core")
-        return (f"{len(devices)} CPU devices share {cores}: they slow each other down",)
-    return ()
+        notes.append(f"{len(devices)} CPU devices share {cores}: they slow each other down")
+    return tuple(notes)
+
+
+def _share_text(shared: Sequence[str]) -> str:
+    return "is shared by several ranks" if len(shared) == 1 else "are parts of one GPU"
+
+
+def shared_gpus(devices: Sequence[str], machine: MachineLike) -> list[str]:
+    """Those of the devices that are on one GPU with another of them: by the bus, as NCCL judges it.
+
+    Source: nccl/src/init.cc, `initTransportsRank`: "Duplicate GPU detected".
+    """
+    if accelerator_of(devices[0]).is_host:
+        return []
+    places = {name: gpu_of(name, machine).bus or name for name in devices}
+    counts = Counter(places[name] for name in devices)
+    return [name for name, place in places.items() if counts[place] > 1]
+
+
+def is_part(device: str, machine: MachineLike) -> bool:
+    """Whether the device is a part of a GPU."""
+    prefix = accelerator_of(device).part_prefix
+    return prefix is not None and gpu_of(device, machine).uuid.startswith(prefix)
 
 
 def gpu_index(name: str) -> int:

@@ -20,13 +20,13 @@ from gpurun.launcher.plan.combination import (
     choose_baseline,
     combinations,
 )
-from gpurun.launcher.plan.devices import MachineLike
+from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
 from gpurun.launcher.plan.ids import make_unique, variant_id
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
 from gpurun.launcher.splits import Split, resolve_split
-from gpurun.launcher.strategies import Reach
+from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import plural
 
 
@@ -52,7 +52,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices, cores_per_device(devices, machine, nodes))
+    built, refused = _build_all(spec, devices, machine, nodes)
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
@@ -70,14 +70,17 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
 
 
 def _build_all(
-    spec: JobSpec, devices: tuple[str, ...], share: int
+    spec: JobSpec, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
+    share, machines = cores_per_device(devices, machine, nodes), nodes or (machine,)
     num_local = sum(node_of_device(device) == 0 for device in devices)
     for wanted in combinations(spec, len(devices), num_local):
         try:
-            built.append((wanted, _variant(wanted, devices, share, spec.min_local_batch)))
+            variant = _variant(wanted, devices, share, spec.min_local_batch)
+            _refuse_gpus(variant, machines)
+            built.append((wanted, variant))
         except ImpossibleError as error:
             refused.append((wanted, error))
     return built, refused
@@ -148,6 +151,24 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         raise ImpossibleError("compile", strategy.compile_refusal)
     if wanted.has("accumulate"):
         _check_micro_batches(wanted, split)
+
+
+def _refuse_gpus(variant: Variant, machines: Sequence[MachineLike]) -> None:
+    """What can't be on these very GPUs.
+
+    Raises:
+        ImpossibleError: something of it is wanted.
+    """
+    kind = accelerator_of(variant.devices[0])
+    if kind.is_host:
+        return
+    owners = [(name, machines[node_of_device(name)]) for name in variant.devices]
+    capabilities = [gpu_of(name, owner).capability for name, owner in owners]
+    if variant.precision and (problem := precision_problem(variant.precision, kind, capabilities)):
+        raise ImpossibleError("precision", problem)
+    if STRATEGIES[variant.strategy].has_replicas and len(owners) > 1 and any(is_part(*one) for one in owners):
+        reason = f"{variant.strategy} is one process, and a process sees only one MIG instance"
+        raise ImpossibleError("strategy", reason)
 
 
 def _check_micro_batches(wanted: Combination, split: Split) -> None:

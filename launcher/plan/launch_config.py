@@ -1,6 +1,6 @@
 """A launch of the plan as the order that its workers, or the ranks of its program, read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -9,9 +9,10 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import MAX_COUNT
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
-from gpurun.launcher.plan.devices import MachineLike, job_devices
+from gpurun.launcher.plan.devices import MachineLike, job_devices, shared_gpus
 from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.plan.nodes import node_of_device
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
     LaunchConfig,
@@ -23,6 +24,10 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.splits import split_near_even
 from gpurun.launcher.strategies import STRATEGIES
+
+COLLECTIVE_MARGIN_S = 300.0
+"""By which torch's limit of one collective is above the command's of a variant, so that the command, which
+can say who is missing, comes first. It is more than the least time that a start has."""
 
 
 def order_for(
@@ -59,7 +64,7 @@ def order_for(
         params=first.params,
         strategy=first.strategy,
         devices=worker_devices(first),
-        backend=backend_for(first),
+        backend=backend_for(first, plan.nodes or (machine,)),
         precision=str(first.precision),
         seed=first.seed or 0,
         compile=first.compile,
@@ -75,8 +80,10 @@ def order_for(
         profile=_profile(spec) if is_first else None,
         ablation_rounds=ablation_rounds(spec, launch),
         draw=str(run_dir),
+        collective_timeout_s=spec.timeout_s + COLLECTIVE_MARGIN_S,
         address=plan.address,
         options=strategy_options(first),
+        block_ms=accelerator_of(first.devices[0]).block_ms,
     )
 
 
@@ -133,12 +140,20 @@ def worker_devices(variant: Variant) -> tuple[str, ...]:
     return tuple(kind.device(visible.index(device)) for device in variant.devices)
 
 
-def backend_for(variant: Variant) -> str | None:
-    """The devices' own backend, or the CPU's where ranks share a device; `None` for one process."""
+def backend_for(variant: Variant, machines: Sequence[MachineLike]) -> str | None:
+    """The devices' own backend, or the CPU's where ranks share a GPU; `None` for one process.
+
+    Args:
+        variant: whose ranks communicate.
+        machines: by node rank.
+    """
     if not STRATEGIES[variant.strategy].has_backend:
         return None
-    has_own_devices = len(set(variant.devices)) == len(variant.devices)
-    return accelerator_of(variant.devices[0]).backend if has_own_devices else CPU.backend
+    by_node: dict[int, list[str]] = {}
+    for name in variant.devices:
+        by_node.setdefault(node_of_device(name), []).append(name)
+    is_shared = any(shared_gpus(names, machines[node]) for node, names in by_node.items())
+    return CPU.backend if is_shared else accelerator_of(variant.devices[0]).backend
 
 
 def _profile(spec: JobSpec) -> ProfileConfig | None:

@@ -19,6 +19,9 @@ class NodeGpu:
     busy_with: str | None = None
     numa_node: int | None = None
     kind: str = CUDA.name
+    bus: str = ""
+    capability: tuple[int, int] | None = None
+    unusable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Node:
     cpu_cores: int
     gpus: tuple[NodeGpu, ...]
     topology: Topology = field(default_factory=lambda: Topology({}, ()))
+    notes: tuple[str, ...] = ()
 
 
 def node_of_device(name: str) -> int:

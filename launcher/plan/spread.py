@@ -1,9 +1,11 @@
 """The devices of all nodes together, and the environment of each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import devices_on
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.plan.devices import (
     Devices,
@@ -18,8 +20,9 @@ from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_de
 
 def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:
     """The machine as a node."""
-    gpus = tuple(NodeGpu(gpu.uuid, gpu.name, gpu.busy_with, gpu.numa_node, gpu.kind) for gpu in machine.gpus)
-    return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology)
+    known = [one.name for one in fields(NodeGpu)]
+    gpus = tuple(NodeGpu(*(getattr(gpu, name) for name in known)) for gpu in machine.gpus)
+    return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology, tuple(machine.notes))
 
 
 def assumed_nodes(machine: MachineLike, num_nodes: int) -> tuple[Node, ...]:
@@ -48,7 +51,7 @@ def all_devices(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node]) -> t
 
 def _devices_of(spec: JobSpec, node: Node, rank: int) -> tuple[str, ...]:
     try:
-        return resolve_devices(spec.devices, node)
+        return resolve_devices(devices_on(spec.devices, rank), node)
     except MachineError as error:
         message = f"node {rank} ({node.host}): {error}"
         raise MachineError(str(spec.problem(("devices",), message))) from error
@@ -67,11 +70,11 @@ def notes_on(
 ) -> tuple[str, ...]:
     """What a person should know about these devices; what is true of several nodes is said once."""
     if not nodes:
-        return (*device_notes(devices, machine), *busy_notes(wish, devices, machine))
+        return (*device_notes(wish, devices, machine), *busy_notes(wish, devices, machine))
     notes: list[str] = []
     for rank, node in enumerate(nodes):
         own = tuple(device_of_node(name) for name in devices if node_of_device(name) == rank)
-        notes += device_notes(own, node)
+        notes += device_notes(wish, own, node)
         notes += (f"{node.host}: {note}" for note in busy_notes(wish, own, node))
     return tuple(dict.fromkeys(notes))
 

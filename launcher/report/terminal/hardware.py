@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpurun.launcher.machine.accelerators import gpu_device
-from gpurun.launcher.machine.gpu import Gpu
+from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.units import format_gib, format_number
@@ -19,7 +19,9 @@ def render_devices(machine: Machine, width: int) -> str:
         lines.append(f"No GPUs: the NVIDIA driver doesn't answer ({machine.nvml_error}).")
     else:
         lines.append("No NVIDIA GPU is available to this process.")
-    return "\n".join(lines)
+    unusable = dict.fromkeys(gpu.unusable for gpu in machine.gpus if gpu.unusable)
+    notes = [*(f"They can't be used: {why}" for why in unusable), *machine.notes]
+    return "\n".join([*lines, *[""] * bool(notes), *notes])
 
 
 def _machine_line(machine: Machine) -> str:
@@ -75,7 +77,7 @@ def _processes_lines(machine: Machine) -> list[str]:
             "" if process.used_gib is None else format_gib(process.used_gib),
         )
         for gpu in machine.gpus
-        for process in gpu.processes
+        for process in gpu.processes or ()
     ]
     return ["", *grid(("in use on", "pid", "process", "memory"), rows, right=(1, 3))] if rows else []
 

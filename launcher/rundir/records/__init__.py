@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    GpuLoad,
     Kind,
     Look,
     LossOver,
@@ -42,6 +43,7 @@ __all__ = [
     "Curve",
     "Event",
     "FailureRecord",
+    "GpuLoad",
     "Kind",
     "LaunchConfig",
     "LaunchHead",

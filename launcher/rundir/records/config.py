@@ -86,6 +86,8 @@ class LaunchConfig:
     """In how many of the first rounds every variant also runs a block without communication (`ddp`)."""
     draw: str = ""
     """The seed of the order of blocks: differs between runs, and is the same on all nodes."""
+    collective_timeout_s: float = 900.0
+    """After how long torch gives up a collective: later than the command ends the launch."""
     address: str = LOOPBACK
     """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,22 @@ LossOver = Literal["mean", "sum", "counted"]
 
 
 @dataclass(frozen=True)
+class GpuLoad:
+    """What one GPU did during a block of steps."""
+
+    peak_bytes: int | None = None
+    """Peak of allocated memory."""
+    sm_clock_mhz: float | None = None
+    """The mean, where the driver keeps samples; else at the end."""
+    power_w: float | None = None
+    """The mean, where the driver counts energy; else at the end."""
+    throttled: str | None = None
+    """Why it ran below its clock."""
+    alloc_retries: int = 0
+    """How often torch had to release cached memory, and so to wait, before an allocation succeeded."""
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One step on one rank; a line of `variants/ID/rankN.jsonl`."""
 
@@ -25,17 +41,20 @@ class StepRecord:
     phases_ns: Mapping[str, int]
     """data, h2d, forward, backward, optimizer; adds up to `step_ns` without the gaps between them."""
     peak_bytes: int | None
-    """Peak of allocated device memory (CUDA) or of the process's resident set (CPU) since the block began."""
+    """Peak since the block began: of allocated memory on the rank's fullest GPU, or of the process's resident
+    set (CPU)."""
     queue_ns: int | None = None
     """How long the computing thread of this rank that waited longest was ready to run but had no core, in the
     mean step of the block."""
     throttled: str | None = None
-    """Why the GPU ran below its clock when the block ended: `hot`, `power brake`; `None`: it did not."""
+    """Why a GPU of the rank ran below its clock in the block: `too hot`, `power brake`; `None`: none did."""
     energy_mj: float | None = None
     """Millijoules that the rank's GPUs took for the block, shared among its steps."""
     others_ns: int | None = None
     """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
     that only a mean over blocks is meaningful; `None` if it is not measured."""
+    gpus: tuple[GpuLoad, ...] = ()
+    """Of each GPU of the rank, during the block; in the record of a block's first step only."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     rows = [
         _variant(listed, each) for each in (plan.variants if plan else ())[:MAX_VARIANTS] if is_name(each.id)
     ]
-    live = devices.of(str(read_host(listed).get("hostname"))) if now == "running" else []
+    live = devices.of(read_host(listed)) if now == "running" else []
     return {
         "version": version(now, stage, rows, live),
         "status": now,

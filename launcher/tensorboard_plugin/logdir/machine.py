@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from gpurun.launcher.machine.accelerators import CPU, gpu_device, inspect_gpus
-from gpurun.launcher.machine.gpu import GIB, Gpu
+from gpurun.launcher.machine.accelerators import CPU, inspect_gpus, recorded_uuids
+from gpurun.launcher.machine.gpus.gpu import GIB, Gpu
 
 FRESH_S = 1.0
 """The driver is asked at most this often, however many pages are open."""
@@ -23,21 +24,23 @@ class LiveDevices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
-        self._answer: list[dict[str, Any]] = []
+        self._gpus: tuple[Gpu, ...] = ()
+        self._cpu: list[dict[str, Any]] = []
         self._cpu_times: CpuTimes | None = None
 
-    def of(self, hostname: str) -> list[dict[str, Any]]:
-        """What the devices do now; nothing, unless `hostname` is this machine."""
-        if hostname != platform.node():
+    def of(self, host: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What the devices do now; nothing, unless a run's `host.json` is of this machine.
+
+        A GPU is called as in the run, which may have seen only some of them; others by their UUID.
+        """
+        if host.get("hostname") != platform.node():
             return []
         with self._lock:
             if time.monotonic() - self._asked_s > FRESH_S:
-                self._answer, self._asked_s = self._ask(), time.monotonic()
-            return self._answer
-
-    def _ask(self) -> list[dict[str, Any]]:
-        gpus = inspect_gpus({}).gpus
-        return [_gpu(gpu) for gpu in gpus] or [_cpu(self._cpu_percent())]
+                self._gpus, self._asked_s = inspect_gpus({}).gpus, time.monotonic()
+                self._cpu = [] if self._gpus else [_cpu(self._cpu_percent())]
+            names = recorded_uuids(host)
+            return [_gpu(gpu, names.get(gpu.uuid, gpu.uuid[:12])) for gpu in self._gpus] or self._cpu
 
     def _cpu_percent(self) -> float | None:
         """Since the last question; `None` at the first. psutil's own counts by thread, of which each request
@@ -66,9 +69,9 @@ def _cpu_times() -> CpuTimes:
     return CpuTimes(all_s - found.idle - getattr(found, "iowait", 0.0), all_s)
 
 
-def _gpu(gpu: Gpu) -> dict[str, Any]:
+def _gpu(gpu: Gpu, name: str) -> dict[str, Any]:
     return {
-        "device": gpu_device(gpu),
+        "device": name,
         "name": gpu.name,
         "memory_gib": gpu.used_gib,
         "memory_total_gib": gpu.memory_gib,
@@ -78,7 +81,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "power_w": gpu.power_w,
         "power_limit_w": gpu.power_limit_w,
         "temperature_c": gpu.temperature_c,
-        "pids": [process.pid for process in gpu.processes],
+        "pids": [process.pid for process in gpu.processes or ()],
     }
 
 

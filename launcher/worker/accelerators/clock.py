@@ -55,8 +55,6 @@ class Stamps(Protocol):
 class Event(Protocol):
     """The part of a device's timing event (`torch.cuda.Event`) that is used; tests have fakes of it."""
 
-    def record(self) -> None: ...
-
     def elapsed_time(self, end_event: Any) -> Any:
         """Milliseconds, as float, from this event to `end_event`."""
 
@@ -92,6 +90,8 @@ class EventClock:
     """
 
     new_event: Callable[[], Event]
+    record: Callable[[Any], None]
+    """On the device's own stream, whichever device is current."""
     synchronize: Callable[[], None]
     events: list[Event] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ class EventClock:
     def mark(self, phase: str) -> None:
         if len(self.phases) == len(self.events):
             self.events.append(self.new_event())
-        self.events[len(self.phases)].record()
+        self.record(self.events[len(self.phases)])
         self.phases.append(phase)
 
     def end_step(self) -> None:
@@ -136,13 +136,17 @@ class EventStamps:
     """Events on the device's current stream; they are queried, not waited for."""
 
     def __init__(
-        self, device: torch.device, new_event: Callable[[], Event], synchronize: Callable[[], None]
+        self,
+        device: torch.device,
+        new_event: Callable[[], Event],
+        record: Callable[[Any], None],
+        synchronize: Callable[[], None],
     ) -> None:
-        self.device, self._new_event, self._synchronize = device, new_event, synchronize
+        self.device, self._new_event, self._record, self._synchronize = device, new_event, record, synchronize
 
     def now(self) -> Event:
         event = self._new_event()
-        event.record()
+        self._record(event)
         return event
 
     def elapsed_ns(self, start: Event, end: Event) -> int | None:

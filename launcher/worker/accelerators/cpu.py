@@ -1,14 +1,14 @@
 """The CPU: a device is a share of the host's cores, and its memory is the process's."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.gpu import EnergyMeter
+from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.worker.accelerators.clock import Clock, HostClock, Stamps
 from gpurun.launcher.worker.accelerators.runtime import Runtime, Write
 
@@ -45,8 +45,17 @@ class CpuRuntime(Runtime):
     def clock(self, device: torch.device) -> Clock:
         return HostClock()
 
-    def stamps(self) -> Stamps:
+    def stamps(self, device: torch.device) -> Stamps:
         return CpuStamps()
+
+    def used_devices(self) -> Sequence[torch.device]:
+        return (CpuStamps.device,)
+
+    def is_capturing(self, device: torch.device) -> bool:
+        return False
+
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def reset_peak(self, device: torch.device) -> None:
         # "5" resets the high-water mark of the resident set. Source: Linux, proc(5).
@@ -66,6 +75,9 @@ class CpuRuntime(Runtime):
                 return int(line.split()[1]) * 1024
         return None
 
+    def alloc_retries(self, device: torch.device) -> int:
+        return 0
+
     def release_memory(self) -> None:
         return
 
@@ -84,8 +96,8 @@ class CpuRuntime(Runtime):
     def allow_tf32(self, allowed: bool) -> None:
         return
 
-    def energy_meter(self, devices: Sequence[torch.device]) -> EnergyMeter:
-        return EnergyMeter()
+    def set_convolution_search(self, searches: bool) -> None:
+        return
 
-    def throttling(self, device: torch.device) -> Callable[[], str | None]:
-        return lambda: None
+    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
+        return ()

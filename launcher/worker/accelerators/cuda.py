@@ -1,52 +1,29 @@
 """GPUs that torch calls `cuda`: NVIDIA's, and AMD's under ROCm."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.gpu import EnergyMeter
-from gpurun.launcher.machine.nvml import VISIBLE, energy_meter, throttling_of
-from gpurun.launcher.worker.accelerators.clock import Clock, EventClock, EventStamps, Stamps
-from gpurun.launcher.worker.accelerators.runtime import Runtime, Write
+from gpurun.launcher.machine.gpus.gpu import Sensors
+from gpurun.launcher.machine.gpus.nvml import VISIBLE, sensors_of
+from gpurun.launcher.worker.accelerators.runtime import StreamRuntime, Write
 
 
-def new_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+class CudaRuntime(StreamRuntime):
+    """`torch.cuda`; energy, clocks and throttling by NVML."""
 
-
-class CudaRuntime(Runtime):
-    """Streams, events and the caching allocator of `torch.cuda`; energy and throttling by NVML."""
-
+    kind = "cuda"
     activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
-    def is_available(self) -> bool:
-        return torch.cuda.is_available()
-
-    def is_initialized(self) -> bool:
-        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-    def synchronize(self, device: torch.device | None = None) -> None:
-        torch.cuda.synchronize(device)
-
-    def clock(self, device: torch.device) -> Clock:
-        return EventClock(new_event, lambda: torch.cuda.synchronize(device))
-
-    def stamps(self) -> Stamps:
-        return EventStamps(torch.device("cuda"), new_event, torch.cuda.synchronize)
-
-    def reset_peak(self, device: torch.device) -> None:
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def peak_bytes(self, device: torch.device) -> int | None:
-        """Memory that tensors had allocated at the peak."""
-        return int(torch.cuda.max_memory_allocated(device))
-
-    def release_memory(self) -> None:
-        torch.cuda.empty_cache()
+    def is_capturing(self, device: torch.device) -> bool:
+        """Asks on `device`, since torch asks for the stream of the current one."""
+        if not self.is_initialized():
+            return False
+        with self.current(device):
+            return bool(self.module.is_current_stream_capturing())
 
     @contextmanager
     def memory_history(self, max_entries: int) -> Iterator[Write | None]:
@@ -56,18 +33,22 @@ class CudaRuntime(Runtime):
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    def random_state(self, device: torch.device) -> torch.Tensor:
-        return torch.cuda.get_rng_state(device)
-
     def allow_tf32(self, allowed: bool) -> None:
+        """Says it by torch's old properties first, then by the new ones.
+
+        Where only the new ones are set, readers of the old ones raise: `cudnn.flags` among them, and
+        `get_float32_matmul_precision`, which the compiler reads. Source: aten/src/ATen/Context.cpp,
+        `allowTF32CuDNN` and `float32MatmulPrecision`.
+        """
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
         mode = "tf32" if allowed else "ieee"
         torch.backends.cuda.matmul.fp32_precision = mode
         torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
         torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
 
-    def energy_meter(self, devices: Sequence[torch.device]) -> EnergyMeter:
-        indices = sorted({device.index or 0 for device in devices})
-        return energy_meter(indices, os.environ.get(VISIBLE))
+    def set_convolution_search(self, searches: bool) -> None:
+        torch.backends.cudnn.benchmark = searches
 
-    def throttling(self, device: torch.device) -> Callable[[], str | None]:
-        return throttling_of(lambda: str(torch.cuda.get_device_properties(device).uuid))
+    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
+        return sensors_of([device.index or 0 for device in devices], os.environ.get(VISIBLE))

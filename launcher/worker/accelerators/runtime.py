@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.gpu import EnergyMeter
-from gpurun.launcher.worker.accelerators.clock import Clock, Stamps
+from gpurun.launcher.machine.gpus.gpu import Sensors
+from gpurun.launcher.worker.accelerators.clock import Clock, EventClock, EventStamps, Stamps
 
 Write = Callable[[str], object]
 
@@ -39,8 +40,20 @@ class Runtime(ABC):
         """A clock that measures when work on `device` is done, not when it was submitted."""
 
     @abstractmethod
-    def stamps(self) -> Stamps:
-        """Points in time on the current device."""
+    def stamps(self, device: torch.device) -> Stamps:
+        """Points in time on the current stream of `device`, whichever device is current."""
+
+    @abstractmethod
+    def used_devices(self) -> Sequence[torch.device]:
+        """The devices on which this process holds memory, the one with most first."""
+
+    @abstractmethod
+    def is_capturing(self, device: torch.device) -> bool:
+        """Whether the current stream of `device` records a graph: what is submitted does not run then."""
+
+    @abstractmethod
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        """Makes `device` the current one of this thread within it."""
 
     @abstractmethod
     def reset_peak(self, device: torch.device) -> None:
@@ -49,6 +62,10 @@ class Runtime(ABC):
     @abstractmethod
     def peak_bytes(self, device: torch.device) -> int | None:
         """Peak memory since `reset_peak`, in bytes; `None` where it can't be measured."""
+
+    @abstractmethod
+    def alloc_retries(self, device: torch.device) -> int:
+        """How often so far an allocation succeeded only after cached memory was released, which waits."""
 
     @abstractmethod
     def release_memory(self) -> None:
@@ -76,12 +93,91 @@ class Runtime(ABC):
         """Whether float32 products on this kind may round their inputs to 10 bits; one mode per process."""
 
     @abstractmethod
-    def energy_meter(self, devices: Sequence[torch.device]) -> EnergyMeter:
-        """The energy counters of the devices."""
+    def set_convolution_search(self, searches: bool) -> None:
+        """Whether convolutions try their algorithms for each new shape, and keep the fastest."""
 
     @abstractmethod
-    def throttling(self, device: torch.device) -> Callable[[], str | None]:
-        """A function that returns why the clock of `device` is low now; `None` where it isn't."""
+    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
+        """What the driver can be asked about each of the devices."""
+
+
+class StreamRuntime(Runtime):
+    """A kind of device whose work is submitted to streams and done later, by `torch.get_device_module`.
+
+    Another kind, such as `xpu`, is a subclass that says what its profiler records and which sensors it has.
+    """
+
+    kind: str
+    """torch's device type."""
+
+    @property
+    def module(self) -> Any:
+        """`torch.cuda` or its counterpart."""
+        return torch.get_device_module(self.kind)
+
+    def is_available(self) -> bool:
+        return bool(self.module.is_available())
+
+    def is_initialized(self) -> bool:
+        return bool(self.module.is_initialized())
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        self.module.synchronize(device)
+
+    def clock(self, device: torch.device) -> Clock:
+        return EventClock(self.new_event, self.recorder(device), lambda: self.synchronize(device))
+
+    def stamps(self, device: torch.device) -> Stamps:
+        return EventStamps(device, self.new_event, self.recorder(device), lambda: self.synchronize(device))
+
+    def new_event(self) -> Any:
+        return self.module.Event(enable_timing=True)
+
+    def recorder(self, device: torch.device) -> Any:
+        """Records an event on the current stream of `device`.
+
+        By itself an event goes to the current device, where work of another one can't be seen.
+        Source: torch/cuda/streams.py, `Event.record`.
+        """
+        return lambda event: event.record(self.module.current_stream(device))
+
+    def used_devices(self) -> Sequence[torch.device]:
+        if not self.is_initialized():
+            return ()
+        held = {index: self.module.memory_allocated(index) for index in range(self.module.device_count())}
+        used = sorted((index for index in held if held[index]), key=lambda index: -held[index])
+        return [torch.device(self.kind, index) for index in used]
+
+    def is_capturing(self, device: torch.device) -> bool:
+        return False
+
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        guard: AbstractContextManager[object] = self.module.device(device)
+        return guard
+
+    def reset_peak(self, device: torch.device) -> None:
+        self.module.reset_peak_memory_stats(device)
+
+    def peak_bytes(self, device: torch.device) -> int | None:
+        """Memory that tensors had allocated at the peak."""
+        return int(self.module.max_memory_allocated(device))
+
+    def alloc_retries(self, device: torch.device) -> int:
+        return int(self.module.memory_stats(device).get("num_alloc_retries", 0))
+
+    def release_memory(self) -> None:
+        self.module.empty_cache()
+
+    @contextmanager
+    def memory_history(self, max_entries: int) -> Iterator[Write | None]:
+        yield None
+
+    def random_state(self, device: torch.device) -> torch.Tensor:
+        state: torch.Tensor = self.module.get_rng_state(device)
+        return state
+
+    def set_convolution_search(self, searches: bool) -> None:
+        return
 
 
 @cache
@@ -117,7 +213,6 @@ def used_runtime() -> Runtime:
     return next((runtime for runtime in found if runtime.is_initialized()), runtime_of_kind(CPU.name))
 
 
-def allow_tf32(allowed: bool) -> None:
-    """Sets the mode of float32 products on every kind of device."""
-    for kind in ACCELERATORS:
-        runtime_of_kind(kind).allow_tf32(allowed)
+def every_runtime() -> Iterator[Runtime]:
+    """Of each kind of device, whether or not this process has one."""
+    return (runtime_of_kind(kind) for kind in ACCELERATORS)

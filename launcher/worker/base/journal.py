@@ -16,7 +16,8 @@ from gpurun.launcher.rundir.records import (
     VariantFacts,
 )
 from gpurun.launcher.worker.accelerators.clock import StepTiming
-from gpurun.launcher.worker.meters.noise import QUIET, BlockNoise
+from gpurun.launcher.worker.meters.cpu_time import QUIET, BlockNoise
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 
 
 @dataclass
@@ -59,12 +60,14 @@ class Journal:
         timings: Sequence[StepTiming],
         round_: int = 0,
         order: int = 0,
-        peak: int | None = None,
         noise: BlockNoise = QUIET,
-        energy_mj: float | None = None,
+        load: LoadMeter | None = None,
     ) -> None:
         """Appends one line per step of a block; they share its energy."""
+        energy_mj = load.energy_mj() if load else None
         share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
+        peak, gpus = (load.peak_bytes(), load.loads()) if load else (None, ())
+        throttled = next((gpu.throttled for gpu in gpus if gpu.throttled), None)
         first = self.steps_written.get(variant, 0)
         self.steps_written[variant] = first + len(timings)
         launch = self.order.launch
@@ -79,9 +82,10 @@ class Journal:
                 t.phases_ns,
                 peak,
                 noise.queue_ns,
-                noise.throttled,
+                throttled,
                 share_mj,
                 noise.others_ns,
+                () if i else gpus,
             )
             for i, t in enumerate(timings)
         ]

@@ -1,4 +1,7 @@
-"""The process group of one launch: on one machine it listens on the loopback interface only."""
+"""The process group of one launch, which listens on the loopback interface only where there is one machine.
+
+What the ranks exchange between blocks goes by gloo, on the CPU, and never inside a timed step.
+"""
 
 import gc
 import os
@@ -8,7 +11,9 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -35,7 +40,15 @@ def init_group(order: LaunchConfig, rank: int) -> None:
     port_file = RunDir(Path(order.run_dir)).rendezvous(order.launch)
     enter = open_store if rank == 0 else join_store
     store = enter(port_file, order.world_size, order.address)
-    dist.init_process_group(backend_of(order, rank), store=store, rank=rank, world_size=order.world_size)
+    own = None if order.backend in (None, CPU.backend) else torch.device(order.devices[rank])
+    dist.init_process_group(
+        backend_of(order, rank),
+        store=store,
+        rank=rank,
+        world_size=order.world_size,
+        timeout=timedelta(seconds=order.collective_timeout_s),
+        device_id=own,  # connects at once, so that what fails in it fails here, and not in the first step
+    )
 
 
 def stay_on_this_machine() -> None:
@@ -115,3 +128,50 @@ def serve_store(argv: Sequence[str]) -> None:
     store = open_store(Path(path), int(world_size), address)
     while store is not None:
         signal.pause()
+
+
+class Peers(Protocol):
+    """The other ranks."""
+
+    def barrier(self) -> None:
+        """Returns on all ranks within some tens of microseconds."""
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the largest value over ranks."""
+
+    def gather(self, value: float) -> list[float]:
+        """Every rank's value, by rank."""
+
+
+class Alone:
+    """One process has no peers."""
+
+    def barrier(self) -> None:
+        return
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def gather(self, value: float) -> list[float]:
+        return [value]
+
+
+class Group:
+    """The ranks of a process group. CPU tensors use gloo, whatever backend the gradients use."""
+
+    def __init__(self) -> None:
+        self._token = torch.zeros(1)
+
+    def barrier(self) -> None:
+        # Not dist.barrier: that uses NCCL where there is one, and waits for the GPU too.
+        dist.all_reduce(self._token)
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return [float(value) for value in tensor]
+
+    def gather(self, value: float) -> list[float]:
+        everyone = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, torch.tensor([value], dtype=torch.float64))
+        return [float(tensor) for tensor in everyone]

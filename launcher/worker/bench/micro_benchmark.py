@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,11 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
 from gpurun.launcher.worker.base.precision import PRECISIONS
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.base.user_error import users_code
-from gpurun.launcher.worker.meters.noise import BlockNoise, NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.workloads.probes.base import Case, Probe, Site
 
 BLOCK_MS = 10.0
@@ -40,6 +41,8 @@ class ProbeBench:
     now_ns: Callable[[], int] = time.perf_counter_ns
     noise: NoiseMeter | None = None
     """Measures whether other processes had the cores meanwhile; `None`: isn't measured."""
+    load: LoadMeter | None = None
+    """Measures whether clocks were throttled."""
 
     @property
     def order(self) -> LaunchConfig:
@@ -55,11 +58,15 @@ class ProbeBench:
         self.journal.enter("warmup", variant.id)
         repetitions = [self.calibrate(case) for case in found.cases]
         noise, start_ns = self.noise, time.perf_counter_ns()
-        if noise:
-            noise.clear()
+        for meter in (noise, self.load):
+            if meter:
+                meter.clear()
         for round_ in range(1, self.order.rounds + 1):
             self.journal.enter("round", variant.id, round_)
-            with noise.counting() if noise else nullcontext():
+            counting = [meter.counting() for meter in (noise, self.load) if meter]
+            with ExitStack() as stack:
+                for each in counting:
+                    stack.enter_context(each)
                 self.run_round(variant.id, round_, found.cases, repetitions)
         if noise:
             affected = self.interference(noise.per_step(1), time.perf_counter_ns() - start_ns)
@@ -71,8 +78,9 @@ class ProbeBench:
         for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
             if percent > QUEUE_PERCENT:
                 yield f"rank {rank} {queued_text(percent)} of the time: {BUSY}"
-        if noise.throttled:
-            yield f"the clock of {self.site.device} was throttled: {noise.throttled}"
+        for device, gpu in zip(self.site.devices, self.load.loads() if self.load else (), strict=False):
+            if gpu.throttled:
+                yield f"the clock of {device} was throttled: {gpu.throttled}"
 
     def calibrate(self, case: Case) -> int:
         """How often a block repeats the case; the same on all ranks."""

@@ -83,11 +83,11 @@ class StepCapture:
     def _go_on(self, profiler: profile) -> None:
         assert self._request is not None
         assert self._mark is not None
-        synchronize()  # else the last kernels of a step end after its annotation
         self._mark.__exit__(None, None, None)
         if self._recorded < self._request.steps:
             self._enter_step()
             return
+        synchronize()  # the GPU may lag behind by several steps
         profiler.stop()
         path = trace_path(self.run, self.launch, self._request.number, self.rank)
         try:

@@ -52,7 +52,7 @@ def capture(
         for number in range(1, order.steps + 1):
             with record_function(f"ProfilerStep#{number}"):
                 run_one_step()
-                synchronize()  # else the last kernels of a step end after its annotation
+        synchronize()  # not after each step: the host runs ahead of the GPU here as it does in timed steps
     profiler.stop_trace()
     export(profiler.export_chrome_trace, path)
 
@@ -77,8 +77,10 @@ def new_profiler(order: ProfileConfig, all_threads: bool) -> profile:
 
 
 def synchronize() -> None:
-    """Waits for the current GPU, if this process has one."""
-    available_runtime().synchronize()
+    """Waits for every GPU that this process uses; a program need not have made its own the current one."""
+    runtime = available_runtime()
+    for device in runtime.used_devices():
+        runtime.synchronize(device)
 
 
 @contextmanager

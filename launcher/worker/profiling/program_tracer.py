@@ -52,7 +52,7 @@ class StepTracer:
         if position == 0:
             self._profiler.start_trace()
         elif position > 0:
-            self._end_annotation()
+            self._annotation.__exit__(None, None, None)
         if 0 <= position < self.order.steps:
             self._annotation = record_function(f"ProfilerStep#{position + 1}")
             self._annotation.__enter__()
@@ -71,11 +71,8 @@ class StepTracer:
         self._profiler.prepare_trace()
         synchronize()
 
-    def _end_annotation(self) -> None:
-        synchronize()  # else the last kernels of a step end after its annotation
-        self._annotation.__exit__(None, None, None)
-
     def _finish(self) -> None:
+        synchronize()  # the GPU may lag behind by several steps
         self._profiler.stop_trace()
         self.done = True
         self._writer = threading.Thread(target=self._write, name="gpurun-trace", daemon=True)

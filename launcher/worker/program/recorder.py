@@ -1,11 +1,17 @@
 """Times the steps of an unchanged program."""
 
+import ctypes
+import functools
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
+
+import torch
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.accelerators import CPU, gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
 from gpurun.launcher.worker.accelerators.clock import Stamps
@@ -15,8 +21,34 @@ from gpurun.launcher.worker.profiling.on_request import StepCapture
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
 
+P = ParamSpec("P")
+
 FLUSH_NS = 500_000_000
 """Records are written this often: seldom enough to cost nothing, often enough to show progress."""
+
+
+def harmless(method: Callable[P, None]) -> Callable[P, None]:
+    """The method of a `StepRecorder`; an error in it ends the recording, not the program that it observes."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            recorder: Any = args[0]
+            recorder.stop(error)
+
+    return guarded
+
+
+def never_release(*values: object) -> None:
+    """Keeps objects until the process ends, without their destructors being called even then.
+
+    In a forked process CUDA can't be used, and the destructor of an event makes its device the current one:
+    the error that this throws ends the process. Source: torch/include/c10/cuda/CUDAEvent.h, `~CUDAEvent`.
+    """
+    for value in values:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 @dataclass
@@ -38,6 +70,8 @@ class StepRecorder:
     """Of any optimizer."""
     classifier: Classifier = field(init=False)
     _boundary: StepBoundary = field(default_factory=StepBoundary)
+    _device: torch.device | None = None
+    """Of the first optimizer whose weights are on a GPU."""
     _is_marked: bool = False
     """Whether the program marks its steps itself."""
     _depth: int = 0
@@ -53,10 +87,13 @@ class StepRecorder:
     def __post_init__(self) -> None:
         self.classifier = Classifier(self.order.launch, self.order.warmup)
 
+    @harmless
     def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
         """An optimizer has updated its weights, or a GradScaler has skipped that."""
         self.calls += 1
-        if self._is_marked or self._closed:
+        if self._device is None:
+            self._device = device_of(optimizer)
+        if self._is_marked or self._closed or self._is_capturing():
             return
         answer = self._boundary.call(optimizer)
         if answer == "inside":
@@ -66,17 +103,19 @@ class StepRecorder:
             self._end(now, "skipped" if skipped else "timed")
         self._start = now
 
+    @harmless
     def enter_step(self) -> None:
         """The program marks the beginning of a step; ignored within another one."""
         self._depth += 1
         self._is_marked = True
         if self._depth == 1 and not self._closed:
-            self._start = self._now()
+            self._start = None if self._is_capturing() else self._now()
 
+    @harmless
     def leave_step(self, completed: bool) -> None:
         """The program marks the end of the step."""
         self._depth -= 1
-        if self._depth == 0 and completed and not self._closed:
+        if self._depth == 0 and completed and not self._closed and not self._is_capturing():
             self._end(self._now(), "timed")
 
     def flush(self) -> None:
@@ -88,9 +127,14 @@ class StepRecorder:
         try:
             append_lines(self.run.steps(self.order.variant, self.rank), records)
             self.report_progress()
-        except MachineError as error:  # the program continues: its results matter more
-            self._closed = True
+        except MachineError as error:
+            self.stop(error)
+
+    def stop(self, error: Exception) -> None:
+        """Records nothing more; the program continues, since its results matter more."""
+        if not self._closed:
             print_to_log(f"gpurun: no more steps are recorded: {error}")
+        self._closed = True
 
     def report_progress(self) -> None:
         """Rank 0 writes how many steps have ended."""
@@ -104,25 +148,37 @@ class StepRecorder:
         Args:
             wait: for the GPU, and for a trace that is being written; not after a failure, when it may hang.
         """
-        if wait and self.stamps is not None:
-            self.stamps.wait()
-        self.flush()
+        self._write_rest(wait)
         self._closed = True
         if self.tracer is not None and wait:
             self.tracer.close()
 
+    @harmless
+    def _write_rest(self, wait: bool) -> None:
+        if wait and self.stamps is not None:
+            self.stamps.wait()
+        self.flush()
+
     def abandon(self) -> None:
         """Records nothing more: in a process that the program forked, whose steps aren't this rank's."""
         self._closed = True
-        self._ended.clear()
-        self.tracer = self.capture = None
+        never_release(self._ended, self._start, self.tracer, self.capture)
+        self._ended, self._start, self.tracer, self.capture = deque(), None, None, None
+
+    def _is_capturing(self) -> bool:
+        """Whether the program records a CUDA graph: an event in it has no time, and asking for one fails."""
+        device = self.stamps.device if self.stamps else self._device
+        return device is not None and runtime_of(device).is_capturing(device)
 
     def _now(self) -> Any:
         if self.stamps is None:
-            self.stamps = used_runtime().stamps()
+            device = self._device or next(iter(used_runtime().used_devices()), torch.device(CPU.name))
+            self.stamps = runtime_of(device).stamps(device)
         return self.stamps.now()
 
     def _end(self, now: Any, kind: Kind) -> None:
+        if self._start is None:
+            return  # it began while a graph was recorded
         self._ended.append((self._start, now, "profile" if self._is_slowed else kind))
         self._num_ended += 1
         if time.perf_counter_ns() - self._flushed_ns > FLUSH_NS:
@@ -152,3 +208,11 @@ class StepRecorder:
             self._ended.popleft()
             records.append(self.classifier.add(step_ns, kind, peak))
         return records
+
+
+def device_of(optimizer: object) -> torch.device | None:
+    """The device of an optimizer's weights, of which a program need not have made it the current one."""
+    groups = getattr(optimizer, "param_groups", ())
+    weights = (weight for group in groups for weight in group["params"])
+    kinds = {kind.name for kind in gpu_kinds()}
+    return next((weight.device for weight in weights if weight.device.type in kinds), None)

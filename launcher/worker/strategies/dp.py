@@ -99,14 +99,21 @@ def apply_times_ms(
     Without what DataParallel itself adds: copying the model, scattering inputs, gathering outputs, the loss.
     """
     parts = split_rows(inputs, chunks)
-    replicas = [
-        replica_on(network, index, device, part)
-        for index, (device, part) in enumerate(zip(devices, parts, strict=True))
-        if chunks[index]
-    ]
-    calls = [(replica.index, partial(timed_ms, replica, devices[replica.index])) for replica in replicas]
-    found = dict(zip((replica.index for replica in replicas), run_replicas(calls), strict=True))
-    return [found.get(index, 0.0) for index in range(len(devices))]
+    used = [index for index, size in enumerate(chunks) if size]
+    replicas = {index: replica_if_it_fits(network, index, devices[index], parts[index]) for index in used}
+    calls = [(i, partial(timed_ms, replica, devices[i])) for i, replica in replicas.items() if replica]
+    found = dict(zip((index for index, _ in calls), run_replicas(calls), strict=True))
+    return [found.get(index, math.inf if size else 0.0) for index, size in enumerate(chunks)]
+
+
+def replica_if_it_fits(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica | None:
+    """`replica_on`, or `None` where the device's memory runs out."""
+    try:
+        return replica_on(network, index, device, inputs)
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return None
+        raise
 
 
 def replica_on(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica:
@@ -118,15 +125,19 @@ def replica_on(network: nn.Module, index: int, device: torch.device, inputs: Tre
 
 
 def timed_ms(replica: Replica, device: torch.device) -> float:
-    """Runs the replica forwards and backwards; the loss' gradient is taken to be one everywhere."""
+    """Runs the replica forwards and backwards; the loss' gradient is taken to be one everywhere.
+
+    Kernels of the model's own, and tensors that it makes by the kind of device, go to the current device.
+    """
     runtime = runtime_of(device)
     try:
-        runtime.synchronize(device)
-        start_ns = time.perf_counter_ns()
-        replica.run()
-        replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
-        runtime.synchronize(device)
-        return (time.perf_counter_ns() - start_ns) / 1e6
+        with runtime.current(device):
+            runtime.synchronize(device)
+            start_ns = time.perf_counter_ns()
+            replica.run()
+            replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
+            runtime.synchronize(device)
+            return (time.perf_counter_ns() - start_ns) / 1e6
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return math.inf

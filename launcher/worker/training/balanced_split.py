@@ -21,7 +21,7 @@ from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.training.batches import StepInput
 from gpurun.launcher.worker.training.trainer import Trainer
 
@@ -119,6 +119,10 @@ class Ranks:
         return self.peers.gather(self.timed_ms(split, num_steps, sync=False))
 
     def whole_ms(self, split: Split, num_steps: int) -> float:
+        """Of a split that every rank has held without the others; what memory it still lacks is an error.
+
+        A rank that skipped the step would leave the others waiting for its part of a collective.
+        """
         return max(self.peers.gather(self.timed_ms(split, num_steps, sync=True)))
 
     def timed_ms(self, split: Split, num_steps: int, sync: bool) -> float:
@@ -130,12 +134,16 @@ class Ranks:
         try:
             inputs = step_inputs(self.trainer, replace(self.variant, split=split), num_steps)
         except (RuntimeError, MemoryError) as error:
+            if sync:
+                raise
             check_memory(error)
             inputs = []
         self.peers.barrier()
         try:
             timings = timed_steps(self.trainer, self.clock, inputs, sync)
         except (RuntimeError, MemoryError) as error:
+            if sync:
+                raise
             check_memory(error)
         if timings is None:
             release(self.trainer)

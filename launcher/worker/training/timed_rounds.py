@@ -1,11 +1,12 @@
 """Times the variants of a launch: warm-up until steady, then rounds of interleaved blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 import torch
 
-from gpurun.launcher.machine.gpu import EnergyMeter
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, RoundTime, VariantConfig
 from gpurun.launcher.stats.looks import decided_variants
 from gpurun.launcher.stats.schedule import (
@@ -18,10 +19,12 @@ from gpurun.launcher.stats.schedule import (
 )
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
-from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
-from gpurun.launcher.worker.meters.noise import NoiseMeter, noise_meter
+from gpurun.launcher.worker.base.process_group import Peers
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
+from gpurun.launcher.worker.training.batches import StepInput
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
@@ -43,14 +46,19 @@ class Bench:
     journal: Journal
     device: torch.device
     requests: TraceRequests
-    meter: EnergyMeter = field(default_factory=EnergyMeter)
+    load: LoadMeter
+    noise: NoiseMeter = field(default_factory=NoiseMeter)
     next_step: dict[str, int] = field(default_factory=dict)
     prefetch: dict[str, int] = field(default_factory=dict)
+    pools: dict[str, list[StepInput]] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
-    noise: NoiseMeter = field(init=False)
+    previous: str = ""
+    """The variant of the step before."""
 
-    def __post_init__(self) -> None:
-        self.noise = noise_meter(self.device)
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host submits steps while the device still does earlier ones."""
+        return not accelerator_of(self.device.type).is_host
 
     def run(self) -> None:
         """Warms up and measures; results are in the journal."""
@@ -126,58 +134,74 @@ class Bench:
     def run_block(self, variant: VariantConfig, block: Block, round_: int) -> float:
         """Runs and records one block; this rank's mean step in ns."""
         self.journal.enter("round", variant.id, round_)
-        runtime = runtime_of(self.device)
-        runtime.reset_peak(self.device)
+        self.load.clear()
         self.noise.clear()
-        before_mj = self.meter.read_mj()
         timings = self.run_steps(variant, self.block_steps[variant.id])
-        energy_mj = energy_between_mj(before_mj, self.meter.read_mj())
-        peak, noise = runtime.peak_bytes(self.device), self.noise.per_step(len(timings))
+        noise = self.noise.per_step(len(timings))
         kind: Kind = block.kind
-        self.journal.add_steps(variant.id, kind, timings, round_, block.order, peak, noise, energy_mj)
+        self.journal.add_steps(variant.id, kind, timings, round_, block.order, noise, self.load)
         return sum(timing.step_ns for timing in timings) / len(timings)
 
     def run_steps(self, variant: VariantConfig, num_steps: int, sync: bool = True) -> list[StepTiming]:
         """Steps in portions, each from a start that all ranks share; inputs are drawn between portions.
 
+        On a GPU all steps are one portion, whose inputs are a pool that was drawn once: it never idles.
         Without `sync` the ranks don't exchange gradients.
         """
+        if self.runs_ahead:
+            return self.run_ahead(variant, num_steps, sync)
         timings: list[StepTiming] = []
-        first = self.next_step.get(variant.id, 0)
-        self.next_step[variant.id] = first + num_steps
         while len(timings) < num_steps:
             portion = min(num_steps - len(timings), self.portion_steps(variant))
-            start = first + len(timings)
-            inputs = [self.trainer.prepare(variant, step) for step in range(start, start + portion)]
-            with no_garbage_collection(), self.noise.counting():
-                self.peers.barrier()
-                self.clock.start()
-                for step_input in inputs:
-                    self.trainer.step(step_input, self.clock, sync)
-                    self.clock.end_step()
-                    self.requests.count_step()
-                timings += self.clock.read()
+            timings += self.run_portion(self.drawn(variant, portion), sync)
         return timings
+
+    def run_ahead(self, variant: VariantConfig, num_steps: int, sync: bool) -> list[StepTiming]:
+        """All steps as one portion, after one that fits the allocator's cache to this variant's shapes."""
+        settling = int(self.previous != variant.id)
+        self.previous = variant.id
+        inputs = self.inputs(variant, settling + num_steps)
+        for step_input in inputs[:settling]:
+            self.trainer.step(step_input, NoClock(), sync)
+        return self.run_portion(inputs[settling:], sync)
+
+    def run_portion(self, inputs: Sequence[StepInput], sync: bool) -> list[StepTiming]:
+        """Times one step after the other; only at the end anything waits for the device, or asks about it."""
+        with no_garbage_collection(), self.noise.counting(), self.load.counting():
+            self.peers.barrier()
+            self.clock.start()
+            for step_input in inputs:
+                self.trainer.step(step_input, self.clock, sync)
+                self.clock.end_step()
+                self.requests.count_step()
+            self.load.sample()
+            return self.clock.read()
+
+    def inputs(self, variant: VariantConfig, num_steps: int) -> list[StepInput]:
+        """Inputs of so many steps from a pool that is drawn once, unless they are read from a dataset."""
+        if self.trainer.workload.dataset is not None:
+            return self.drawn(variant, num_steps)
+        if variant.id not in self.pools:
+            self.pools[variant.id] = self.drawn(variant, self.portion_steps(variant))
+        return list(islice(cycle(self.pools[variant.id]), num_steps))
+
+    def drawn(self, variant: VariantConfig, num_steps: int) -> list[StepInput]:
+        """Inputs of the next steps."""
+        first = self.next_step.get(variant.id, 0)
+        self.next_step[variant.id] = first + num_steps
+        return [self.trainer.prepare(variant, step) for step in range(first, first + num_steps)]
 
     def portion_steps(self, variant: VariantConfig) -> int:
         """Steps whose inputs fit in memory at once; the same number on all ranks."""
         if variant.id not in self.prefetch:
             nbytes = max(1, self.trainer.prepare(variant, 0).nbytes)
             (largest,) = self.peers.maximum([float(nbytes)])
-            self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(PREFETCH_BYTES // largest)))
+            room = PREFETCH_BYTES // len(self.order.variants) if self.runs_ahead else PREFETCH_BYTES
+            self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(room // largest)))
         return self.prefetch[variant.id]
 
 
-def energy_between_mj(before_mj: float | None, after_mj: float | None) -> float | None:
-    """Millijoules between two readings; `None` where one is missing, or the driver was reloaded."""
-    if before_mj is None or after_mj is None or after_mj < before_mj:
-        return None
-    return after_mj - before_mj
-
-
-def meter_for(order: LaunchConfig, rank: int) -> EnergyMeter:
-    """The energy meter of a rank's own devices."""
+def load_of(order: LaunchConfig, rank: int) -> LoadMeter:
+    """The meter of a rank's own devices."""
     positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
-    names = [order.devices[position] for position in positions]
-    devices = [torch.device(name) for name in names]
-    return runtime_of(devices[0]).energy_meter(devices)
+    return load_meter([torch.device(order.devices[position]) for position in positions])

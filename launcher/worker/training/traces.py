@@ -10,7 +10,7 @@ from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantC
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Peers
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.profiling.on_request import profile_order, read_request, trace_path
 from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
 from gpurun.launcher.worker.training.forward_backward import NoClock

@@ -12,12 +12,10 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.headline import conclude
 from gpurun.launcher.compare.interference import interference_in, queue_percent, throttled
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.machine.nvml import throttling
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.worker.meters.cpu_time import TICK_NS, cores_ns, note_end, waited_ns
-from gpurun.launcher.worker.meters.noise import NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import TICK_NS, NoiseMeter, cores_ns, note_end, waited_ns
 from tests.known import known
 from tests.unit.compare import test_compare as hand_made
 
@@ -64,7 +62,7 @@ def test_programs_time_on_the_cores_that_may_be_used() -> None:
 
 def test_the_meter_adds_up_what_others_ran() -> None:
     counts = iter([100, 150, 200, 190])
-    meter = NoiseMeter(lambda: None, dict, lambda: next(counts))
+    meter = NoiseMeter(dict, lambda: next(counts))
     meter.clear()
     for _ in range(2):
         with meter.counting():
@@ -83,18 +81,18 @@ def test_the_meter_takes_the_thread_that_waited_longest() -> None:
     counts = iter(
         [{"main": 5, "other": 0}, {"main": 25, "other": 8}, {"main": 25, "new": 3}, {"main": 45, "new": 4}]
     )
-    meter = NoiseMeter(lambda: "hot", lambda: next(counts), lambda: 0)
+    meter = NoiseMeter(lambda: next(counts), lambda: 0)
     meter.clear()
     for _ in range(2):
         with meter.counting():
             pass
-    assert (meter.per_step(4).queue_ns, meter.per_step(4).throttled) == (10, "hot")
+    assert meter.per_step(4).queue_ns == 10
     meter.clear()
     assert meter.per_step(1).queue_ns == 0
 
 
 def test_without_counters_nothing_is_known() -> None:
-    meter = NoiseMeter(lambda: None, lambda: None, lambda: None)
+    meter = NoiseMeter(lambda: None, lambda: None)
     with meter.counting():
         pass
     assert meter.per_step(1).queue_ns is None
@@ -109,21 +107,6 @@ def test_a_thread_that_ended_still_counts() -> None:
     assert found is not None
     assert "gone-by-now" in found
     assert Counter(found)["gone-by-now"] >= 0
-
-
-class FakeNvml:
-    NVMLError = RuntimeError
-
-    def __init__(self, reasons: int) -> None:
-        self.reasons = reasons
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int:  # noqa: N802
-        return self.reasons
-
-
-def test_heat_throttles_and_the_power_cap_is_normal() -> None:
-    assert throttling(FakeNvml(0x40 | 0x4), None) == "too hot (slowed down by its hardware)"
-    assert throttling(FakeNvml(0x4), None) is None
 
 
 files = hand_made.files

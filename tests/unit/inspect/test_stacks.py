@@ -43,7 +43,7 @@ IN_BACKWARD = stack(
 IN_BARRIER = stack(
     "torch/distributed/distributed_c10d.py:3000 all_reduce",
     "torch/distributed/c10d_logger.py:83 wrapper",
-    "~/worker/base/peers.py:35 barrier",
+    "~/worker/base/process_group.py:35 barrier",
 )
 IN_USERS_COLLECTIVE = stack("torch/distributed/distributed_c10d.py:3000 all_reduce", f"{USER}:30 forward")
 IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distributed.py:1715 _run_ddp_forward")

@@ -23,6 +23,7 @@ from tests.unit.plan.machines import FakeGpu as Gpu
 class Machine:
     cpu_cores: int = 8
     gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
     topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
 
 

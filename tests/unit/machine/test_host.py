@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.machine.gpu import GIB
+from gpurun.launcher.machine.gpus.gpu import GIB
+from gpurun.launcher.machine.gpus.nvml import load_nvml
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
-from gpurun.launcher.machine.nvml import load_nvml
 from gpurun.launcher.report.terminal.hardware import render_devices
+from tests.known import known
 
 UUIDS = ("GPU-aaaa-0", "GPU-abbb-1", "GPU-cccc-2")
 
@@ -69,6 +70,7 @@ def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
         nvmlDeviceGetTemperature=lambda handle, sensor: 41,
         nvmlDeviceGetPciInfo=bus,
         nvmlDeviceGetMigMode=unsupported,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: [9, 0],
         nvmlDeviceGetNvLinkState=lambda handle, number: int(link(handle, number) is not None),
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),
@@ -80,15 +82,18 @@ def machine(visible: str | None = None, **changes: Any) -> Machine:
     nvml = fake(changes.pop("links", None))
     for name, value in changes.items():
         setattr(nvml, name, value)
-    return inspect_machine(nvml, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = inspect_machine(nvml, environ, pause=lambda seconds: None)
+    return replace(found, gpus=tuple(replace(gpu, unusable=None) for gpu in found.gpus))
 
 
 def test_gpus_have_what_the_driver_says_and_none_where_it_does_not() -> None:
     gpu = machine().gpus[1]
     assert (gpu.name, gpu.uuid, gpu.memory_gib, gpu.used_gib) == ("NVIDIA H200", UUIDS[1], 140.0, 10.0)
     assert (gpu.utilisation_percent, gpu.power_w, gpu.power_limit_w) == (90, 212.4, None)
-    assert (gpu.processes[0].pid, gpu.processes[0].used_gib) == (os.getpid(), 6.0)
-    assert gpu.processes[0].name
+    (process,) = known(gpu.processes)
+    assert (process.pid, process.used_gib) == (os.getpid(), 6.0)
+    assert process.name
     assert (machine().driver, machine().cuda_driver_version) == ("580.65.06", "13.1")
 
 
@@ -266,7 +271,9 @@ def test_a_gpu_in_use_is_busy() -> None:
     assert idle.busy_with is None
     assert used.busy_with is not None
     assert f"({os.getpid()}) uses 6.0 GiB" in used.busy_with
-    assert utilised.busy_with == "it is 90 % utilised"
+    utilised = replace(utilised, used_gib=0.0)
+    assert utilised.busy_with is None  # its processes are listed, and there is none: that was a moment ago
+    assert replace(utilised, processes=None).busy_with == "it is 90 % utilised"
     hidden = replace(idle, used_gib=20.0)  # in a container whose driver names no processes
     assert hidden.busy_with == "20.0 of 140.0 GiB are in use"
 

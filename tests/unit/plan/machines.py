@@ -14,6 +14,9 @@ class FakeGpu:
     busy_with: str | None = None
     numa_node: int | None = None
     kind: str = "cuda"
+    bus: str = ""
+    capability: tuple[int, int] | None = None
+    unusable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -21,3 +24,4 @@ class FakeMachine:
     cpu_cores: int = 2
     gpus: tuple[FakeGpu, ...] = ()
     topology: Topology = UNKNOWN
+    notes: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ def test_devices(width: int, snapshot: Snapshot) -> None:
         memory_gib=64.0,
         memory_available_gib=48.0,
     )
-    process = replace(found.gpus[1].processes[0], pid=4321, name="python train.py")
+    process = replace(known(found.gpus[1].processes)[0], pid=4321, name="python train.py")
     gpus = tuple(replace(gpu, processes=(process,) if gpu.processes else ()) for gpu in found.gpus)
     snapshot(f"devices-{width}.txt", render_devices(replace(found, gpus=gpus), width) + "\n")
 

@@ -142,5 +142,5 @@ def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
     monkeypatch.setattr(machine, "FRESH_S", -1.0)
     monkeypatch.setattr(machine, "inspect_gpus", lambda *_: SimpleNamespace(gpus=()))
     devices = LiveDevices()
-    found = [devices.of(platform.node())[0]["utilisation_percent"] for _ in range(2)]
+    found = [devices.of({"hostname": platform.node()})[0]["utilisation_percent"] for _ in range(2)]
     assert found == [None, 75.0]

@@ -9,14 +9,11 @@ from torch import nn
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.throughput import Rates, throughput
-from gpurun.launcher.machine import nvml
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
-from gpurun.launcher.machine.gpu import EnergyMeter
-from gpurun.launcher.machine.peaks import NVIDIA_PEAKS
+from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantFacts, VariantStatus
+from gpurun.launcher.rundir.records import StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.worker.meters.flops import Counting
-from gpurun.launcher.worker.training.timed_rounds import energy_between_mj, meter_for
 
 
 def counted(work: Callable[[], torch.Tensor]) -> int | None:
@@ -81,68 +78,6 @@ def test_peaks_add_up_and_one_unknown_makes_all_unknown() -> None:
     assert total_peak_flop_per_s(["NVIDIA H200", None], "bf16") is None
     assert total_peak_flop_per_s([], "bf16") is None
     assert all(rate > 0 for peak in NVIDIA_PEAKS for rate in peak.tflop_per_s.values())
-
-
-class NVMLError(Exception):
-    pass
-
-
-class FakeNvml:
-    """Two GPUs whose counters are at 1000 and 2000 mJ; the second may not count."""
-
-    NVMLError = NVMLError
-
-    def __init__(self, counts: bool = True) -> None:
-        self.counts = counts
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        return
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
-        return [0, 0]
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
-        if handle == 1 and not self.counts:
-            raise NVMLError
-        return 1000 * (handle + 1)
-
-
-def order(strategy: str, devices: tuple[str, ...]) -> LaunchConfig:
-    return LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy, devices=devices,
-        backend=None, precision="bf16", seed=0, threads=1, variants=(), baseline=None, warmup=1, rounds=1,
-        looks=(),
-    )  # fmt: skip
-
-
-def test_a_meter_reads_the_gpus_that_are_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(nvml, "load_nvml", FakeNvml)
-    both = order("dp", ("cuda:0", "cuda:1"))
-    assert meter_for(both, 0).read_mj() == 3000
-    assert meter_for(order("ddp", ("cuda:0", "cuda:0")), 1).read_mj() == 1000
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
-    assert meter_for(order("single", ("cuda:0",)), 0).read_mj() == 2000
-    assert meter_for(order("single", ("cpu",)), 0).read_mj() is None
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(nvml, "load_nvml", lambda: FakeNvml(counts=False))
-    assert meter_for(both, 0).read_mj() is None
-
-
-def test_energy_needs_two_readings_that_grow() -> None:
-    readings: list[int | None] = [5]
-    assert EnergyMeter((readings.pop,)).read_mj() == 5
-    assert energy_between_mj(1.0, 4.0) == 3.0
-    assert energy_between_mj(None, 4.0) is energy_between_mj(4.0, None) is energy_between_mj(4.0, 1.0) is None
 
 
 def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> Measured:

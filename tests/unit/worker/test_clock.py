@@ -52,7 +52,7 @@ class FakeEvent:
 
 def test_cuda_clock_times_steps_and_phases_by_events() -> None:
     gpu = FakeGpu(iter([100.0, 101.0, 103.5, 103.5, 104.0, 110.0, 111.0]))
-    clock = EventClock(gpu.new_event, gpu.synchronize)
+    clock = EventClock(gpu.new_event, FakeEvent.record, gpu.synchronize)
     clock.start()
     for _ in range(2):
         clock.mark("forward")
@@ -66,7 +66,7 @@ def test_cuda_clock_times_steps_and_phases_by_events() -> None:
 
 def test_cuda_clock_synchronizes_once_at_either_end_and_reuses_its_events() -> None:
     gpu = FakeGpu(iter(float(i) for i in range(100)))
-    clock = EventClock(gpu.new_event, gpu.synchronize)
+    clock = EventClock(gpu.new_event, FakeEvent.record, gpu.synchronize)
     for _ in range(3):
         clock.start()
         for _ in range(4):

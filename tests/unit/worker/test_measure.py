@@ -13,7 +13,8 @@ from gpurun.launcher.rundir.records import LaunchConfig, RoundTime, StepRecord, 
 from gpurun.launcher.stats.looks import looks
 from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.base.process_group import Alone
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.training.timed_rounds import Bench
 from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -105,10 +106,9 @@ def bench(
     trainer = FakeTrainer(step_ms)
     clock = HostClock(now_ns=lambda: trainer.now_ns)
     journal = Journal(order, 0)
-    device = torch.device("cpu")
-    return Bench(
-        order, cast(Trainer, trainer), clock, Alone(), journal, device, TraceRequests(order, 0, None)
-    ), trainer
+    device, requests = torch.device("cpu"), TraceRequests(order, 0, None)
+    load = LoadMeter(device)
+    return Bench(order, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load), trainer
 
 
 def records(tmp_path: Path, variant: str) -> list[StepRecord]:

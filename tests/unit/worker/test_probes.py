@@ -21,9 +21,9 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.peers import Alone
+from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench
-from gpurun.launcher.worker.meters.noise import NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.workloads.probes import allreduce, h2d
 from gpurun.workloads.probes import crossover as crossover_probe
 from gpurun.workloads.probes import matmul as matmul_probe
@@ -196,7 +196,7 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path) -> None:
     )  # fmt: skip
     work, journal = FakeWork(), Journal(order, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
-    meter = NoiseMeter(lambda: None, lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
+    meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
     ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"

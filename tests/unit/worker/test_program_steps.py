@@ -208,7 +208,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def record(self) -> None:
+        def record(self, stream: Any = None) -> None:
             pass
 
         def query(self) -> bool:
@@ -218,7 +218,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
             return 2.0 * float(end.number - self.number)
 
     numbers = itertools.count()
-    stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda: None)
+    stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda event: None, lambda: None)
     first, second = stamps.now(), stamps.now()
     assert stamps.elapsed_ns(first, second) is None
     finished.add(1)

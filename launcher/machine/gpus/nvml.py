@@ -1,0 +1,352 @@
+"""NVIDIA GPUs as their driver's library (NVML) reports them: no CUDA context, no torch."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gpurun.launcher.machine.gpus.gpu import GIB, Gpu, GpuProcess, Gpus, Sensors
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+MIG_PREFIX = "MIG-"
+"""How the UUID of a part of a GPU begins."""
+
+COMMON_ANCESTOR = {
+    0: "PCIe, one board",
+    10: "PCIe, one switch",
+    20: "PCIe, several switches",
+    30: "PCIe, host bridge",
+    40: "PCIe, one CPU",
+    50: "PCIe, between CPUs",
+}
+"""Source: `nvmlGpuTopologyLevel_t` of the NVML API reference."""
+MIG_ENABLED = 1
+"""Source: `NVML_DEVICE_MIG_ENABLE` of the NVML API reference."""
+LINK_TO_SWITCH = 2
+"""Source: `nvmlIntNvLinkDeviceType_t` of the NVML API reference."""
+
+THROTTLING = {
+    0x08: "slowed down by its hardware (power or heat)",
+    0x20: "too hot (slowed down by the driver)",
+    0x40: "too hot (slowed down by its hardware)",
+    0x80: "power brake",
+}
+"""Reasons for a low clock that come and go. The power cap is none: under full load it is a GPU's usual state.
+
+Source: `nvmlClocksEventReasons` of the NVML API reference.
+"""
+THERMAL = 1
+"""Source: `NVML_PERF_POLICY_THERMAL` of the NVML API reference."""
+CLOCK_SAMPLES = 5
+"""Source: `NVML_PROCESSOR_CLK_SAMPLES` of the NVML API reference."""
+
+
+def load_nvml() -> Any:
+    """The NVML binding; `None` where it isn't installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def has_driver(root: Path = Path("/")) -> bool:
+    """Whether an NVIDIA driver is installed (`dxg` under WSL); without one the binding needn't be loaded."""
+    return any((root / name).exists() for name in ("dev/nvidiactl", "proc/driver/nvidia", "dev/dxg"))
+
+
+def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: Any = None) -> Gpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES of `environ` leaves visible, in its order.
+
+    Numbers in it count in PCI order, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Args:
+        environ: of the processes that will use the GPUs.
+        root: where `dev` and `proc` are.
+        binding: an object with pynvml's functions; by default pynvml itself.
+    """
+    nvml = binding or (load_nvml() if has_driver(root) else None)
+    visible = environ.get(VISIBLE)
+    if nvml is None:
+        return Gpus()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound:
+        return Gpus()
+    except nvml.NVMLError as error:
+        return Gpus(nvml_error=str(error))
+    try:
+        handles = visible_handles(nvml, visible)
+        return Gpus(
+            gpus=tuple(_gpu(nvml, index, handles) for index in range(len(handles))),
+            notes=(*_hidden_notes(nvml), *_order_notes(nvml, environ)),
+            driver=ask(nvml, "nvmlSystemGetDriverVersion"),
+            cuda_driver_version=_version(ask(nvml, "nvmlSystemGetCudaDriverVersion")),
+        )
+    except nvml.NVMLError as error:
+        return Gpus(nvml_error=str(error))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
+    """NVML handles by CUDA's rules: UUIDs may be cut short, and the first unknown device ends the list.
+
+    A GPU in MIG mode can't be used itself: its instances take its place.
+    """
+    handles = [handle for handle in _openable(nvml) if not isinstance(handle, str)]
+    if visible is None:
+        return [instance for handle in handles for instance in _instances(nvml, handle)]
+    uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    found = []
+    for token in (part.strip() for part in visible.split(",")):
+        if token.startswith(MIG_PREFIX):
+            handle = ask(nvml, "nvmlDeviceGetHandleByUUID", token)
+            named = [] if handle is None else [handle]
+        else:
+            position = _position(token, uuids)
+            named = [] if position is None else _instances(nvml, handles[position])
+        if not named:
+            break
+        found += named
+    return found
+
+
+def _openable(nvml: Any) -> list[Any]:
+    """A handle for each GPU of the machine, or why this process can't open it.
+
+    NVML counts also GPUs that a cgroup keeps from this process, or that have fallen off the bus; CUDA's
+    ordinals leave them out. Source: `nvmlDeviceGetCount_v2` of the NVML API reference.
+    """
+    found: list[Any] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            nvml.nvmlDeviceGetUUID(handle)
+            found.append(handle)
+        except nvml.NVMLError as error:
+            found.append(str(error) or type(error).__name__)
+    return found
+
+
+def _hidden_notes(nvml: Any) -> list[str]:
+    """Which GPUs of the machine this process can't open."""
+    found = _openable(nvml)
+    return [
+        f"GPU {index} of this machine's {len(found)} can't be opened by this process: {why}"
+        for index, why in enumerate(found)
+        if isinstance(why, str)
+    ]
+
+
+def _order_notes(nvml: Any, environ: Mapping[str, str]) -> list[str]:
+    """How GPUs are counted, where CUDA would count unlike ones in another order."""
+    named_by_uuid = all(part.strip()[:1].isalpha() for part in environ.get(VISIBLE, "0").split(","))
+    names = {ask(nvml, "nvmlDeviceGetName", gpu) for gpu in _openable(nvml) if not isinstance(gpu, str)}
+    if len(names) < 2 or named_by_uuid or environ.get(ORDER) == "PCI_BUS_ID":
+        return []
+    return [
+        "GPUs are counted in PCI order, as nvidia-smi does; a program of its own would count the fastest "
+        f"first unless {ORDER}=PCI_BUS_ID is set"
+    ]
+
+
+def _instances(nvml: Any, handle: Any) -> list[Any]:
+    """The MIG instances of a GPU; itself where it isn't divided."""
+    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
+    if not mode or mode[0] != MIG_ENABLED:
+        return [handle]
+    count = ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+    found = [ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count)]
+    return [instance for instance in found if instance is not None]
+
+
+def _position(token: str, uuids: Sequence[str]) -> int | None:
+    if token.isdecimal():
+        return int(token) if int(token) < len(uuids) else None
+    matches = [i for i, uuid in enumerate(uuids) if token.startswith("GPU-") and uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _gpu(nvml: Any, index: int, handles: Sequence[Any]) -> Gpu:
+    handle = handles[index]
+    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    usage = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+    return Gpu(
+        index=index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=nvml.nvmlDeviceGetName(handle),
+        memory_gib=memory.total / GIB if memory else None,
+        used_gib=memory.used / GIB if memory else None,
+        utilisation_percent=usage.gpu if usage else None,
+        processes=_processes(nvml, handle),
+        peer_links=_peer_links(nvml, index, handles),
+        sm_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+        power_w=_thousandth(ask(nvml, "nvmlDeviceGetPowerUsage", handle)),
+        power_limit_w=_thousandth(ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)),
+        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+        bus=_address(nvml, handle),
+        capability=_pair(ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)),
+    )
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | None:
+    running = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    return (
+        None
+        if running is None
+        else tuple(
+            GpuProcess(
+                pid=process.pid,
+                name=_process_name(process.pid),
+                used_gib=None if process.usedGpuMemory is None else process.usedGpuMemory / GIB,
+            )
+            for process in running
+        )
+    )
+
+
+def _process_name(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _peer_links(nvml: Any, index: int, handles: Sequence[Any]) -> dict[int, str]:
+    others = [other for other in range(len(handles)) if other != index]
+    if not others:
+        return {}
+    to_switch, by_bus = _nvlinks(nvml, handles[index])
+    return {other: _peer_link(nvml, handles[index], handles[other], to_switch, by_bus) for other in others}
+
+
+def _peer_link(nvml: Any, handle: Any, other: Any, to_switch: int, by_bus: Mapping[str, int]) -> str:
+    """Links through an NVSwitch reach every GPU behind it, direct ones only their own peer."""
+    direct = by_bus.get(_bus(ask(nvml, "nvmlDeviceGetPciInfo", other)), 0)
+    if direct or (to_switch and _nvlinks(nvml, other)[0]):
+        return f"NVLink {direct or to_switch}x"
+    level = ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, other)
+    return COMMON_ANCESTOR.get(level, "PCIe") if level is not None else "PCIe"
+
+
+def _nvlinks(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
+    """Active links to a switch, and to other GPUs by PCI address."""
+    to_switch, by_bus = 0, dict[str, int]()
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        if not ask(nvml, "nvmlDeviceGetNvLinkState", handle, link):
+            continue
+        if ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == LINK_TO_SWITCH:
+            to_switch += 1
+        else:
+            bus = _bus(ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            by_bus[bus] = by_bus.get(bus, 0) + 1
+    return to_switch, by_bus
+
+
+def _address(nvml: Any, handle: Any) -> str:
+    """The PCI address of a GPU, or of the one that a MIG instance is a part of."""
+    parent = parent_of(nvml, handle)
+    return _bus(ask(nvml, "nvmlDeviceGetPciInfo", handle if parent is None else parent))
+
+
+def parent_of(nvml: Any, handle: Any) -> Any:
+    """The whole GPU of a MIG instance; `None` for a whole GPU."""
+    if not (ask(nvml, "nvmlDeviceGetUUID", handle) or "").startswith(MIG_PREFIX):
+        return None
+    return ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+
+
+def _bus(pci: Any) -> str:
+    """`0000:1b:00.0`, however many digits the driver gives the domain."""
+    if pci is None:
+        return ""
+    text = pci.busId.decode() if isinstance(pci.busId, bytes) else str(pci.busId)
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def ask(nvml: Any, query: str, *arguments: Any) -> Any:
+    """The answer, or `None`: old cards, old drivers, containers and MIG don't answer every question."""
+    try:
+        return getattr(nvml, query)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _pair(capability: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if capability is None else (capability[0], capability[1])
+
+
+def _thousandth(milli: int | None) -> float | None:
+    return None if milli is None else milli / 1000
+
+
+def _version(number: int | None) -> str | None:
+    """`13.0` for 13000."""
+    return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
+
+def sensors_of(indices: Sequence[int], visible: str | None, binding: Any = None) -> tuple[Sensors, ...]:
+    """The sensors of the visible GPUs at `indices`; where NVML doesn't answer, ones that know nothing.
+
+    Args:
+        indices: CUDA's ordinals in this process.
+        visible: CUDA_VISIBLE_DEVICES of this process.
+        binding: an object with pynvml's functions; by default pynvml itself.
+    """
+    nvml = binding or load_nvml()
+    try:
+        if nvml is not None:
+            nvml.nvmlInit()
+        handles = visible_handles(nvml, visible) if nvml is not None else []
+    except nvml.NVMLError:
+        handles = []
+    return tuple(_sensors(nvml, handles[i]) if i < len(handles) else Sensors() for i in indices)
+
+
+def _sensors(nvml: Any, handle: Any) -> Sensors:
+    """Of a MIG instance those that its whole GPU has; energy and power are not the instance's alone."""
+    parent = parent_of(nvml, handle)
+    asked = NvmlSensors(nvml, handle if parent is None else parent)
+    shared = Sensors(hot_ns=asked.hot_ns, throttling=asked.throttling, mean_clock_mhz=asked.mean_clock_mhz)
+    if parent is not None:
+        return shared
+    energy_mj = partial(ask, nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # Volta and later have it
+    return Sensors(energy_mj, shared.hot_ns, shared.throttling, shared.mean_clock_mhz, asked.power_w)
+
+
+@dataclass(frozen=True)
+class NvmlSensors:
+    """One whole GPU."""
+
+    nvml: Any
+    handle: Any
+
+    def hot_ns(self) -> int | None:
+        """Source: `nvmlDeviceGetViolationStatus` of the NVML API reference: nanoseconds."""
+        found = ask(self.nvml, "nvmlDeviceGetViolationStatus", self.handle, THERMAL)
+        return None if found is None else int(found.violationTime)
+
+    def throttling(self) -> str | None:
+        reasons = ask(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons", self.handle)
+        if reasons is None:  # its name before driver 535
+            reasons = ask(self.nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", self.handle)
+        return next((text for bit, text in THROTTLING.items() if (reasons or 0) & bit), None)
+
+    def mean_clock_mhz(self, since_us: int) -> float | None:
+        """The driver keeps samples of the last seconds; where it doesn't, this is the clock now."""
+        _, samples = ask(self.nvml, "nvmlDeviceGetSamples", self.handle, CLOCK_SAMPLES, since_us) or (0, ())
+        if clocks := [sample.sampleValue.uiVal for sample in samples if sample.timeStamp >= since_us]:
+            return fmean(clocks)
+        now = ask(self.nvml, "nvmlDeviceGetClockInfo", self.handle, self.nvml.NVML_CLOCK_SM)
+        return None if now is None else float(now)
+
+    def power_w(self) -> float | None:
+        milliwatts = ask(self.nvml, "nvmlDeviceGetPowerUsage", self.handle)
+        return None if milliwatts is None else milliwatts / 1000

@@ -1,0 +1,123 @@
+"""What `torch.cuda` does as far as gpurun relies on it, by torch 2.13's sources, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+
+
+@dataclass(frozen=True)
+class Stream:
+    device: int
+    captures: bool = False
+
+
+@dataclass
+class Event:
+    """torch/cuda/streams.py, `Event.record`: without a stream it takes that of the current device."""
+
+    cuda: FakeCuda
+    stream: Stream | None = None
+    at_ms: float = 0.0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.stream = stream or self.cuda.current_stream()
+        self.at_ms = self.cuda.now_ms
+        if self.stream.captures:
+            self.at_ms = float("nan")
+
+    def query(self) -> bool:
+        """c10/cuda/CUDAEvent.h, `query`: a captured event, or asking during a capture, is an error."""
+        if self.stream is None or self.stream.captures or self.cuda.current_stream().captures:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        """c10/cuda/CUDAEvent.h, `elapsed_time`: both events have to be of one device."""
+        if self.stream is None or end.stream is None or self.stream.device != end.stream.device:
+            raise RuntimeError("Events were not recorded on one device")
+        return end.at_ms - self.at_ms
+
+
+@dataclass
+class FakeCuda:
+    """The module `torch.cuda` on a machine with so many GPUs; `current` is this thread's current device."""
+
+    count: int = 2
+    current: int = 0
+    now_ms: float = 0.0
+    initialized: bool = True
+    allocated: dict[int, int] = field(default_factory=dict)
+    retries: dict[int, int] = field(default_factory=dict)
+    peaks: dict[int, int] = field(default_factory=dict)
+    capturing: bool = False
+    synchronized: list[Any] = field(default_factory=list)
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def device_count(self) -> int:
+        return self.count
+
+    def current_device(self) -> int:
+        self.initialized = True  # torch/cuda/__init__.py: `_lazy_init`
+        return self.current
+
+    def index(self, device: Any) -> int:
+        if device is None:
+            return self.current
+        index = device.index if isinstance(device, torch.device) else int(device)
+        return self.current if index is None else index
+
+    def current_stream(self, device: Any = None) -> Stream:
+        return Stream(self.index(device), self.capturing)
+
+    def Event(self, enable_timing: bool = False) -> Event:  # noqa: N802
+        assert enable_timing
+        return Event(self)
+
+    def synchronize(self, device: Any = None) -> None:
+        self.synchronized.append(self.index(device))
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        before, self.current = self.current, self.index(device)
+        yield
+        self.current = before
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return self.allocated.get(self.index(device), 0)
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self.peaks.get(self.index(device), 0)
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        self.peaks[self.index(device)] = 0
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        return {"num_alloc_retries": self.retries.get(self.index(device), 0)}
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def empty_cache(self) -> None:
+        return
+
+
+@pytest.fixture(name="cuda")
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Replaces `torch.cuda` wherever gpurun uses it."""
+    cuda = FakeCuda()
+    monkeypatch.setattr(CudaRuntime, "module", cuda)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", cuda.is_current_stream_capturing)
+    return cuda

@@ -1,0 +1,354 @@
+"""Which GPUs there are, and which can be used: a driver that is made up at the level of NVML's functions."""
+
+import platform
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import read_spec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.machine import accelerators
+from gpurun.launcher.machine.accelerators import inspect_gpus, recorded_uuids
+from gpurun.launcher.machine.gpus import nvml as driver
+from gpurun.launcher.machine.gpus.gpu import Gpus
+from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, sensors_of
+from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
+from gpurun.launcher.machine.host import inspect_machine
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.devices import device_notes, resolve_devices
+from gpurun.launcher.plan.launch_config import backend_for, order_for
+from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.spread import node_of
+from gpurun.launcher.report.terminal.hardware import render_devices
+from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
+from tests.unit.machine.test_host import UUIDS, NVMLError, fake
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+
+CUDA_13 = TorchBuild("2.13.0+cu130", {"cuda": "13.0"})
+CUDA_12 = TorchBuild("2.13.0+cu126", {"cuda": "12.6"})
+CPU_ONLY = TorchBuild("2.13.0+cpu", {})
+
+
+def spec_of(text: str) -> JobSpec:
+    spec, mistakes = read_spec(
+        parse_source(f"name: t\nworkload: gpt\nglobal_batch: 8\n{text}".encode(), "job.yaml")
+    )
+    assert not mistakes, mistakes
+    return spec
+
+
+# 3: torch's build and the driver
+
+
+def test_torch_says_how_it_was_built() -> None:
+    """The text is that of torch 2.13's `torch/version.py`, of its CUDA build."""
+    text = (
+        "from typing import Optional\n\n__all__ = ['__version__', 'cuda', 'hip']\n"
+        "__version__ = '2.13.0+cu130'\ndebug = False\n"
+        "cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+    )
+    assert read_build(text) == CUDA_13
+    assert read_build("") is None
+
+
+def test_the_installed_torch_is_read_without_importing_it() -> None:
+    import torch  # here, since this test compares with it
+
+    build = installed_torch()
+    assert build is not None
+    assert build.version == torch.__version__
+    assert build.built_for.get("cuda") == torch.version.cuda
+
+
+GPUS_OF_570 = Gpus((FakeGpu("GPU-a"),), driver="570.86.10", cuda_driver_version="12.8")  # type: ignore[arg-type]
+
+
+def test_torchs_build_and_the_driver_are_compared() -> None:
+    problem = nvidia_problem(CUDA_13, GPUS_OF_570, "cuda")
+    assert problem is not None
+    assert "torch 2.13.0+cu130 was built for CUDA 13.0, but driver 570.86.10 has CUDA 12.8" in problem
+    assert "--index-url https://download.pytorch.org/whl/cu126" in problem
+    assert nvidia_problem(CUDA_12, GPUS_OF_570, "cuda") is None
+    newer = replace(GPUS_OF_570, cuda_driver_version="13.2")
+    assert nvidia_problem(CUDA_12, newer, "cuda") is nvidia_problem(CUDA_13, newer, "cuda") is None
+    without = nvidia_problem(CPU_ONLY, newer, "cuda")
+    assert without is not None
+    assert "torch 2.13.0+cpu was built without CUDA" in without
+    assert "whl/cu130" in without
+    ancient = nvidia_problem(CUDA_12, replace(GPUS_OF_570, cuda_driver_version="11.4"), "cuda")
+    assert ancient is not None
+    assert "update the driver" in ancient
+    assert nvidia_problem(CUDA_13, Gpus(), "cuda") is nvidia_problem(None, newer, "cuda") is None
+
+
+def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accelerators, "installed_torch", lambda: CPU_ONLY)
+    machine = inspect_machine(fake(), {}, pause=lambda seconds: None)
+    for devices in ("auto", "cuda", ("cuda:1",)):
+        with pytest.raises(MachineError, match="built without CUDA"):
+            resolve_devices(devices, machine)
+    with pytest.raises(MachineError, match="built without CUDA"):
+        resolve_devices("cuda", node_of(machine))
+    assert resolve_devices("cpu:2", machine) == ("cpu:0", "cpu:1")
+    assert "They can't be used: torch 2.13.0+cpu was built without CUDA" in render_devices(machine, 100)
+
+
+# 4: GPUs that can't be opened
+
+
+def hiding(*hidden: int) -> Any:
+    """A driver that counts three GPUs and gives no handle for some, as `nvmlDeviceGetCount_v2` documents."""
+    nvml = fake()
+
+    def handle(index: int) -> int:
+        if index in hidden:
+            raise NVMLError("Insufficient Permissions")
+        return index
+
+    nvml.nvmlDeviceGetHandleByIndex = handle
+    return nvml
+
+
+def test_a_gpu_that_cannot_be_opened_hides_no_other() -> None:
+    found = inspect_nvidia_gpus({}, binding=hiding(1))
+    assert [gpu.uuid for gpu in found.gpus] == [UUIDS[0], UUIDS[2]]
+    assert found.notes == (
+        "GPU 1 of this machine's 3 can't be opened by this process: Insufficient Permissions",
+    )
+    assert found.nvml_error is None
+    second = inspect_nvidia_gpus({"CUDA_VISIBLE_DEVICES": "1"}, binding=hiding(1))
+    assert [gpu.uuid for gpu in second.gpus] == [UUIDS[2]]  # CUDA's ordinals leave it out
+
+
+def test_a_gpu_that_fell_off_the_bus_hides_no_other() -> None:
+    nvml = fake()
+
+    def uuid(handle: int) -> str:
+        if handle == 0:
+            raise NVMLError("GPU is lost")
+        return UUIDS[handle]
+
+    nvml.nvmlDeviceGetUUID = uuid
+    found = inspect_nvidia_gpus({}, binding=nvml)
+    assert [gpu.uuid for gpu in found.gpus] == list(UUIDS[1:])
+    assert "GPU is lost" in found.notes[0]
+
+
+# 5: MIG
+
+TWO_PARTS = FakeMachine(
+    8,
+    (
+        FakeGpu("MIG-a", bus="0000:01:00.0"),
+        FakeGpu("MIG-b", bus="0000:01:00.0"),
+        FakeGpu("GPU-c", bus="0000:02:00.0"),
+    ),
+)
+
+
+def plan_and_backends(text: str, machine: FakeMachine | Node) -> tuple[list[str], list[str | None], str]:
+    spec = spec_of(text)
+    plan = build_plan(spec, machine)
+    backends = [backend_for(variant, (machine,)) for variant in plan.variants]
+    return [variant.id for variant in plan.variants], backends, "\n".join(plan.notes)
+
+
+def test_parts_of_one_gpu_communicate_by_gloo() -> None:
+    """NCCL 2.27, src/init.cc: two ranks of one bus id are "Duplicate GPU detected"."""
+    _, backends, notes = plan_and_backends("devices: [cuda:0, cuda:1]\n", TWO_PARTS)
+    assert backends == ["gloo"]
+    assert "cuda:0, cuda:1 are parts of one GPU: NCCL doesn't support that, so DDP uses gloo" in notes
+    assert plan_and_backends("devices: [cuda:1, cuda:2]\n", TWO_PARTS)[1] == ["nccl"]
+    assert plan_and_backends("devices: [cuda:1, cuda:2]\n", node_of(TWO_PARTS))[1] == ["nccl"]
+    assert plan_and_backends("devices: [cuda:0, cuda:1]\n", node_of(TWO_PARTS))[1] == ["gloo"]
+
+
+def test_dp_on_several_mig_instances_is_refused() -> None:
+    with pytest.raises(SpecError, match="dp is one process, and a process sees only one MIG instance"):
+        plan_and_backends("devices: [cuda:0, cuda:1]\nstrategy: dp\n", TWO_PARTS)
+    ids, _, _ = plan_and_backends("devices: [cuda:0, cuda:1]\ncompare: {strategy: [ddp, dp]}\n", TWO_PARTS)
+    assert ids == ["ddp-2-even"]
+
+
+# 10: throttling over a block; 9: energy of whole GPUs only
+
+
+def measuring(parts: dict[str, str] | None = None, **changes: Any) -> Any:
+    """A driver whose GPUs count heat, energy and clocks."""
+    nvml = fake()
+    nvml.nvmlDeviceGetViolationStatus = lambda handle, policy: SimpleNamespace(
+        violationTime={1: 7_000_000}[policy], referenceTime=1
+    )
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 1000 * (handle + 1)
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0x40 | 0x4
+    sample = lambda at, mhz: SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=mhz))  # noqa: E731
+    nvml.nvmlDeviceGetSamples = lambda handle, kind, since: (
+        1,
+        [sample(10, 900), sample(20, 1500), sample(30, 1700)],
+    )
+    for name, value in changes.items():
+        setattr(nvml, name, value)
+    return nvml
+
+
+def test_sensors_are_those_of_the_ranks_own_gpus() -> None:
+    first, second = sensors_of([1, 0], "GPU-cccc-2,GPU-aaaa-0", measuring())
+    assert (first.energy_mj(), second.energy_mj()) == (1000, 3000)
+    assert first.hot_ns() == 7_000_000
+    assert first.throttling() == "too hot (slowed down by its hardware)"
+    assert first.mean_clock_mhz(15) == 1600.0
+    assert first.power_w() == 212.4
+
+
+def test_the_power_cap_is_normal_and_an_old_driver_has_another_name_for_the_reasons() -> None:
+    (capped,) = sensors_of([0], None, measuring(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x4))
+    assert capped.throttling() is None
+    older = measuring(nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x80)
+    del older.nvmlDeviceGetCurrentClocksEventReasons
+    assert sensors_of([0], None, older)[0].throttling() == "power brake"
+
+
+def test_sensors_that_the_driver_lacks_know_nothing() -> None:
+    (plain,) = sensors_of([0], None, fake())
+    assert (plain.energy_mj(), plain.hot_ns(), plain.throttling()) == (None, None, None)
+    assert plain.mean_clock_mhz(0) == 1755.0  # the clock now
+    (beyond,) = sensors_of([7], None, fake())
+    assert beyond.mean_clock_mhz(0) is beyond.power_w() is None
+
+
+def test_without_a_binding_sensors_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "load_nvml", lambda: None)
+    assert sensors_of([0], None)[0].energy_mj() is None
+
+
+def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() -> None:
+    parent = measuring(
+        nvmlDeviceGetMigMode=lambda gpu: [int(gpu == 1), 0],
+        nvmlDeviceGetMaxMigDeviceCount=lambda gpu: 1,
+        nvmlDeviceGetMigDeviceHandleByIndex=lambda gpu, number: 10,
+        nvmlDeviceGetHandleByUUID=lambda uuid: 10,
+        nvmlDeviceGetUUID=lambda gpu: "MIG-1111" if gpu == 10 else UUIDS[gpu],
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda gpu: 1,
+        nvmlDeviceGetViolationStatus=lambda gpu, policy: SimpleNamespace(violationTime={1: 5}[gpu]),
+    )
+    (part,) = sensors_of([0], "MIG-1111", parent)
+    assert part.hot_ns() == 5
+    assert part.energy_mj() is part.power_w() is None
+
+
+# 18: utilisation is an average over the past
+
+
+def test_utilisation_alone_makes_no_gpu_busy() -> None:
+    """A second run right after the first: no process holds the GPU, but the driver's average is high."""
+    nvml = fake()
+    nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=97)
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=100, used=1)
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: []
+    pauses: list[float] = []
+    machine = inspect_machine(nvml, {}, pause=pauses.append)
+    assert [gpu.busy_with for gpu in machine.gpus] == [None] * 3
+    assert pauses == []
+
+
+def test_where_processes_are_not_listed_utilisation_is_looked_at_twice() -> None:
+    nvml = fake()
+    answers = {0: [97, 0], 1: [97, 95], 2: [0, 0]}
+    nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=answers[handle].pop(0))
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=100, used=1)
+    del nvml.nvmlDeviceGetComputeRunningProcesses
+    pauses: list[float] = []
+    machine = inspect_machine(nvml, {}, pause=pauses.append)
+    assert [gpu.busy_with for gpu in machine.gpus] == [None, "it is 95 % utilised", None]
+    assert pauses == [1.0]
+
+
+# 19: in which order GPUs are counted
+
+
+@pytest.mark.parametrize(
+    ("environ", "noted"),
+    [
+        ({}, True),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, True),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-aaaa-0,GPU-cccc-2"}, False),
+    ],
+)
+def test_on_unlike_gpus_the_order_is_noted(environ: dict[str, str], noted: bool) -> None:
+    nvml = fake()
+    nvml.nvmlDeviceGetName = lambda handle: ("Tesla T4", "NVIDIA A100", "NVIDIA A100")[handle]
+    notes = inspect_nvidia_gpus(environ, binding=nvml).notes
+    assert ["CUDA_DEVICE_ORDER=PCI_BUS_ID" in note for note in notes] == [True] * noted
+    assert inspect_nvidia_gpus(environ, binding=fake()).notes == ()
+
+
+def test_what_is_known_about_the_gpus_is_in_the_plan() -> None:
+    machine = FakeMachine(8, (FakeGpu("GPU-a"),), notes=("GPU 1 can't be opened",))
+    assert device_notes("cuda", ("cuda:0",), machine) == ("GPU 1 can't be opened",)
+    assert device_notes("auto", ("cpu:0",), machine) == ("GPU 1 can't be opened",)
+    assert device_notes("cpu:1", ("cpu:0",), machine) == ()
+
+
+# 20: the tab's table of devices
+
+
+def test_the_tab_calls_a_gpu_as_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_gpus = inspect_gpus({}, binding=fake())
+    seen = inspect_gpus({"CUDA_VISIBLE_DEVICES": "2,1"}, binding=fake()).gpus
+    host = {
+        "hostname": platform.node(),
+        "gpus": [{"kind": gpu.kind, "index": gpu.index, "uuid": gpu.uuid} for gpu in seen],
+    }
+    assert recorded_uuids(host) == {UUIDS[2]: "cuda:0", UUIDS[1]: "cuda:1"}
+    monkeypatch.setattr(tab, "inspect_gpus", lambda environ: all_gpus)
+    live = tab.LiveDevices()
+    assert [device["device"] for device in live.of(host)] == [UUIDS[0][:12], "cuda:1", "cuda:0"]
+    assert live.of({"hostname": "elsewhere"}) == []
+
+
+# 21: AMD
+
+
+def test_amd_gpus_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    """As the kernel's amdkfd lists a CPU and two GPUs below /sys/class/kfd/kfd/topology."""
+    for number, gpu_id in enumerate((0, 51512, 51513)):
+        node = tmp_path / accelerators.AMD_NODES / str(number)
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{gpu_id}\n")
+    found = inspect_gpus({}, tmp_path)
+    assert found.gpus == ()
+    assert found.notes == (
+        "this machine has 2 AMD GPUs, which gpurun can't use yet: only NVIDIA's are measured",
+    )
+
+
+# 22: a precision that older GPUs lack
+
+
+def test_tf32_is_refused_on_gpus_before_ampere() -> None:
+    machine = FakeMachine(8, (FakeGpu("GPU-a", capability=(9, 0)), FakeGpu("GPU-b", capability=(7, 5))))
+    with pytest.raises(SpecError, match=r"tf32 needs compute capability 8\.0, but .* has 7\.5"):
+        plan_and_backends("devices: cuda\nprecision: tf32\n", machine)
+    assert plan_and_backends("devices: [cuda:0]\nprecision: tf32\n", machine)[0] == ["ddp-1-even"]
+    assert inspect_nvidia_gpus({}, binding=fake()).gpus[0].capability == (9, 0)
+
+
+# 16: how long torch waits for a collective
+
+
+def test_torch_gives_a_collective_up_after_the_command_has(tmp_path: Path) -> None:
+    spec = spec_of("devices: cpu:2\ntimeout: 30m\n")
+    plan = build_plan(spec, FakeMachine())
+    (launch,) = plan.launches
+    order = order_for(
+        plan, spec, launch, run_dir=tmp_path, job_dir=tmp_path, machine=FakeMachine(), looks=(), prior={}
+    )
+    assert order.collective_timeout_s > spec.timeout_s

@@ -1,0 +1,524 @@
+"""What a rank does with its GPUs, with a `torch.cuda` that is made up after torch's own sources."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gpurun
+from gpurun.launcher.inspect.collectives import Collective, find_gap, last_ones, parse_history
+from gpurun.launcher.inspect.snapshot import ask_history
+from gpurun.launcher.machine.gpus import nvml as driver
+from gpurun.launcher.machine.gpus.gpu import Sensors
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import (
+    LaunchConfig,
+    ProfileConfig,
+    VariantConfig,
+)
+from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from gpurun.launcher.worker.base import process_group
+from gpurun.launcher.worker.base.precision import PRECISIONS
+from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
+from gpurun.launcher.worker.profiling import profiler
+from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.strategies import dp
+from gpurun.launcher.worker.training.balanced_split import Ranks
+from gpurun.launcher.worker.training.timed_rounds import load_of
+from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.worker.test_program_steps import an_order
+
+ROOT = Path(__file__).parents[3]
+
+
+class OnGpu(torch.optim.SGD):
+    """An optimizer whose weights say that they are on a GPU."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))], lr=0.1)
+        self.device = torch.device("cuda", index)
+        self.param_groups[0]["params"] = [WeightOn(self.device)]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        return
+
+
+class WeightOn:
+    """A weight on a device."""
+
+    grad = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, cuda: FakeCuda) -> Iterator[StepRecorder]:
+    made = StepRecorder(an_order(tmp_path), 1, RunDir(tmp_path))
+    with watch_steps(made):
+        yield made
+
+
+# 1: events in a forked process
+
+FORKING = """
+import os, sys
+from gpurun.launcher.worker.program import recorder as module
+from gpurun.launcher.worker.program.recorder import StepRecorder
+
+class Event:
+    def __del__(self):
+        if os.getpid() != parent:
+            os.write(2, b"an event was destroyed in the child")
+            os._exit(9)
+
+parent = os.getpid()
+recorder = StepRecorder.__new__(StepRecorder)
+recorder._ended, recorder._start = module.deque([(Event(), Event(), "timed")]), Event()
+recorder.tracer, recorder.capture = Event(), Event()
+os.register_at_fork(after_in_child=recorder.abandon)
+pid = os.fork()
+if pid == 0:
+    assert recorder._closed and not recorder._ended
+    sys.exit(0)  # as a program that forks by itself: the interpreter is torn down
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_no_event_is_destroyed_in_a_forked_process() -> None:
+    """torch 2.13, c10/cuda/CUDAEvent.h:50: `~CUDAEvent` makes a CUDAGuard before it destroys the event; in a
+    forked process that throws, and a throwing destructor is `std::terminate`."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# 2: graph capture, and errors in the recorder
+
+
+def test_steps_in_a_graph_capture_are_no_steps(recorder: StepRecorder, cuda: FakeCuda) -> None:
+    """torch's whole-network capture calls `optimizer.step()` within `torch.cuda.graph`."""
+    optimizer = OnGpu(0)
+    for capturing in (False, False, True, False, False):
+        cuda.capturing = capturing
+        cuda.now_ms += 5.0
+        optimizer.step()
+    cuda.capturing = False
+    recorder.close(wait=True)
+    times = [step.step_ns for step in recorder.run.read_steps("script-1")[1]]
+    assert times == [5_000_000, 10_000_000, 5_000_000]  # from call to call, the captured one apart
+
+
+def test_a_marked_step_that_captures_a_graph_is_none(recorder: StepRecorder, cuda: FakeCuda) -> None:
+    cuda.allocated[0] = 1
+    for capturing in (False, True, False):
+        cuda.capturing = capturing
+        with gpurun.step():
+            cuda.now_ms += 3.0
+    recorder.close(wait=True)
+    assert [step.step_ns for step in recorder.run.read_steps("script-1")[1]] == [3_000_000, 3_000_000]
+
+
+def test_nothing_of_the_recorder_raises_into_the_program(
+    recorder: StepRecorder,
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    optimizer = OnGpu(0)
+    optimizer.step()
+
+    def fails(*arguments: Any) -> None:
+        raise RuntimeError("CUDA error: invalid resource handle")
+
+    monkeypatch.setattr(cuda, "current_stream", fails)
+    for _ in range(3):
+        optimizer.step()
+        with gpurun.step():
+            pass
+    recorder.close(wait=True)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("no more steps are recorded: CUDA error") == 1
+
+
+# 7: programs that don't make their GPU the current one
+
+
+def test_a_program_without_set_device_is_timed_on_its_own_gpu(recorder: StepRecorder, cuda: FakeCuda) -> None:
+    """torch 2.13, torch/cuda/streams.py:206: `Event.record()` takes the stream of the current device."""
+    cuda.peaks = {0: 5, 1: 99}
+    optimizer = OnGpu(1)
+    for _ in range(3):
+        cuda.now_ms += 4.0
+        optimizer.step()
+    assert cuda.current == 0
+    assert recorder.stamps is not None
+    assert recorder.stamps.now().stream == Stream(device=1)
+    recorder.close(wait=True)
+    steps = recorder.run.read_steps("script-1")[1]
+    assert [(step.step_ns, step.peak_bytes) for step in steps] == [(4_000_000, 99)] * 2
+    assert cuda.synchronized == [1]
+
+
+def test_without_an_optimizer_the_gpu_that_holds_memory_is_timed(
+    recorder: StepRecorder, cuda: FakeCuda
+) -> None:
+    cuda.allocated = {1: 1 << 30}
+    with gpurun.step():
+        pass
+    assert recorder.stamps is not None
+    assert recorder.stamps.device == torch.device("cuda", 1)
+
+
+def test_a_program_on_the_cpu_makes_no_context_on_a_gpu(recorder: StepRecorder, cuda: FakeCuda) -> None:
+    cuda.initialized = False
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    optimizer.step()
+    assert not cuda.initialized
+    assert recorder.stamps is not None
+    assert recorder.stamps.device == torch.device("cpu")
+
+
+# 6: the two ways of asking for TF32
+
+
+@pytest.mark.parametrize(("name", "expected"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_all_readers_of_tf32_agree(name: str, expected: bool) -> None:
+    """torch 2.13, aten/src/ATen/Context.cpp: after `fp32_precision` alone, the old properties raise."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        PRECISIONS[name].apply()
+        assert torch.backends.cudnn.allow_tf32 is expected
+        assert torch.backends.cuda.matmul.allow_tf32 is expected
+        assert torch.get_float32_matmul_precision() == ("high" if expected else "highest")
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if expected else "ieee")
+        with torch.backends.cudnn.flags(enabled=True):
+            pass
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+# 8, 9, 10, 12: what a block's GPUs did
+
+
+class Gpu:
+    """A GPU whose every figure is set by the test."""
+
+    def __init__(self) -> None:
+        self.energy_mj, self.hot_ns, self.now_ns = 1000, 0, 0
+
+    def sensors(self) -> Sensors:
+        return Sensors(
+            energy_mj=lambda: self.energy_mj,
+            hot_ns=lambda: self.hot_ns,
+            mean_clock_mhz=lambda since_us: 1500.0,
+        )
+
+
+def meter_of(gpus: Sequence[Gpu]) -> LoadMeter:
+    meters = [
+        GpuMeter(CudaRuntime(), torch.device("cuda", index), gpu.sensors(), now_ns=lambda: gpus[0].now_ns)
+        for index, gpu in enumerate(gpus)
+    ]
+    return LoadMeter(torch.device("cuda", 0), meters)
+
+
+def test_peaks_and_heat_are_those_of_every_gpu_of_the_rank(cuda: FakeCuda) -> None:
+    gpus = [Gpu(), Gpu()]
+    meter = meter_of(gpus)
+    cuda.peaks = {0: 7, 1: 7}
+    meter.clear()
+    assert cuda.peaks == {0: 0, 1: 0}
+    with meter.counting():
+        gpus[0].now_ns += 1_000_000_000
+        gpus[1].hot_ns += 300_000_000
+        cuda.peaks = {0: 10, 1: 30}
+    first, second = meter.loads()
+    assert (first.peak_bytes, second.peak_bytes, meter.peak_bytes()) == (10, 30, 30)
+    assert (first.throttled, second.throttled) == (None, "too hot")
+    assert first.sm_clock_mhz == 1500.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "rank", "own"),
+    [
+        ("dp", ("cuda:0", "cuda:1"), 0, [0, 1]),
+        ("ddp", ("cuda:0", "cuda:0"), 1, [0]),  # each process sees its own GPU only
+        ("dp", ("cuda:1", "cuda:1"), 0, [1]),  # one GPU that is listed twice
+        ("ddp", ("cpu", "cpu"), 1, []),
+    ],
+)
+def test_the_meter_is_that_of_the_ranks_own_gpus(
+    strategy: str, devices: tuple[str, ...], rank: int, own: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "load_nvml", lambda: None)
+    meter = load_of(launch(Path(), strategy=strategy, devices=devices), rank)
+    assert [gpu.device.index for gpu in meter.gpus] == own
+
+
+def test_heat_that_lasts_a_moment_is_not_reported(cuda: FakeCuda) -> None:
+    gpu = Gpu()
+    meter = meter_of([gpu])
+    meter.clear()
+    with meter.counting():
+        gpu.now_ns += 1_000_000_000
+        gpu.hot_ns += 5_000_000
+    assert meter.loads()[0].throttled is None
+
+
+def test_energy_is_that_of_the_timed_part_alone(cuda: FakeCuda) -> None:
+    gpu = Gpu()
+    meter = meter_of([gpu])
+    meter.clear()
+    for _ in range(2):
+        gpu.energy_mj += 5000  # inputs are drawn
+        with meter.counting():
+            gpu.energy_mj += 200_000
+            gpu.now_ns += 1_000_000_000
+    assert meter.energy_mj() == 400_000
+    assert meter.loads()[0].power_w == 200.0
+    gpu.energy_mj = 0  # the driver was loaded again
+    with meter.counting():
+        gpu.energy_mj = 10
+    assert meter.energy_mj() == 400_010
+
+
+def test_without_all_counters_there_is_no_energy(cuda: FakeCuda) -> None:
+    meter = meter_of([Gpu(), Gpu()])
+    meter.gpus[1].sensors = Sensors(power_w=lambda: 70.0)
+    meter.clear()
+    with meter.counting():
+        meter.sample()
+    assert meter.energy_mj() is None
+    assert meter.loads()[1].power_w == 70.0
+
+
+def test_allocations_that_had_to_wait_are_counted(cuda: FakeCuda) -> None:
+    """torch 2.13, torch/cuda/memory.py, `memory_stats`: "num_alloc_retries"."""
+    meter = meter_of([Gpu()])
+    cuda.retries[0] = 3
+    meter.clear()
+    with meter.counting():
+        cuda.retries[0] = 5
+    assert meter.loads()[0].alloc_retries == 2
+
+
+# 13: traced steps run as timed ones
+
+
+def test_traced_steps_synchronize_once_at_the_end(
+    tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.allocated = {0: 1, 1: 2}
+    made: list[str] = []
+
+    class Profiler:
+        def __getattr__(self, name: str) -> Any:
+            def note(*arguments: Any) -> None:
+                made.append(name)
+                if name == "export_chrome_trace":
+                    Path(arguments[0]).write_text("{}")
+
+            return note
+
+    monkeypatch.setattr(profiler, "new_profiler", lambda order, all_threads: Profiler())
+    monkeypatch.setattr(cuda, "synchronize", lambda device=None: made.append(f"wait {cuda.index(device)}"))
+    profiler.capture(lambda: made.append("step"), ProfileConfig(steps=3), tmp_path / "t.json")
+    starting = ["prepare_trace", "step", "wait 1", "wait 0", "start_trace"]
+    assert made == [*starting, *["step"] * 3, "wait 1", "wait 0", "stop_trace", "export_chrome_trace"]
+
+
+# 14: NCCL's flight recorder
+
+
+def dump(backend: str, last: int) -> bytes:
+    entry = (
+        '{"collective_seq_id": %d, "process_group": ["0", "default_pg"], "profiling_name": "%s:all_reduce"}'
+    )
+    entries = ", ".join(entry % (number, backend) for number in range(1, last + 1))
+    return f'{{"entries": [{entries}]}}'.encode()
+
+
+def test_a_rank_that_nccl_waits_for_is_found() -> None:
+    """Both backends are one process group, "cpu:gloo,cuda:nccl", and each counts for itself."""
+    histories = {
+        rank: (*parse_history(dump("gloo", 5)), *parse_history(dump("nccl", last)))
+        for rank, last in ((0, 12), (1, 11))
+    }
+    gap = find_gap(histories)
+    assert gap is not None
+    assert (gap.collective, gap.waiting, gap.missing) == (
+        Collective("0", 12, "all_reduce", "nccl"),
+        (0,),
+        (1,),
+    )
+    assert [(one.backend, one.seq) for one in last_ones(histories[0])] == [("gloo", 5), ("nccl", 12)]
+    same = {rank: parse_history(dump("gloo", 5)) for rank in (0, 1)}
+    assert find_gap(same) is None
+
+
+def test_both_recorders_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.13 registers "fr_trace_json" (Handlers.cpp) and, with NCCL, "dump_nccl_trace_json"
+    (FlightRecorderCuda.cpp); a build without it answers 404."""
+    answers = {"/handler/fr_trace_json": dump("gloo", 1), "/handler/dump_nccl_trace_json": dump("nccl", 2)}
+
+    class Connection:
+        def __init__(self, path: Path) -> None:
+            self.asked = ""
+
+        def request(self, method: str, handler: str) -> None:
+            self.asked = handler
+
+        def getresponse(self) -> "Connection":
+            return self
+
+        def read(self) -> bytes:
+            return answers.get(self.asked, b"Handler not found")
+
+        def close(self) -> None:
+            return
+
+    monkeypatch.setattr("gpurun.launcher.inspect.snapshot._UnixConnection", Connection)
+    assert [(one.backend, one.seq) for one in ask_history(tmp_path, 0)] == [
+        ("gloo", 1),
+        ("nccl", 1),
+        ("nccl", 2),
+    ]
+    del answers["/handler/dump_nccl_trace_json"]
+    assert [one.backend for one in ask_history(tmp_path, 0)] == ["gloo"]
+
+
+# 15: replicas are timed on their own device
+
+
+class Watched(CudaRuntime):
+    """Notes which device is the current one while a replica runs; work itself is the CPU's."""
+
+    inside: list[str]
+
+    @contextmanager
+    def current(self, device: torch.device) -> Iterator[None]:
+        self.inside.append(str(device))
+        yield
+        self.inside.append("out")
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        return
+
+
+def test_a_replica_is_timed_with_its_device_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Watched()
+    runtime.inside = []
+    monkeypatch.setattr(dp, "runtime_of", lambda device: runtime)
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runtime.inside.append("runs")
+            return super().forward(x)
+
+    replica = dp.replica_on(Model(2, 2), 1, torch.device("cpu"), torch.ones(3, 2))
+    assert dp.timed_ms(replica, torch.device("cuda", 1)) > 0
+    assert runtime.inside == ["cuda:1", "runs", "out"]
+
+
+def test_a_replica_whose_copy_does_not_fit_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = dp.replica_on
+
+    def second_is_full(network: nn.Module, index: int, *rest: Any) -> Any:
+        if index == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(network, index, *rest)
+
+    monkeypatch.setattr(dp, "replica_on", second_is_full)
+    cpu = torch.device("cpu")
+    times_ms = dp.apply_times_ms(nn.Linear(2, 2), [cpu] * 3, torch.ones(4, 2), (2, 2, 0))
+    assert (times_ms[0] > 0, times_ms[1:]) == (True, [math.inf, 0.0])
+
+
+# 16: the process group
+
+
+def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13, distributed_c10d.py: `device_id` connects NCCL at once; its own limit is 10 minutes."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(process_group, "open_store", lambda *arguments: None)
+    monkeypatch.setattr(process_group, "stay_on_this_machine", lambda: None)
+    monkeypatch.setattr(
+        dist,
+        "init_process_group",
+        lambda backend, **rest: asked.append({"backend": backend, **rest}),
+    )
+    config = launch(tmp_path, devices=("cuda:0", "cuda:0"), backend="nccl", collective_timeout_s=2100.0)
+    for order in (config, replace(config, devices=("cpu", "cpu"), backend="gloo")):
+        process_group.init_group(order, 0)
+    on_gpu, on_cpu = asked
+    assert (on_gpu["backend"], on_gpu["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
+    assert on_gpu["timeout"].total_seconds() == 2100
+    assert (on_cpu["backend"], on_cpu["device_id"]) == ("gloo", None)
+
+
+def launch(folder: Path, **changes: Any) -> LaunchConfig:
+    fields: dict[str, Any] = {
+        "launch": "01-ddp-2", "run_dir": str(folder), "workload": "mlp", "job_dir": str(folder), "params": {},
+        "strategy": "ddp", "devices": ("cpu", "cpu"), "backend": "gloo", "precision": "fp32", "seed": 0,
+        "threads": 1, "variants": (VariantConfig("a", (4, 4), 1),), "baseline": None, "warmup": 10,
+        "rounds": 1, "looks": (),
+    }  # fmt: skip
+    return LaunchConfig(**{**fields, **changes})
+
+
+# 17: memory that runs out in a collective
+
+
+class FullTrainer:
+    """A trainer whose step finds no memory."""
+
+    workload = model = nn.Linear(1, 1)
+    device = torch.device("cpu")
+
+    def prepare(self, variant: VariantConfig, step: int) -> Any:
+        return type("Input", (), {"nbytes": 1})()
+
+    def step(self, *arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+class Clock:
+    def start(self) -> None:
+        return
+
+
+class Waiting:
+    """Ranks of which the others sit in a collective: to be gathered with them would hang."""
+
+    def __init__(self) -> None:
+        self.gathered = 0
+
+    def barrier(self) -> None:
+        return
+
+    def gather(self, value: float) -> list[float]:
+        self.gathered += 1
+        return [value]
+
+
+def test_memory_that_runs_out_while_others_wait_in_a_collective_ends_the_rank() -> None:
+    peers = Waiting()
+    variant = VariantConfig("a", (4, 4), 1)
+    ranks = Ranks(variant, cast(Any, FullTrainer()), cast(Any, Clock()), cast(Any, peers))
+    with pytest.raises(torch.OutOfMemoryError):
+        ranks.whole_ms((4, 4), 1)
+    assert peers.gathered == 0
+    assert ranks.own_ms((4, 4), 1) == [math.inf]  # without communication no one waits
