@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gpurun.launcher.balance.largest_batch import next_attempt
+from gpurun.launcher.balance.max_batch_search import next_attempt
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.rundir.files import append_lines, read_json
 from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
+from gpurun.launcher.balance.max_batch_search import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
-from gpurun.launcher.plan.combination import largest_batch
+from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
@@ -71,7 +71,7 @@ def job(text: str) -> JobSpec:
 )
 def test_every_split_of_the_job_must_hold_the_batch(text: str, batch: int) -> None:
     caps = (100, 20)
-    assert largest_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
+    assert max_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
 
 
 @pytest.mark.parametrize(
