@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.balance.max_batch_search import with_margin
 from gpurun.launcher.errors import MachineError, VariantError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
@@ -24,6 +23,8 @@ from gpurun.launcher.units import format_count, plural
 
 MAX_STARTS = 40
 """Processes that one device may use up; doubling and halving need fewer attempts than that."""
+MARGIN = 0.05
+"""Share of the fitting batch to leave free, for fragmentation and communication buffers."""
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
@@ -233,3 +234,8 @@ def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
     ended = {one.batch for one in attempts if one.outcome == "fits"}
     fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
     return fits, min(fails, default=None)
+
+
+def with_margin(fits: int) -> int:
+    """The samples to use on a device that held `fits`."""
+    return max(1, int(fits * (1 - MARGIN))) if fits else 0

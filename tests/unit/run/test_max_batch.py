@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.balance.max_batch_search import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted
@@ -20,10 +19,11 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
-from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, with_margin
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import max_batch_attempts
+from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))

@@ -108,8 +108,8 @@ def bench(
     journal = Journal(order, 0)
     device, requests = torch.device("cpu"), TraceRequests(order, 0, None)
     load = LoadMeter(device)
-    rounds = TimedRounds(order, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load)
-    return rounds, trainer
+    measured = TimedRounds(order, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load)
+    return measured, trainer
 
 
 def records(tmp_path: Path, variant: str) -> list[StepRecord]:
