@@ -22,7 +22,7 @@ from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool
-from gpurun.launcher.processes.rank_starter import Pools
+from gpurun.launcher.processes.pool_per_env import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
