@@ -47,7 +47,7 @@ class Budget:
 
         None if all is decided, or no other repetition fits.
         """
-        costs = costs_of(self.events(repetitions - 1))
+        costs = costs_of(self.events(repetitions - 1), is_first=repetitions == 1)
         elapsed_s = self.now_s() - self.started_s
         shortest_s = costs.expected_s(dict.fromkeys(self.planned(), 1), self.plan.baseline)
         is_planned = any(launch.repetition >= repetitions for launch in self.plan.launches)
@@ -95,15 +95,16 @@ class Costs:
         return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(baseline, 0))
 
 
-def costs_of(launches: Sequence[Sequence[Event]]) -> Costs:
-    """From the events of a repetition's launches."""
+def costs_of(launches: Sequence[Sequence[Event]], is_first: bool = False) -> Costs:
+    """From the events of a repetition's launches; in the first one ranks wait for their server's imports."""
     stages = [
         (event.stage, (after.monotonic_ns - event.monotonic_ns) / 1e9)
         for events in launches
         for event, after in pairwise(events)
     ]
     blocks_s = [seconds for stage, seconds in stages if stage == "round"]
-    start_s = sum(seconds for stage, seconds in stages if stage not in (*ONCE, "round"))
+    once = ONCE | {"start"} if is_first else ONCE
+    start_s = sum(seconds for stage, seconds in stages if stage not in once | {"round"})
     return Costs(start_s + AROUND_S * len(launches), median(blocks_s) if blocks_s else 0.0)
 
 
