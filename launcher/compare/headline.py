@@ -138,8 +138,9 @@ def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     undecided = [rival for rival in standings.rivals if not rival.is_slower]
     if not undecided:
         return _clear_lead(standings, baseline, scope)
-    if all(rival.behind.ci is None for rival in undecided):
-        return _unproven_lead(standings, undecided)
+    open_ = [rival for rival in undecided if rival.behind.verdict != "same"] or undecided
+    if all(rival.behind.ci is None for rival in open_):
+        return _unproven_lead(standings, open_)
     return Conclusion(_close_race(standings.leader, undecided, scope))
 
 

@@ -57,6 +57,7 @@ def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Out
     gc.enable()
     given = Invocation(request.job_file, request.overrides)
     spec = gate_job(load_invocation(given), request.budget_s)
+    pools.secrets = spec.secrets
     wanted = Wanted(
         request.against,
         request.threshold_percent,

@@ -49,7 +49,7 @@ class Budget:
 
         None if all is decided, or no other repetition fits.
         """
-        costs = costs_of(self.events(repetitions - 1))
+        costs = costs_of(self.events(repetitions - 1), is_first=repetitions == 1)
         elapsed_s = self.now_s() - self.started_s
         twice = "" if self.plan.gate else self.plan.baseline
         shortest_s = costs.expected_s(dict.fromkeys(self.planned(), 1), twice)
@@ -60,8 +60,19 @@ class Budget:
             append_lines(self.run.looks, [look])
         comparison = compare()
         left_s = self.total_s - elapsed_s
-        self.rounds = next_rounds(comparison, repetitions, costs, left_s) if has_time else {}
+        rounds = next_rounds(comparison, repetitions, costs, left_s) if has_time else {}
+        self.rounds = self.without_lone_baseline(rounds, comparison)
         return self.rounds
+
+    def without_lone_baseline(self, rounds: Mapping[str, int], comparison: Comparison) -> Mapping[str, int]:
+        """The baseline needs no launches of its own once it is shown to be slower than the leader."""
+        baseline = self.plan.baseline
+        rivals = {comparison.leader, *(one.variant for one in comparison.open)}
+        groups = (launch.variants for launch in self.plan.launches if baseline in launch.variants)
+        is_alone = not any(variant in rounds for variant in next(groups, ()) if variant != baseline)
+        if is_alone and baseline not in rivals and comparison.leader is not None:
+            return {variant: num for variant, num in rounds.items() if variant != baseline}
+        return rounds
 
     def events(self, repetition: int) -> list[list[Event]]:
         """Of a repetition's launches, by their last attempts."""
@@ -87,15 +98,16 @@ class Costs:
         return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(twice, 0))
 
 
-def costs_of(launches: Sequence[Sequence[Event]]) -> Costs:
-    """From the events of a repetition's launches."""
+def costs_of(launches: Sequence[Sequence[Event]], is_first: bool = False) -> Costs:
+    """From the events of a repetition's launches; in the first one ranks wait for their server's imports."""
     stages = [
         (event.stage, (after.monotonic_ns - event.monotonic_ns) / 1e9)
         for events in launches
         for event, after in pairwise(events)
     ]
     blocks_s = [seconds for stage, seconds in stages if stage == "round"]
-    start_s = sum(seconds for stage, seconds in stages if stage not in (*ONCE, "round"))
+    once = ONCE | {"start"} if is_first else ONCE
+    start_s = sum(seconds for stage, seconds in stages if stage not in once | {"round"})
     return Costs(start_s + AROUND_S * len(launches), median(blocks_s) if blocks_s else 0.0)
 
 
@@ -125,9 +137,11 @@ def next_rounds(comparison: Comparison, repetitions: int, costs: Costs, left_s: 
     if comparison.gate is not None:
         return _rounds_of_gate(comparison, comparison.gate, repetitions, costs, left_s)
     behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
-    variants = () if chosen.is_decided else chosen.variants
-    if repetitions < next_look(0):  # of so few launches no verdict holds for others
-        variants = tuple(behind)
+    # Few launches say nothing of others. Other load may hide the leader, but not what was fastest so far.
+    is_early = repetitions < next_look(0)
+    variants = [one for one, by in behind.items() if is_early or by == 0 or one in chosen.variants]
+    if chosen.is_decided and not is_early:
+        return {}
     most = _most_rounds(comparison.scatter, len(variants), look - repetitions, costs, left_s)
     return {variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants}
 
@@ -166,11 +180,10 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 
 
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
-    """How much slower each variant is than the leader, per sample."""
+    """How much slower each variant is than the fastest on average, per sample."""
     times = {
         one.id: one.step_ms.median / (one.global_batch or 1)
         for one in comparison.variants
         if one.step_ms and is_ranked(one)
     }
-    fastest = times.get(comparison.leader or "")
-    return {variant: 100 * (time / fastest - 1) for variant, time in times.items()} if fastest else {}
+    return {variant: 100 * (time / min(times.values()) - 1) for variant, time in times.items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
-from gpurun.launcher.jobfile.load import load_job, load_text, program_job
+from gpurun.launcher.jobfile.load import job_text, load_job, load_text, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
@@ -106,12 +106,15 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     """Writes what the run begins with. The plan comes last: a directory that has one can be resumed."""
     job_file = run.job if invocation.text is not None else invocation.job_file
     job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
-    write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
+    overrides = tuple(without_secrets(text, spec) for text in invocation.overrides)
+    write_json(run.invocation, StoredInvocation(str(job_file.absolute()), overrides, job_dir))
     write_json(run.spec, spec.resolved())
     write_json(run.host, whole_record(spec, plan, machine))
     if (code := code_version(invocation.folder)) is not None:
         write_json(run.code, code)
-    if invocation.text is not None:
+    if spec.secrets:
+        write_bytes(run.job, job_text(spec.resolved()).encode())  # as resolved: no value is left in a comment
+    elif invocation.text is not None:
         write_bytes(run.job, invocation.text.encode())
     else:
         copy_file(invocation.job_file, run.job)
@@ -123,6 +126,13 @@ def code_version(folder: Path) -> CodeVersion | None:
     root = top_directory(folder) if folder.is_dir() else None
     commit = commit_of(root) if root is not None else None
     return CodeVersion(str(root), commit, is_changed(root)) if root is not None and commit else None
+
+
+def without_secrets(text: str, spec: JobSpec) -> str:
+    """A value of `--set` with masks in place of the job's secrets."""
+    for mask, value in spec.secrets.items():
+        text = text.replace(value, mask) if value and "env" in text.partition("=")[0] else text
+    return text
 
 
 def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, object]:

@@ -68,28 +68,20 @@ def budget_text(s: float) -> str:
 
 def _power(plan: Plan, found: Detectable) -> str | None:
     """What differences the run can show, where that is known; what it can't in any case."""
-    more = f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
+    launches, more = plural(found.launches, "launch"), f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
     if found.is_too_little and plan.budget_s is not None:
         enough = math.ceil((found.enough_s or 0.0) / 10) * 10
-        fit = f"about {plural(found.launches, 'launch')} of each fit{'s' * (found.launches == 1)} in"
-        return (
-            f"No verdict is likely: {fit} the budget, and it takes "
-            f"{LAUNCHES_TO_COMPARE}. Set `budget: {enough}s`, or compare less."
-        )
+        fit = f"{launches} of each fit{'s' * (found.launches == 1)}"
+        return f"No verdict is likely: {fit}, {LAUNCHES_TO_COMPARE} are needed (`budget: {enough}s`)."
     if found.is_too_little and not found.is_shared:
-        return (
-            f"No verdict is possible with {plural(found.launches, 'launch')} of each: it takes "
-            f"{LAUNCHES_TO_COMPARE}. Set {more}."
-        )
+        return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:
-        its = "its one launch" if found.launches == 1 else f"its {found.launches} launches"
-        return f"Verdicts will hold for {its} only; to cover others, set {more}."
+        its = "its one launch" if found.launches == 1 else f"its {launches}"
+        return f"Verdicts will hold for {its} only; for others: {more}."
     if found.percent is None or found.scatter_percent is None:
         return None
-    return (
-        f"Differences of {found.percent:.2g} % and more can be detected by about {found.launches} launches "
-        f"of each, which scattered by {found.scatter_percent:.2g} % in an earlier run."
-    )
+    difference, scatter = f"{found.percent:.2g} %", f"{found.scatter_percent:.2g} %"
+    return f"Differences of {difference} or more can be detected: {launches} that scatter by {scatter}."
 
 
 def _header(plan: Plan, spec: JobSpec) -> str:

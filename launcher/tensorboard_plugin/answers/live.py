@@ -119,7 +119,10 @@ def _stage(plan: Plan, events: LaunchEvents) -> dict[str, Any] | None:
 
 
 def _done(plan: Plan, events: LaunchEvents) -> float | None:
-    """Share of the planned rounds that are through; launches that a look has ended early count in full."""
+    """Share of the planned rounds that are through; with a budget, of that."""
+    if plan.budget_s is not None:
+        spent_s = sum((found[-1].time_ns - found[0].time_ns) / 1e9 for _, found in events if found)
+        return min(spent_s / plan.budget_s, 1.0)
     planned = sum(launch.rounds for launch in plan.launches)
     if not planned:
         return None

@@ -474,7 +474,7 @@ def launch(folder: Path, **changes: Any) -> LaunchConfig:
         "launch": "01-ddp-2", "run_dir": str(folder), "workload": "mlp", "job_dir": str(folder), "params": {},
         "strategy": "ddp", "devices": ("cpu", "cpu"), "backend": "gloo", "precision": "fp32", "seed": 0,
         "threads": 1, "variants": (VariantConfig("a", (4, 4), 1),), "baseline": None, "warmup": 10,
-        "rounds": 1, "looks": (),
+        "rounds": 1,
     }  # fmt: skip
     return LaunchConfig(**{**fields, **changes})
 

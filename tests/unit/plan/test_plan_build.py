@@ -49,7 +49,7 @@ def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
 
 
 def test_splits_share_one_launch() -> None:
-    plan = build_plan(spec_of(compare={"split": ["even", [48, 16], "7:1"]}), CPU)
+    plan = build_plan(spec_of(compare={"split": ["even", [48, 16], "7:1"]}, until="fixed"), CPU)
     (launch,) = plan.launches
     assert (launch.id, launch.group, launch.repetition, launch.rounds) == ("01-ddp-2", "ddp-2", 0, 28)
     assert launch.variants == ("ddp-2-even", "ddp-2-48-16", "ddp-2-7-1")
@@ -57,17 +57,36 @@ def test_splits_share_one_launch() -> None:
 
 def test_batches_and_micro_batches_share_one_launch() -> None:
     plan = build_plan(spec_of(compare={"global_batch": [64, 32], "accumulate": [1, 2]}), CPU)
-    assert len(plan.launches) == 1
+    assert len({launch.group for launch in plan.launches}) == 1
 
 
 def test_strategies_take_turns_in_abba_order() -> None:
-    plan = build_plan(spec_of(compare={"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}), CPU)
+    compare = {"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}
+    plan = build_plan(spec_of(compare=compare, until="fixed"), CPU)
     assert [launch.id for launch in plan.launches] == [
         "01-ddp-2", "02-dp-2", "03-dp-2", "04-ddp-2", "05-ddp-2", "06-dp-2",
         "07-dp-2", "08-ddp-2", "09-ddp-2", "10-dp-2", "11-dp-2", "12-ddp-2",
     ]  # fmt: skip
     assert [launch.repetition for launch in plan.launches] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert {launch.rounds for launch in plan.launches} == {math.ceil(28 / 6)}
+
+
+def test_with_a_budget_there_are_as_many_short_launches_as_may_fit() -> None:
+    job: dict[str, Any] = {"compare": {"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}}
+    plan = build_plan(spec_of(**job), CPU)
+    assert plan.budget_s == 180.0
+    assert [launch.id for launch in plan.launches[:4]] == ["01-ddp-2", "02-dp-2", "03-dp-2", "04-ddp-2"]
+    assert {launch.rounds for launch in plan.launches} == {5}
+    assert len(plan.launches) == 2 * 64
+    assert len(build_plan(spec_of(**job, budget="20s"), CPU).launches) == 2 * 10
+    assert len(build_plan(spec_of(**job, budget="3s"), CPU).launches) == 2 * 6
+
+
+@pytest.mark.parametrize("job", [{}, {"compare": {"workload": ["gpt", "mlp"]}, "workload": None}])
+def test_what_compares_nothing_has_a_fixed_size(job: dict[str, Any]) -> None:
+    plan = build_plan(spec_of(**job), CPU)
+    assert plan.budget_s is None
+    assert {launch.rounds for launch in plan.launches if launch.repetition == 0} <= {28, 5}
 
 
 @pytest.mark.parametrize(("launches", "rounds", "each"), [(1, 28, 28), (4, 28, 7), (5, 28, 6), (28, 1, 1)])
@@ -122,7 +141,8 @@ def test_ddp_ranks_see_their_own_gpu_only() -> None:
 
 
 def test_an_order_holds_all_that_workers_need() -> None:
-    spec = spec_of(compare={"split": ["even", [48, 16]]}, accumulate=2, params={"width": 8}, seed=3)
+    splits = {"split": ["even", [48, 16]]}
+    spec = spec_of(compare=splits, accumulate=2, params={"width": 8}, seed=3, until="fixed")
     (order,) = orders(spec, CPU)
     assert order == LaunchConfig(
         launch="01-ddp-2",
@@ -150,10 +170,10 @@ def test_an_order_holds_all_that_workers_need() -> None:
 
 
 def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
-    found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}), CPU)
+    found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU)
     assert [order.gradient_check for order in found] == [True, True] + [False] * 10
     assert [order.profile is not None for order in found] == [True, True] + [False] * 10
-    assert [order.ablation_rounds for order in found] == [5] + [0] * 11  # of `ddp` alone
+    assert [order.ablation_rounds for order in found] == [5, 0, 0, 1] + [0] * 8  # six rounds, of `ddp` alone
 
 
 def test_the_baseline_is_named_only_where_it_runs() -> None:
@@ -235,7 +255,7 @@ def test_every_variant_gets_its_rounds_and_neighbours_pair(
 
 
 def test_longer_runs_are_estimated_longer() -> None:
-    spec = spec_of(compare={"split": ["even", [48, 16]]})
+    spec = spec_of(compare={"split": ["even", [48, 16]]}, until="fixed")
     plan = build_plan(spec, CPU)
     assert 10 < estimate_s(plan, spec) < 120
     longer = replace(plan, launches=plan.launches * 2)

@@ -1,5 +1,6 @@
 """What `gpurun check` shows of a plan."""
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.plan import render_plan
@@ -91,8 +93,7 @@ def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
 
 
 def test_sentences_fit_80_columns_in_a_pipe_too() -> None:
-    single = replace(PLAN, variants=(EVEN, UNEVEN), launches=PLAN.launches[:1])
-    assert max(map(len, render_plan(single, SPEC, 80, plain=True).splitlines())) <= 80
+    assert max(map(len, render_plan(SHARED, SPEC, 80, plain=True).splitlines())) <= 80
 
 
 def test_lists_among_params_keep_their_brackets() -> None:
@@ -104,11 +105,42 @@ def replace_params(**params: object) -> JobSpec:
     return replace(SPEC, params=params)
 
 
-def test_only_a_single_launch_may_end_early() -> None:
-    single = replace(PLAN, variants=(EVEN, UNEVEN), launches=PLAN.launches[:1])
-    assert "2 variants in 1 launch, " in render_plan(single, SPEC, 80)
-    assert "Rounds end early once every comparison is decided" in render_plan(single, SPEC, 80)
-    assert "All rounds are run" in render_plan(PLAN, SPEC, 80)
+SHARED = replace(PLAN, variants=(EVEN, UNEVEN), launches=(launch(0, EVEN, UNEVEN),))
+REPEATED = replace(
+    PLAN,
+    budget_s=100.0,
+    launches=tuple(launch(n, *some) for n in range(20) for some in ((EVEN, UNEVEN), (DP,))),
+)
+ACROSS = replace(PLAN, launches=REPEATED.launches[:4])
+ENOUGH = replace(PLAN, launches=REPEATED.launches[:12])
+SCATTER = Earlier(Path("runs/gpt-splits/1"), shared_percent=2.0, apart_percent=4.0, launch_s=None)
+
+
+@pytest.mark.parametrize(
+    ("plan", "earlier", "said"),
+    [
+        (SHARED, None, "Verdicts will hold for its one launch only; for others: `steps: {launches: 6}`."),
+        (ACROSS, None, "No verdict is possible with 2 launches: it takes 6 (`steps: {launches: 6}`)."),
+        (ENOUGH, None, None),
+        (ENOUGH, SCATTER, "Differences of 6 % or more can be detected: 6 launches that scatter by 4 %."),
+        (REPEATED, None, None),
+        (REPEATED, replace(SCATTER, launch_s=5.0), "10 launches that scatter by 4 %."),
+        (REPEATED, replace(SCATTER, launch_s=2.0), "20 launches that scatter by 4 %."),
+        (replace(REPEATED, budget_s=3.0), None, "No verdict is likely: 1 launch of each fits, 6 are needed"),
+    ],
+)  # fmt: skip
+def test_what_a_run_can_show_is_said_before_it(plan: Plan, earlier: Earlier | None, said: str | None) -> None:
+    shown = render_plan(plan, SPEC, 80, plain=True, earlier=earlier)
+    assert (said or "") in shown
+    assert said or not re.search("verdict|detected", shown, re.IGNORECASE)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_with_a_budget_each_group_is_shown_once() -> None:
+    shown = render_plan(REPEATED, SPEC, 80)
+    assert "3 variants, launched again and again until all is decided, for at most 100 s" in shown
+    assert shown.count("\n00-ddp-2") == 1
+    assert "48/16  cpu:0 cpu:1  5 each" in shown
 
 
 def test_grid_leaves_out_what_is_empty_everywhere() -> None:

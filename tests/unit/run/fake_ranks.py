@@ -1,18 +1,18 @@
 """Ranks and a clock that only pretend: what happens is a script, and no time passes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.processes.pool_per_env import Ranks
 from gpurun.launcher.processes.protocol import Exit, StartRequest
-from gpurun.launcher.processes.rank_starter import Ranks
-from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Event, FailureRecord
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
+from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig
 
 Steps = tuple[int, ...]
-Line = tuple[float, "Event | Exit | FailureRecord | Steps | BaseException"]
+Line = tuple[float, "Event | Exit | FailureRecord | Steps | BaseException | Callable[[], None]"]
 """Seconds after the start, and what happens then."""
 Script = Sequence[Line]
 """What the ranks of one attempt do, in order."""
@@ -47,7 +47,8 @@ class FakeRanks:
 
     run: RunDir
     clock: FakeClock
-    scripts: list[Script]
+    scripts: list[Script] | Callable[[LaunchConfig], Script]
+    """Of the attempts, one after the other, or what each does by the order that its ranks read."""
     breaks_start: BaseException | None = None
     breaks_stop: BaseException | None = None
     log: list[str] = field(default_factory=list)
@@ -70,7 +71,11 @@ class FakeRanks:
         if self.breaks_start:
             raise self.breaks_start
         now_s, self.steps = self.clock.passed_s, ()
-        self._lines = [(now_s + at_s, what) for at_s, what in self.scripts.pop(0)]
+        if callable(self.scripts):
+            script = self.scripts(read_json(self.run.launch_config(self.name), LaunchConfig))
+        else:
+            script = self.scripts.pop(0)
+        self._lines = [(now_s + at_s, what) for at_s, what in script]
 
     def preload(self, modules: Sequence[str]) -> None:
         self.preloads.append(f"after {self.name}")
@@ -100,6 +105,8 @@ class FakeRanks:
             raise what
         elif isinstance(what, tuple):
             self.steps = what
+        elif callable(what):
+            what()
 
     def forward(self, number: int) -> None:
         pass
