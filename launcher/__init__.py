@@ -18,9 +18,9 @@ FLOORS = (
     "worker",
     "report",
     "run",
-    "gate",
     "tensorboard_plugin",
     "start_on_nodes",
+    "start_gate",
     "start",
     "cli",
 )

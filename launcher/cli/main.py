@@ -25,10 +25,10 @@ class Entry:
 
 COMMANDS = {
     "job": Entry("job", "job", "Run a job file; the word `job` may be left out."),
-    "check": Entry("check", "check", "Check a job file and print its plan; runs nothing."),
+    "check": Entry("job", "check", "Check a job file and print its plan; runs nothing."),
     "run": Entry("run", "run", "Run a training script unchanged; time and trace its steps."),
     "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
-    "view": Entry("view", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
+    "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
     "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
     "diff": Entry("diff", "diff", "Compare two runs, or two directories of traces."),
     "trace": Entry("trace", "trace", "Show where the time goes in Kineto traces."),
@@ -38,7 +38,7 @@ COMMANDS = {
     "init": Entry("job_file", "init", "Write a commented job file to start from."),
     "schema": Entry("job_file", "schema", "Print the JSON Schema of job files, for editors."),
     "workloads": Entry("workloads", "workloads", "List the built-in workloads and their parameters."),
-    "devices": Entry("devices", "devices", "Show this machine's GPUs and CPU."),
+    "devices": Entry("workloads", "devices", "Show this machine's GPUs and CPU."),
     "submit": Entry("submit", "submit", "Write a batch script for a job file, and submit it."),
 }
 """By name, in the order of `gpurun --help`."""

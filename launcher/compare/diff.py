@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.gate import Gate, GateRow, changed_files, gate_of, row_of
+from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.interference import LESS_AT_ONCE
 from gpurun.launcher.compare.label import value_text, variant_label
-from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.jobfile.settings import SETTINGS, resolved_setting
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
+from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
 from gpurun.launcher.stats.launches import welch_interval
-from gpurun.launcher.stats.threshold import UNKNOWN, bounded, unpaired
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 ALPHA = 0.05

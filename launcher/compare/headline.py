@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
-from gpurun.launcher.compare.gate import Gate
 from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_NAMED
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import Difference, Interval, VariantResult
+from gpurun.launcher.compare.model import Difference, Gate, Interval, VariantResult
 from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.stats.busy import QUEUE_PERCENT

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.throughput import Rates
-from gpurun.launcher.compare.gate import Gate
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.rundir.records import CodeVersion, LossOver
+from gpurun.launcher.stats.family import Outcome
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
@@ -294,6 +294,53 @@ class BatchCurve:
     """By rising batch."""
     knee: int | None
     """The smallest batch within 10 % of the highest throughput; `None` if it still grows at the end."""
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """One variant before (a) and after (b). Percent of b against a: positive is slower."""
+
+    label: str
+    a: str
+    """Id of the variant before, in its run."""
+    b: str
+    a_ms: float | None
+    b_ms: float | None
+    percent: float | None
+    ci: Interval | None
+    """Two one-sided bounds, with 95 % confidence."""
+    outcome: Outcome
+    seen_percent: float | None
+    """The smallest difference that would have been called slower with 80 % chance."""
+    launches: int
+    """Of each version."""
+    why: str | None = None
+    """Why nothing can be said, where it isn't the scatter of its launches."""
+    is_open: bool = False
+    """Whether more launches may decide it."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a gate found."""
+
+    threshold_percent: float
+    outcome: Outcome
+    """`slower` if one variant is; `not slower` if none is, beyond doubt."""
+    before: str
+    """Where a is from, as a sentence says it: `at main`, `in run a`."""
+    rows: tuple[GateRow, ...]
+    headline: str
+    details: tuple[str, ...] = ()
+    """What it could have seen, and what to do."""
+
+    def of(self, outcome: Outcome) -> list[GateRow]:
+        """The variants with this outcome."""
+        return [row for row in self.rows if row.outcome == outcome]
+
+    @property
+    def summary(self) -> str:
+        return " ".join((self.headline, *self.details))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,24 @@
 """What git knows of a directory. Nothing that a repository configures is run: no hook, no file monitor."""
 
+import contextlib
+import fcntl
 import os
+import shutil
+import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.launcher.errors import MachineError
+
+PREFIX = "gpurun-gate-"
+"""Of the temporary directories with worktrees."""
+CHECKOUT_S = 600.0
+"""The most that a checkout may take."""
+SHORT = 10
+"""Characters of a commit."""
 TIMEOUT_S = 10.0
 OF_A_REPOSITORY = ("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "OBJECT_DIRECTORY", "COMMON_DIR")
 """`GIT_DIR` and others that a hook sets: they would have git look elsewhere."""
@@ -58,3 +72,73 @@ def commit_of(directory: Path, ref: str = "HEAD") -> str | None:
 def is_changed(directory: Path) -> bool:
     """Whether tracked files differ from the last commit."""
     return bool(git(directory, "status", "--porcelain", "--untracked-files=no").out)
+
+
+@contextlib.contextmanager
+def checked_out(root: Path, commit: str) -> Iterator[Path]:
+    """The files of a commit in a temporary directory; nothing is left of it after the block.
+
+    Whoever is killed leaves it to the next gate in this repository.
+
+    Raises:
+        MachineError: git can't make a worktree.
+    """
+    prune(root)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    with locked(folder):
+        try:
+            tree = str(folder / "code")
+            added = git(root, "worktree", "add", "--detach", "--quiet", tree, commit, timeout_s=CHECKOUT_S)
+            if added.code != 0:
+                raise MachineError(f"git can't make a worktree of {commit[:SHORT]}: {added.err}")
+            yield folder / "code"
+        finally:
+            with uninterrupted():
+                remove(root, folder)
+
+
+def prune(root: Path) -> None:
+    """Removes worktrees of gates that were killed."""
+    listed = git(root, "worktree", "list", "--porcelain").out.splitlines()
+    trees = [Path(line.removeprefix("worktree ")) for line in listed if line.startswith("worktree ")]
+    for tree in trees:
+        folder = tree.parent
+        if folder.name.startswith(PREFIX) and not is_in_use(folder):
+            remove(root, folder)
+
+
+def remove(root: Path, folder: Path) -> None:
+    """The worktree, with what git notes of it, and its directory."""
+    git(root, "worktree", "remove", "--force", str(folder / "code"), timeout_s=CHECKOUT_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a lock that ends with this process, however it dies."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a gate that still runs has its lock."""
+    try:
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C and SIGTERM wait until the block is left."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

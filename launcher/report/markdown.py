@@ -1,13 +1,17 @@
-"""The comparison as Markdown: the answer, then a table."""
+"""The comparison as Markdown: the answer, then a table. A gate's also as JUnit XML, for test reports."""
 
 from collections.abc import Sequence
+from xml.sax.saxutils import escape as xml_escape
+from xml.sax.saxutils import quoteattr
 
+from gpurun.launcher.compare.gate import NOT_SLOWER, SLOWER, percent_text
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
+from gpurun.launcher.report.terminal.changes import BOUNDS, GATE_HEADER, gate_cells
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -54,3 +58,59 @@ def _verdict(variant: VariantResult) -> str:
 
 def _status(result: VariantResult) -> str:
     return f"{result.status}: {result.reason}" if result.reason else result.status
+
+
+MARKS = {SLOWER: "❌", NOT_SLOWER: "✅"}
+"""Before the headline; undecided: `❔`."""
+
+
+def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
+    """The answer, a table of the variants, warnings.
+
+    Args:
+        versions: what was compared: `a: main (1a2b3c4d5e)   b: working copy`.
+    """
+    cells = [GATE_HEADER, ("---",) * len(GATE_HEADER), *map(gate_cells, gate.rows)]
+    rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
+    rows[1] = rows[1].replace("\\", "")
+    warnings = [f"- ⚠ {escape(line)}" for line in warning_lines(comparison.variants)]
+    answer = f"{MARKS.get(gate.outcome, '❔')} **{escape(gate.headline)}**"
+    details = [escape(line) for line in gate.details]
+    parts = [
+        answer,
+        " ".join(details),
+        "\n".join(warnings),
+        "\n".join(rows),
+        escape(versions),
+        BOUNDS,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def junit_xml(comparison: Comparison, gate: Gate, versions: str) -> str:
+    """A test case per variant: a failure if it is slower, an error if that is undecided."""
+    failures = len(gate.of(SLOWER))
+    errors = len(gate.rows) - failures - len(gate.of(NOT_SLOWER))
+    cases = "\n".join(_test_case(comparison.name, gate, row) for row in gate.rows)
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<testsuites tests="{len(gate.rows)}" failures="{failures}" errors="{errors}">\n'
+        f'<testsuite name={quoteattr(comparison.name)} tests="{len(gate.rows)}" failures="{failures}" '
+        f'errors="{errors}">\n'
+        f"{cases}\n"
+        f"<system-out>{xml_escape(f'{versions}; {gate.summary}')}</system-out>\n"
+        "</testsuite>\n</testsuites>\n"
+    )
+
+
+def _test_case(suite: str, gate: Gate, row: GateRow) -> str:
+    head = f"<testcase classname={quoteattr(suite)} name={quoteattr(row.label)}"
+    if row.outcome == NOT_SLOWER:
+        return f"{head}/>"
+    kind = "failure" if row.outcome == SLOWER else "error"
+    figures = ", ".join(
+        f"{name} {cell}" for name, cell in zip(GATE_HEADER[1:], gate_cells(row)[1:], strict=True) if cell
+    )
+    message = f"{row.outcome}: more than {percent_text(gate)} than {gate.before}?"
+    text = xml_escape(f"{row.why}; {figures}" if row.why else figures)
+    return f"{head}><{kind} message={quoteattr(message)}>{text}</{kind}></testcase>"

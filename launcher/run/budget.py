@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from gpurun.launcher.compare.gate import Gate
-from gpurun.launcher.compare.model import Comparison, Scatter
+from gpurun.launcher.compare.gate import still_open
+from gpurun.launcher.compare.model import Comparison, Gate, Scatter
 from gpurun.launcher.compare.ranking import following, is_ranked
-from gpurun.launcher.compare.two_versions import still_open
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines

@@ -32,9 +32,7 @@ SAME_NAME = {
 }
 
 # Small modules with one importer that stay alone, each with the reason.
-OWN_MODULE: dict[str, str] = {
-    "gpurun.launcher.report.markdown": "a report of its own, next to the terminal's and TensorBoard's",
-}
+OWN_MODULE: dict[str, str] = {}
 
 DIALECT = ("told", "tells", "stands", "beside", "nobody", "disturbed", "disturbance")
 OLD_MODULES = {"account", "blame", "look", "doing", "pace", "link", "agree", "fit"}

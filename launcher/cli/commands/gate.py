@@ -92,7 +92,7 @@ def gate(
         check_writable(path)
 
     def request() -> Any:
-        from gpurun.launcher.gate.start_gate import Request
+        from gpurun.launcher.start_gate import Request
 
         return Request(job, overrides, budget_s=budget_s or BUDGET_S, **versions)
 
@@ -112,8 +112,8 @@ def run(request: Callable[[], Any], out: Path | None, only_rank: int | None, qui
         from gpurun.launcher.processes.pool_per_env import early_servers
 
         with early_servers(guard) as pools:
-            from gpurun.launcher.gate.start_gate import run_gate
             from gpurun.launcher.run.job import Output
+            from gpurun.launcher.start_gate import run_gate
 
             return run_gate(pools, request(), out, Output(quiet, only_rank))
 
@@ -123,7 +123,7 @@ def write_files(finished: Any, junit: Path | None, markdown: Path | None) -> Non
     if junit is None and markdown is None:
         return
     from gpurun.launcher.plan.model import Plan
-    from gpurun.launcher.report.gate_files import gate_markdown, junit_xml
+    from gpurun.launcher.report.markdown import gate_markdown, junit_xml
     from gpurun.launcher.report.terminal.plan import versions_text
     from gpurun.launcher.rundir.files import read_json, write_bytes
 

@@ -1,13 +1,15 @@
-"""`gpurun JOB.yaml`: runs a job file."""
+"""`gpurun JOB.yaml` and `gpurun check`: runs a job file, or shows what it would do."""
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpurun.launcher.cli.options import (
     JOB_METAVAR,
     MISSING_JOB,
+    job_argument,
     json_option,
     node_options,
     only_rank_option,
@@ -15,8 +17,11 @@ from gpurun.launcher.cli.options import (
     quiet_option,
     set_option,
 )
-from gpurun.launcher.cli.output import run_and_print
+from gpurun.launcher.cli.output import run_and_print, show_json, width
 from gpurun.launcher.errors import SpecError
+
+if TYPE_CHECKING:
+    from gpurun.launcher.plan.estimate import Earlier
 
 MISSING_RUN = (
     f"missing argument RUN or {JOB_METAVAR}; `gpurun --resume runs/NAME/latest` continues that run, "
@@ -74,3 +79,40 @@ def job(
 def is_missing(resume: Path) -> bool:
     """Whether `--resume` was given alone, where no run is: in `runs/NAME`, `latest` is one."""
     return resume == Path("latest") and not resume.exists()
+
+
+@click.command()
+@job_argument
+@json_option
+@set_option
+def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
+    """Check a job file and print its plan, without running anything.
+
+    Example: gpurun check job.yaml --set global_batch=128
+    """
+    from gpurun.launcher.jobfile.checks.workload import check_files
+    from gpurun.launcher.jobfile.load import load_job
+    from gpurun.launcher.machine.host import inspect_machine
+    from gpurun.launcher.plan.build import build_plan
+    from gpurun.launcher.plan.spread import assumed_nodes
+
+    spec = load_job(job, overrides)
+    check_files(spec, job.parent)
+    machine = inspect_machine()
+    plan = build_plan(spec, machine, assumed_nodes(machine, spec.nodes))
+    if as_json:
+        show_json(plan)
+        return
+    from gpurun.launcher.report.terminal.plan import render_plan
+
+    earlier = earlier_run(spec.name, machine.hostname)
+    click.echo(render_plan(plan, spec, width(), plain=not sys.stdout.isatty(), earlier=earlier))
+
+
+def earlier_run(job: str, hostname: str) -> "Earlier | None":
+    """One that shows what can be detected; without any, the modules that read it aren't loaded."""
+    if not Path("runs").is_dir():
+        return None
+    from gpurun.launcher.run.open import find_earlier
+
+    return find_earlier(job, hostname)

@@ -1,4 +1,4 @@
-"""`gpurun report`: the results of a run, in several formats."""
+"""`gpurun report` and `gpurun view`: the results of a run, in several formats and in TensorBoard."""
 
 from collections.abc import Callable
 from functools import partial
@@ -85,3 +85,18 @@ def report(run: Path, formats: str, with_host: bool) -> None:
     writers = {**FORMATS, "html": partial(write_page, with_host=with_host)}
     for name in names:
         writers[name](comparison, found)
+
+
+@click.command()
+@run_argument
+@click.option("--port", default=0, help="Port on 127.0.0.1; default: a free one.")
+def view(run: Path, port: int) -> None:
+    """Open TensorBoard for a run, or a directory of runs or Kineto traces, on 127.0.0.1 until Ctrl-C.
+
+    Example: gpurun view runs/gpt-splits/latest
+    """
+    from gpurun.launcher.tensorboard_plugin.view import open_view
+
+    with open_view(run, port=port) as server:
+        click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
+        server.wait()

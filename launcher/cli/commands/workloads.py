@@ -1,4 +1,4 @@
-"""`gpurun workloads`: what is built in."""
+"""`gpurun workloads` and `gpurun devices`: what is built in, and what this machine has."""
 
 import click
 
@@ -40,3 +40,21 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in builtin_workloads():
             raise SpecError(Problem(*no_such_builtin(name)))
     return names
+
+
+@click.command()
+@json_option
+def devices(as_json: bool) -> None:
+    """Show this machine's GPUs and CPU.
+
+    Example: gpurun devices --json
+    """
+    from gpurun.launcher.machine.host import inspect_machine
+
+    machine = inspect_machine()
+    if as_json:
+        show_json(machine)
+        return
+    from gpurun.launcher.report.terminal.hardware import render_devices
+
+    click.echo(render_devices(machine, width()))

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, VariantDiff
-from gpurun.launcher.compare.gate import Gate, GateRow
+from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.trace import (

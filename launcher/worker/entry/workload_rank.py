@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.inspect.frames import code_hashes
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import LaunchConfig, LossOver
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -14,7 +15,6 @@ from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, close_group, init_group
-from gpurun.launcher.worker.base.users_files import code_hashes
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.inspect.frames import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import ProgramConfig, VariantFacts
 from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
-from gpurun.launcher.worker.base.users_files import code_hashes
 from gpurun.launcher.worker.profiling.on_request import StepCapture, open_block
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import keep_groups_alive, watch_steps

@@ -11,12 +11,12 @@ from scipy.stats import ttest_ind
 
 from gpurun.launcher.cli.output import check_gate
 from gpurun.launcher.compare.diff import diff_runs, gated
-from gpurun.launcher.compare.gate import Gate
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.compare.model import (
     Comparison,
     Difference,
     ExposedComm,
+    Gate,
     Noise,
     Status,
     StepTime,

@@ -18,11 +18,10 @@ from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.compare.ranking import Standings, has_open_row, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import Family
+from gpurun.launcher.stats.family import Family, bounded, paired
 from gpurun.launcher.stats.launches import t_quantile
 from gpurun.launcher.stats.looks import Looks, Outcome, look_at, looks
 from gpurun.launcher.stats.sequential import ALPHA, detectable_percent, next_look, planned_looks
-from gpurun.launcher.stats.threshold import bounded, paired
 from gpurun.launcher.stats.verdict import Interval
 
 FALSE_ALARMS = ("faster", "slower")

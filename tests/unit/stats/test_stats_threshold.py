@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.threshold import Estimate, bounded, launches_to_decide, paired, unpaired
+from gpurun.launcher.stats.family import Estimate, bounded, launches_to_decide, paired, unpaired
 from tests.known import known
 
 

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.two_versions import strays
+from gpurun.launcher.compare.gate import strays
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.gate import versions
-from gpurun.launcher.gate.start_gate import gate_job, interpreter
-from gpurun.launcher.gate.versions import Interpreter, Wanted, two_versions
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.git import git
+from gpurun.launcher.machine.git import git, prune, remove
 from gpurun.launcher.plan.model import GatePlan, Side
+from gpurun.launcher.start_gate import Interpreter, Wanted, gate_job, interpreter, two_versions
 
 MAIN = Wanted("main", 3.0)
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -144,7 +142,7 @@ def test_the_working_copy_itself_is_no_other_version(repository: Path) -> None:
 def killed(repository: Path) -> Iterator[Path]:
     """The worktree of a gate that was killed."""
     code = (
-        "import os, sys; from pathlib import Path; from gpurun.launcher.gate.versions import checked_out\n"
+        "import os, sys; from pathlib import Path; from gpurun.launcher.machine.git import checked_out\n"
         "with checked_out(Path(sys.argv[1]), 'main') as code:\n"
         "    print(code, flush=True); os.kill(os.getpid(), 9)"
     )
@@ -153,14 +151,14 @@ def killed(repository: Path) -> Iterator[Path]:
     tree = Path(done.stdout.strip())
     assert tree.is_dir()
     yield tree
-    versions.remove(repository, tree.parent)
+    remove(repository, tree.parent)
 
 
 def test_the_next_gate_removes_what_a_killed_one_has_left(repository: Path, killed: Path) -> None:
     assert worktrees(repository) == 2
     with (killed.parent / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as if it still ran
-        versions.prune(repository)
+        prune(repository)
         assert killed.is_dir()
     with versions_of(repository):
         assert not killed.parent.exists()
@@ -170,7 +168,7 @@ def test_the_next_gate_removes_what_a_killed_one_has_left(repository: Path, kill
 
 def test_a_worktree_whose_directory_is_gone_is_forgotten(repository: Path, killed: Path) -> None:
     subprocess.run(["rm", "-r", str(killed.parent)], check=True)
-    versions.prune(repository)
+    prune(repository)
     assert worktrees(repository) == 1
 
 

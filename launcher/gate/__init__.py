@@ -1,1 +1,0 @@
-"""`gpurun gate`: two versions of the code, launched in turns in one session."""
