@@ -39,6 +39,7 @@ CHAPTERS = {
         "reading-the-report",
         "the-tab",
         "traces",
+        "gate",
         "clusters",
         "troubleshooting",
     ],

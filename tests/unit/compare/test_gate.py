@@ -1,0 +1,151 @@
+"""A gate's run: hand-made run directories with known answers, and what is launched next."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.gate import still_open
+from gpurun.launcher.compare.model import Gate
+from gpurun.launcher.plan.model import GatePlan, Plan, Side, Variant
+from gpurun.launcher.report.markdown import gate_markdown, junit_xml
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.run.budget import Costs, next_rounds
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import Look, VariantFacts
+from tests.known import known
+from tests.unit.compare.test_compare import DP, EVEN, Files, launch, plan, wobble
+
+A = Side("main", "/tmp/gate/code", "/tmp/gate/code", "", "1a2b3c4d5e")
+B = Side("working copy", "/home/me/repo", "/home/me/repo", "", "1a2b3c4d5e with uncommitted changes")
+
+
+def versions(one: Variant) -> tuple[Variant, Variant]:
+    return (
+        replace(one, id=f"{one.id}-a", side="a", varied={"code": A.name}),
+        replace(one, id=f"{one.id}-b", side="b", varied={"code": B.name}),
+    )
+
+
+def gate_plan(*variants: Variant, repetitions: int) -> Plan:
+    groups = [version for one in variants for version in versions(one)]
+    launches = [
+        launch(f"{repetition}-{one.id}", one.id, repetition, [one])
+        for repetition in range(repetitions)
+        for one in (groups if repetition % 2 == 0 else groups[::-1])
+    ]
+    pairs = tuple((a.id, b.id) for a, b in map(versions, variants))
+    gate = GatePlan(3.0, A, B, pairs=pairs)
+    return plan(groups, launches, groups[0].id, gate=gate, budget_s=60.0)
+
+
+def measured(
+    folder: Path,
+    *ratios: tuple[Variant, float],
+    repetitions: int = 8,
+    spent: float = 1.0,
+    scatter: float = 1.0,
+) -> Files:
+    """Each variant at 100 ms before, and at `ratio` of it after; the machine gets slower all the time."""
+    files = Files(RunDir(folder))
+    planned = gate_plan(*(one for one, _ in ratios), repetitions=repetitions)
+    write_json(files.run.plan, planned)
+    for one, ratio in ratios:
+        for version in versions(one):
+            for repetition in range(repetitions):
+                ms = (100 + repetition) * (ratio if version.side == "b" else 1.0)
+                noisy = ms * (1 + scatter * wobble(repetition + 3 * (version.side == "b")))
+                files.rounds(version, f"{repetition}-{version.id}", [noisy] * 3)
+            files.close(version)
+    append_lines(files.run.looks, [Look(repetitions, spent)])
+    return files
+
+
+def gate_of(files: Files) -> Gate:
+    return known(compare_run(files.run).gate)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "outcome"), [(1.10, "slower"), (1.0, "not slower"), (0.9, "not slower"), (1.03, "undecided")]
+)
+def test_a_gate_has_three_outcomes(tmp_path: Path, ratio: float, outcome: str) -> None:
+    found = compare_run(measured(tmp_path, (EVEN, ratio)).run)
+    gate = known(found.gate)
+    (row,) = gate.rows
+    assert (gate.outcome, row.label, row.launches) == (outcome, "ddp 32/32", 8)
+    assert row.percent == pytest.approx(100 * ratio - 100, abs=0.5)
+    assert found.headline == gate.headline
+    assert found.complete
+    assert (found.fastest, found.leader, found.open) == (None, None, ())
+
+
+def test_one_slower_variant_is_enough(tmp_path: Path) -> None:
+    gate = gate_of(measured(tmp_path, (EVEN, 1.0), (DP, 1.10)))
+    assert [row.outcome for row in gate.rows] == ["not slower", "slower"]
+    assert gate.headline.startswith("dp 32/32 is 10")
+    assert "slower than at main" in gate.headline
+
+
+def test_what_is_undecided_is_launched_again_in_both_versions(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.0), (DP, 1.03), spent=0.2)
+    found, costs = compare_run(files.run), Costs(start_s=2.0, block_s=0.2)
+    assert not found.complete
+    rounds = next_rounds(found, 8, costs, 48.0)
+    assert set(rounds) == set(still_open(known(found.gate))) == {f"{DP.id}-a", f"{DP.id}-b"}
+    assert len(set(rounds.values())) == 1
+
+
+def test_nothing_is_launched_once_the_outcome_is_known(tmp_path: Path) -> None:
+    found = compare_run(measured(tmp_path, (EVEN, 1.10), (DP, 1.03), spent=0.2).run)
+    assert next_rounds(found, 8, Costs(2.0, 0.2), 48.0) == {}
+    assert found.complete
+
+
+def test_the_report_says_how_long_it_would_take(tmp_path: Path) -> None:
+    near = gate_of(measured(tmp_path / "near", (EVEN, 1.038), scatter=4.0))
+    assert near.details[-1].startswith("Deciding it takes about")
+    equal = gate_of(measured(tmp_path / "equal", (EVEN, 1.03), scatter=8.0))
+    assert equal.details[-1] == "That is too close to 3 % to be decided in an hour."
+    few = gate_of(measured(tmp_path / "few", (EVEN, 1.0), repetitions=3))
+    assert few.headline.endswith("is undecided: 3 launches of each version: a verdict takes 6.")
+    assert few.details == ("Use a larger --budget, or a job whose launches are shorter.",)
+
+
+def test_a_version_that_failed_leaves_it_undecided_at_once(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.0), repetitions=2, spent=0.1)
+    files.close(versions(EVEN)[1], status="failed", reason="ValueError")
+    found = compare_run(files.run)
+    assert known(found.gate).headline.endswith("undecided: failed at working copy.")
+    assert next_rounds(found, 2, Costs(2.0, 0.2), 48.0) == {}
+
+
+def test_files_of_the_other_version_void_it(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.2))
+    stray = {"train.py": "1", "../../../home/me/repo/library/x.py": "2"}
+    write_json(files.run.facts(versions(EVEN)[0].id), VariantFacts(code=stray))
+    write_json(
+        files.run.facts(versions(EVEN)[1].id), VariantFacts(code={"train.py": "1", "library/x.py": "2"})
+    )
+    gate = gate_of(files)
+    assert gate.outcome == "undecided"
+    assert gate.headline.endswith("undecided: at main it loaded library/x.py of working copy.")
+
+
+def test_equal_code_is_said(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.0))
+    for version in versions(EVEN):
+        write_json(files.run.facts(version.id), VariantFacts(code={"train.py": "1"}))
+    assert gate_of(files).details[-1] == "Both versions loaded the same code: none of its files differs."
+
+
+def test_every_report_gives_the_same_answer(tmp_path: Path) -> None:
+    found = compare_run(measured(tmp_path, (EVEN, 1.10), (DP, 1.0)).run)
+    gate, where = known(found.gate), "a: main   b: working copy"
+    table = render_table(found, 200, plain=True)
+    assert gate.headline in table
+    assert "slower" in table.splitlines()[1]
+    assert "| slower |" in gate_markdown(found, gate, where)
+    xml = junit_xml(found, gate, where)
+    assert xml.count("<testcase ") == 2
+    assert xml.count("<failure ") == 1
