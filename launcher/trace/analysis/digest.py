@@ -12,7 +12,7 @@ import numpy as np
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
-from gpurun.launcher.trace.analysis.local_collectives import LocalCollective, local_collectives
+from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.steps import (
     HostStep,
     Launched,

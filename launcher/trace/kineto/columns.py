@@ -66,6 +66,23 @@ class Launches(Spans):
 
 
 @dataclass(frozen=True)
+class CommFacts:
+    """The arguments of a communication kernel, or of the call that issued it; `None` for missing ones."""
+
+    kind: str
+    num_bytes: int | None
+    group: str | None
+    group_size: int | None
+    sequence: int | None
+    ranks: tuple[int, ...] | None = None
+    """The ranks of the group."""
+    peer: int | None = None
+    """Of a send or receive: the other rank."""
+    group_peer: int | None = None
+    """The same, as its number within the group."""
+
+
+@dataclass(frozen=True)
 class HostRange:
     """A range on the CPU that is more than an operator."""
 
@@ -76,22 +93,13 @@ class HostRange:
     thread: int
     tensors: tuple[int, ...]
     """Bytes of each tensor (or list of tensors) argument, if the trace has their shapes."""
+    facts: CommFacts | None = None
+    """Of a call that issues a collective, if the trace has them."""
 
     @property
     def num_bytes(self) -> int | None:
         """Of all tensors together."""
         return sum(self.tensors) or None
-
-
-@dataclass(frozen=True)
-class CommFacts:
-    """The arguments of a communication kernel; `None` for missing ones."""
-
-    kind: str
-    num_bytes: int | None
-    group: str | None
-    group_size: int | None
-    sequence: int | None
 
 
 @dataclass(frozen=True, eq=False)

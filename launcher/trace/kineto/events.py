@@ -29,8 +29,14 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
     "group": "Process Group Name",
+    "group_ranks": "Process Group Ranks",
+    "first_rank": "Global rank start",
+    "rank_stride": "Global rank stride",
     "group_size": "Group size",
+    "source": "Src Rank",
+    "target": "Dst Rank",
     "sequence": "Seq",
+    "inputs": "Concrete Inputs",
 }):  # fmt: skip
     """The arguments that the analysis reads; others are skipped."""
 
@@ -44,8 +50,15 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     out_elements: Number = None
     dtype: Text = None
     group: Text = None
+    group_ranks: Text | list[int] = None
+    """As text, `[0, 1, 2]`, in which torch leaves out the middle of long lists."""
+    first_rank: Number = None
+    rank_stride: Number = None
     group_size: Number = None
+    source: Number = None
+    target: Number = None
     sequence: Number = None
+    inputs: msgspec.Raw = msgspec.Raw()
 
 
 NO_ARGUMENTS = Arguments()

@@ -3,64 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from gpurun.launcher.trace.analysis.collectives.process_groups import Group, ProcessGroups
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
-from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_kind
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import CommFacts, HostRange, Trace
 
-UNNAMED = "default"
-"""The name of a group that the trace doesn't name."""
-DEFAULT_DESCRIPTION = "default_pg"
-"""How torch describes the group of all ranks."""
 WHOLE_AND_SHARE = frozenset({"all_gather", "reduce_scatter"})
 """Kinds with all data on one side and a rank's share of it on the other; the larger counts as their size."""
-
-
-@dataclass(frozen=True)
-class ProcessGroups:
-    """What the header's `distributedInfo` says about groups."""
-
-    unnamed: str
-    """The name of the group that a collective belongs to if its trace doesn't say."""
-    sizes: Mapping[str, int]
-    """Number of ranks by name of the group, where it is known."""
-
-    @staticmethod
-    def of(header: Mapping[str, Any]) -> ProcessGroups:
-        """Reads the header; entries in another format than torch's are ignored."""
-        info = header.get("distributedInfo")
-        info = info if isinstance(info, dict) else {}
-        listed = info.get("pg_config")
-        groups = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        world = info.get("world_size")
-        named = {_name(each): _size(each, world) for each in groups}
-        sizes = {name: size for name, size in named.items() if size is not None}
-        return ProcessGroups(_name(groups[0]) if len(groups) == 1 else UNNAMED, sizes)
-
-    def name(self, facts: CommFacts) -> str:
-        """The group of this collective."""
-        return self.unnamed if facts.group is None else facts.group
-
-    def size(self, facts: CommFacts) -> int | None:
-        """Its number of ranks: from the kernel, else from the header."""
-        return self.sizes.get(self.name(facts)) if facts.group_size is None else facts.group_size
-
-
-def _name(group: Mapping[str, Any]) -> str:
-    return str(group.get("pg_name", UNNAMED))
-
-
-def _size(group: Mapping[str, Any], world: object) -> int | None:
-    ranks = group.get("ranks")
-    sizes = [len(ranks) if isinstance(ranks, list) else None, group.get("pg_size")]
-    if group.get("pg_desc") == DEFAULT_DESCRIPTION:
-        sizes.append(world)
-    return next((size for size in sizes if type(size) is int and size > 0), None)
 
 
 @dataclass(frozen=True)
@@ -71,7 +24,7 @@ class LocalCollective:
     end: int
     kind: str
     num_bytes: int | None
-    group: str
+    group: Group
     group_size: int | None
     sequence: int | None
     """The library's own count, where the trace has it."""
@@ -80,12 +33,28 @@ class LocalCollective:
     issued: int
     """When it was issued."""
     on_gpu: bool
+    peer: int | None = None
+    """Of a send or receive: the other rank, if the trace says."""
     device: str | None = None
     """The GPU that it ran on."""
 
     @property
     def duration(self) -> int:
         return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part in a collective."""
+
+    rank: int
+    local: LocalCollective
+    start_ns: int
+    """Unix time on this rank's own clock."""
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.local.duration
 
 
 def local_collectives(trace: Trace, work: Launched, steps: list[HostStep]) -> list[LocalCollective]:
@@ -102,7 +71,7 @@ def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCo
     for i in np.flatnonzero(gpu.kind == GpuKind.COMM).tolist():
         launch, issued = int(work.launch[i]), int(work.start[i])
         facts = trace.comm_facts[i]
-        if facts.num_bytes is None and launch >= 0:
+        if launch >= 0:
             facts = calls.complete(facts, int(trace.launches.thread[launch]), issued)
         start = int(gpu.start[i])
         end = start + int(gpu.duration[i])
@@ -114,9 +83,10 @@ def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCo
 def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[LocalCollective]:
     ranges = trace.of_kind(HostKind.COMM)
     owners = step_at(steps, np.array([each.start for each in ranges], dtype=np.int64))
+    calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
     return [
         _collective(
-            CommFacts(collective_kind(each.name), each.num_bytes, None, None, None),
+            calls.peer_of(CommFacts(collective_kind(each.name), each.num_bytes, None, None, None), each),
             groups,
             (each.start, each.end, each.start),
             step,
@@ -130,22 +100,31 @@ def _collective(
     facts: CommFacts, groups: ProcessGroups, times: tuple[int, int, int], step: int, on_gpu: bool
 ) -> LocalCollective:
     start, end, issued = times
+    group = groups.group(facts)
     return LocalCollective(
         start=start,
         end=end,
         kind=facts.kind,
         num_bytes=facts.num_bytes,
-        group=groups.name(facts),
+        group=group,
         group_size=groups.size(facts),
         sequence=facts.sequence,
         step=step,
         issued=issued,
         on_gpu=on_gpu,
+        peer=_peer(facts, group),
     )
 
 
+def _peer(facts: CommFacts, group: Group) -> int | None:
+    """The other rank of a send or receive: as named, else as a number within a group of known ranks."""
+    if facts.group_peer is None or group.ranks is None or facts.group_peer >= len(group.ranks):
+        return facts.peer
+    return group.ranks[facts.group_peer]
+
+
 class _Calls:
-    """Finds the call that issued a kernel: in older traces it has the sizes, the kernel doesn't."""
+    """Finds the calls around a launch: they say what the kernel doesn't, as with RCCL and in older traces."""
 
     def __init__(self, calls: list[HostRange], groups: ProcessGroups) -> None:
         self.groups = groups
@@ -154,11 +133,29 @@ class _Calls:
             self.by_thread.setdefault(call.thread, []).append(call)
 
     def complete(self, facts: CommFacts, thread: int, time_ns: int) -> CommFacts:
-        """The facts with bytes and kind of the innermost sized call around `time_ns`, if there is one.
+        """The facts with what the calls around `time_ns` add to them."""
+        if facts.num_bytes is not None and facts.ranks is not None:
+            return facts
+        around = self._around(thread, time_ns)
+        for call in around:
+            if call.facts is not None:
+                facts = _filled(facts, call.facts)
+        return facts if facts.num_bytes is not None else self._sized(facts, around)
+
+    def peer_of(self, facts: CommFacts, each: HostRange) -> CommFacts:
+        """The facts on a send or receive on the CPU with its peer, which only the call has."""
+        if facts.kind not in POINT_TO_POINT:
+            return facts
+        calls = self._around(each.thread, each.start)
+        peers = [call.facts.group_peer for call in calls if call.facts and call.facts.kind == facts.kind]
+        return replace(facts, group_peer=peers[0]) if peers else facts
+
+    def _sized(self, facts: CommFacts, around: list[HostRange]) -> CommFacts:
+        """The facts with bytes and kind of the innermost call with known sizes, if there is one.
 
         An outer call of an all-gather or a reduce-scatter may have both output and input.
         """
-        around = self._around(thread, time_ns)
+        around = [call for call in around if call.tensors]
         if not around:
             return facts
         call = around[0]
@@ -181,11 +178,19 @@ class _Calls:
         return replace(facts, num_bytes=None if size is None else facts.num_bytes * size)
 
     def _around(self, thread: int, time_ns: int) -> list[HostRange]:
-        """Calls with known sizes around `time_ns`, the innermost first."""
+        """Calls around `time_ns`, the innermost first."""
         calls = self.by_thread.get(thread, [])
         last = bisect_right(calls, time_ns, key=lambda call: call.start)
         near = reversed(calls[max(last - 8, 0) : last])
-        return [call for call in near if call.tensors and call.end >= time_ns]
+        return [call for call in near if call.end >= time_ns]
+
+
+def _filled(facts: CommFacts, call: CommFacts) -> CommFacts:
+    """The facts, and what only the call has; a kernel's name says less than the name of its call."""
+    own = vars(facts)
+    missing = {name: value for name, value in vars(call).items() if own[name] is None}
+    is_vague = facts.kind in ("other", "send_recv") and call.kind != "other"
+    return replace(facts, **missing | ({"kind": call.kind} if is_vague else {}))
 
 
 def _from_pair(facts: CommFacts, pair: tuple[int, ...]) -> CommFacts:
