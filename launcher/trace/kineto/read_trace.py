@@ -280,12 +280,12 @@ class Reader:
         return " and ".join(parts) + " left out" if parts else None
 
 
-def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Trace:
+def read_trace(path: Path, progress: Callable[[int, int], None] | None = None) -> Trace:
     """The trace in `path`, plain or gzip; of a truncated file as far as it goes.
 
     Args:
         path: the file.
-        progress: called with the position in the file, in bytes, after every block.
+        progress: called after every block, with the bytes read of the file and those that they unpacked to.
 
     Raises:
         TraceError: it can't be read, is not a trace, or is damaged; with the byte.
@@ -296,7 +296,7 @@ def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Tra
         for events, block in file.blocks():
             reader.add(events, block)
             if progress is not None:
-                progress(source.file_position())
+                progress(source.file_position(), source.position)
     return reader.done(file.header, file.skipped, file.cut)
 
 

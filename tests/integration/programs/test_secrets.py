@@ -4,6 +4,7 @@ import base64
 import gzip
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ JOB = f"""
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result, Result]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result, Result]]:
     """A run that fails, resumed without the secrets and with them."""
     folder = tmp_path_factory.mktemp("secrets")
     write(folder, "program.py", PROGRAM)
@@ -39,9 +40,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result, Resul
         (folder / "mended").touch()
         second = gpurun(folder, "--resume", "run", env=env)
         third = gpurun(folder, "--resume", "run", env={**env, "API_KEY": OVERRIDDEN})
+        yield first, second, third
     finally:
         os.umask(old)
-    return first, second, third
 
 
 def test_the_program_gets_them_and_a_resumed_run_too(ran: tuple[Result, Result, Result]) -> None:

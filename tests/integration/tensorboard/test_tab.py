@@ -110,7 +110,8 @@ def test_the_tab_is_there_without_any_setting(url: str) -> None:
         listed = json.load(answer)["gpurun"]
     assert listed["enabled"]
     assert listed["tab_name"] == "GPURUN"
-    assert listed["loading_mechanism"]["module_path"] == "/data/plugin/gpurun/static/index.js"
+    path = urllib.parse.urlsplit(url).path
+    assert listed["loading_mechanism"]["module_path"] == f"{path}data/plugin/gpurun/static/index.js"
 
 
 def test_the_entry_point_names_the_plugin() -> None:
