@@ -66,7 +66,7 @@ _ON_CPU = CAUSES | {
 
 
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
-"""Instead of what `transfer` says, where waiting can't be told from it."""
+"""Instead of what `transfer` says, where waiting can't be separated from it."""
 
 
 def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False) -> Cause:

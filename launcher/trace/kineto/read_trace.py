@@ -27,22 +27,35 @@ from gpurun.launcher.trace.kineto.classify import (
     gpu_kind,
     host_kind,
 )
-from gpurun.launcher.trace.kineto.columns import CommFacts, GpuWork, HostRange, Int32, Launches, Spans, Trace
-from gpurun.launcher.trace.kineto.comm_facts import MAX_BYTES, call_facts, comm_facts
+from gpurun.launcher.trace.kineto.columns import (
+    Columns,
+    GpuWork,
+    HostRange,
+    Int32,
+    Launches,
+    Names,
+    Numbering,
+    Spans,
+    Threads,
+    Trace,
+)
 from gpurun.launcher.trace.kineto.events import (
+    MAX_BYTES,
     MAX_NS,
     NO_ARGUMENTS,
     Arguments,
+    CommFacts,
     Event,
     Text,
     bounded,
+    call_facts,
+    comm_facts,
     needs_text,
     time_texts,
     to_ns,
     whole,
 )
 from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceFile
-from gpurun.launcher.trace.kineto.growing import Columns, Names, Numbering, Threads
 from gpurun.launcher.trace.kineto.trace_file import open_source
 from gpurun.launcher.units import plural
 

@@ -138,7 +138,7 @@ def test_of_several_groups_an_unnamed_collective_is_of_none(tmp_path: Path) -> N
     assert any("nothing links the clocks of rank 1 with" in text for text in report.warnings)
 
 
-def test_a_group_of_one_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_group_of_one_waits_for_no_other(tmp_path: Path) -> None:
     job = Job(2)
     for rank in (0, 1):
         job.all_reduce("own", [rank], [10.0 * rank], 10.0 * rank + 5)
@@ -223,7 +223,7 @@ def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("calls", [False, True], ids=["NCCL", "RCCL"])
 def test_data_times_tensor_times_pipeline(tmp_path: Path, calls: bool) -> None:
-    """2 × 2 × 2 ranks: groups of one dimension share a name, clocks differ by seconds, stage 1 waits for 0."""
+    """2 × 2 × 2 ranks: groups of a dimension share a name, clocks differ by seconds, stages wait."""
     chance = random.Random(7)
     skews_us = [0.0, *(float(chance.randrange(-30_000_000, 30_000_000)) for _ in range(7))]
     job, waits = Job(8, skews_us), dict.fromkeys(range(8), 0.0)

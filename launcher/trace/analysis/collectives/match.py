@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets
-from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part
-from gpurun.launcher.trace.analysis.collectives.process_groups import Group
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SYNCHRONISING
 
 Key = tuple[object, ...]
