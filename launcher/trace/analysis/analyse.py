@@ -147,11 +147,13 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
 
 def _clock_notes(clocks: Clocks) -> list[str]:
     """How well the clocks are known of ranks that share no collective with the lowest one."""
-    found = [
-        f"nothing links the clocks of {_ranks_text(part)} with that of the lowest rank: "
-        "their times are as recorded"
-        for part in clocks.unlinked
-    ]
+    found = []
+    unlinked = [rank for part in clocks.unlinked for rank in part]
+    if unlinked:
+        found.append(
+            f"nothing links the clocks of {_ranks_text(unlinked)} with that of the lowest rank: "
+            "their times are as recorded"
+        )
     one_way = [rank for rank, slack_ns in clocks.slack.items() if slack_ns is None]
     if one_way:
         found.append(

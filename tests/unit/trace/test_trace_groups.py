@@ -135,7 +135,8 @@ def test_of_several_groups_an_unnamed_collective_is_of_none(tmp_path: Path) -> N
     assert [rank.total.wait_us for rank in report.ranks] == [None] * 4
     assert report.stragglers == ()
     assert any("between which ranks 4 collectives ran isn't recorded" in text for text in report.warnings)
-    assert any("nothing links the clocks of rank 1 with" in text for text in report.warnings)
+    assert {each.group for each in report.collectives} == {"unknown"}
+    assert any("nothing links the clocks of ranks 1, 2, 3 with" in text for text in report.warnings)
 
 
 def test_a_group_of_one_waits_for_no_other(tmp_path: Path) -> None:
@@ -219,6 +220,28 @@ def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
         )
     report = analyse_paths([tmp_path])
     assert [rank.total.wait_us for rank in report.ranks] == [0, 90]
+
+
+def test_a_peer_is_known_if_it_is_the_same_in_all_groups_of_its_rank(tmp_path: Path) -> None:
+    """Rank 3's number 2 is rank 2 in the group of all; its number 1 may be rank 1 or, in [2, 3], rank 3."""
+    every = [0, 1, 2, 3]
+    names = {rank: [every, [0, 1] if rank < 2 else [2, 3]] for rank in every}
+    for rank, groups in names.items():
+        config = [{"pg_name": str(i), "ranks": ranks} for i, ranks in enumerate(groups)]
+        events = [span("cpu_op", "aten::mm", 0, 1)]
+        if rank == 3:
+            for start_us, peer in ((10, 2), (50, 1)):
+                events.append(
+                    span("cpu_op", "c10d::send", start_us, 5, **{"Concrete Inputs": ["", "", peer, 0]})
+                )
+                events.append(span("user_annotation", "gloo:send", start_us + 4, 20))
+        if rank == 2:
+            events.append(span("cpu_op", "c10d::recv_", 0, 5, **{"Concrete Inputs": ["", "", "3", "0"]}))
+            events.append(span("user_annotation", "gloo:recv", 4, 30))
+        info = rank_info(rank, 4)["distributedInfo"] | {"pg_config": config}
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    report = analyse_paths([tmp_path])
+    assert [[part.rank for part in each.ranks] for each in report.collectives] == [[2, 3], [3]]
 
 
 @pytest.mark.parametrize("calls", [False, True], ids=["NCCL", "RCCL"])

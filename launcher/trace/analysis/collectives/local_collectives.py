@@ -14,6 +14,8 @@ from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostK
 from gpurun.launcher.trace.kineto.columns import HostRange, Trace
 from gpurun.launcher.trace.kineto.events import CommFacts
 
+UNKNOWN = "unknown"
+"""Instead of the name of a group that may be any of several."""
 UNNAMED = "default"
 """The name of a group that the trace doesn't name."""
 DEFAULT_DESCRIPTION = "default_pg"
@@ -85,7 +87,19 @@ class ProcessGroups:
         if len(every) == 1:
             return Group(UNNAMED, every.pop())
         ranks = self._if_world(facts.group_size)
-        return Group(UNNAMED, ranks, is_ambiguous=ranks is None and len(every) > 1)
+        if ranks is None and len(every) > 1:
+            return Group(UNKNOWN, None, is_ambiguous=True)
+        return Group(UNNAMED, ranks)
+
+    def peer(self, facts: CommFacts) -> int | None:
+        """The other rank of a send or receive: as named, else by its number, if all possible groups agree."""
+        group = self.group(facts)
+        possible = self.configured.values() if group.is_ambiguous else [group.ranks]
+        if facts.group_peer is None or None in possible:
+            return facts.peer
+        known = [ranks for ranks in possible if ranks is not None and facts.group_peer < len(ranks)]
+        found = {ranks[facts.group_peer] for ranks in known}
+        return found.pop() if len(found) == 1 else facts.peer
 
     def _if_world(self, size: int | None) -> Ranks | None:
         """All ranks, if the group is as large as that; a group of two can't be another one."""
@@ -202,27 +216,19 @@ def _collective(
     facts: CommFacts, groups: ProcessGroups, times: tuple[int, int, int], step: int, on_gpu: bool
 ) -> LocalCollective:
     start, end, issued = times
-    group = groups.group(facts)
     return LocalCollective(
         start=start,
         end=end,
         kind=facts.kind,
         num_bytes=facts.num_bytes,
-        group=group,
+        group=groups.group(facts),
         group_size=groups.size(facts),
         sequence=facts.sequence,
         step=step,
         issued=issued,
         on_gpu=on_gpu,
-        peer=_peer(facts, group),
+        peer=groups.peer(facts),
     )
-
-
-def _peer(facts: CommFacts, group: Group) -> int | None:
-    """The other rank of a send or receive: as named, else as a number within a group of known ranks."""
-    if facts.group_peer is None or group.ranks is None or facts.group_peer >= len(group.ranks):
-        return facts.peer
-    return group.ranks[facts.group_peer]
 
 
 class _Calls:

@@ -256,7 +256,7 @@ def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
     seen: Counter[Key] = Counter()
     for local in sorted(rank.collectives, key=lambda each: each.end):
         size = local.num_bytes if local.kind in SAME_SIZE else None
-        group = local.group.name, local.group.ranks
+        group = None if local.kind in POINT_TO_POINT else (local.group.name, local.group.ranks)
         place: Key = ("step", rank.step_numbers.get(local.step))
         if local.sequence is not None and local.kind not in POINT_TO_POINT:  # torch counts those by rank
             place = ("seq", local.sequence)
