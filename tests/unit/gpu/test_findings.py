@@ -77,7 +77,7 @@ FINDINGS = {
         "test_where_processes_are_not_listed_utilisation_is_looked_at_twice",
     ],
     "19: ordinals on mixed machines": ["test_on_unlike_gpus_the_order_is_noted"],
-    "20: the tab's devices are beside the wrong ranks": ["test_the_tab_calls_a_gpu_as_the_run_does"],
+    "20: the tab shows ranks next to the wrong GPUs": ["test_the_tab_calls_a_gpu_as_the_run_does"],
     "21: ROCm": ["test_amd_gpus_are_not_passed_over_in_silence"],
     "22: TF32 before Ampere, dp's advice, cuDNN's search, DDP's options": [
         "test_tf32_is_refused_on_gpus_before_ampere",
