@@ -7,10 +7,10 @@ export default [
   { ignores: ['.venv*/', 'build/'] },
   {
     ...js.configs.recommended,
-    files: ['launcher/tensorboard_plugin/static/*.js', 'eslint.config.js'],
+    files: ['launcher/tensorboard_plugin/static/**/*.js', 'eslint.config.js'],
   },
   {
-    files: ['launcher/tensorboard_plugin/static/*.js'],
+    files: ['launcher/tensorboard_plugin/static/**/*.js'],
     languageOptions: { ecmaVersion: 2024, sourceType: 'module', globals: globals.browser },
     linterOptions: { reportUnusedDisableDirectives: 'error' },
     rules: {

@@ -1,7 +1,7 @@
 """The command `gpurun`: plans, launches, measures and compares. Imported as `gpurun.launcher`."""
 
 FLOORS = (
-    "errors units splits stepping strategies",
+    "errors units splits stepping strategies masking",
     "workloads",
     "machine",
     "rundir",

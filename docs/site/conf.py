@@ -43,7 +43,7 @@ CHAPTERS = {
         "troubleshooting",
     ],
     "Look it up": ["job-file", "commands", "workloads"],
-    "How it works": ["verdicts", "ARCHITECTURE"],
+    "How it works": ["verdicts", "ARCHITECTURE", "security"],
 }
 """The pages of docs/ in the order in which the site lists them."""
 MORE = {

@@ -10,7 +10,7 @@ from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, wi
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy
-from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.files import RunDir, append_lines, as_json, write_bytes
 from gpurun.launcher.rundir.records import Restart, RootCause
 from gpurun.launcher.units import format_duration
 
@@ -25,6 +25,8 @@ class Reporter:
     run: RunDir
     say: Callable[[str], None]
     """Called with the explanation of a failure as soon as it is known."""
+    hide: Callable[[str], str] = str
+    """Puts masks in place of secrets."""
     messages: list[str] = field(default_factory=list)
     """All that has been reported."""
     explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
@@ -32,7 +34,7 @@ class Reporter:
 
     def report(self, text: str) -> None:
         """Reports a message."""
-        text = plain(text)  # it quotes what programs wrote
+        text = self.hide(plain(text))  # it quotes what programs wrote
         self.messages.append(text)
         self.say(text)
 
@@ -69,7 +71,7 @@ class Reporter:
     def write(self, path: Path, record: object) -> None:
         """Keeps a record; a full disk must not hide the message."""
         try:
-            write_json(path, record)
+            write_bytes(path, self.hide(as_json(record)).encode())
         except MachineError as error:
             self.say(str(error))
 

@@ -6,6 +6,7 @@ from typing import Any
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected
 from gpurun.launcher.jobfile.yaml.describe import describe, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
+from gpurun.launcher.masking import is_secret, masked
 
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
@@ -68,7 +69,7 @@ def check_args_list(items: list[Any]) -> None:
 
 
 def parse_env(value: Any) -> dict[str, str]:
-    """Environment variables by name; numbers need no quotes."""
+    """Environment variables by name, those with secrets masked; numbers need no quotes."""
     if not isinstance(value, dict):
         raise expected("variables by name", value, "such as {NCCL_DEBUG: INFO}")
     return {name: _variable(name, item) for name, item in value.items()}
@@ -82,10 +83,12 @@ def _variable(name: str, item: Any) -> str:
             f"{name} can't be set: gpurun sets it for every rank", "remove it; `devices` chooses the devices"
         )
     text = _text(item)
+    if text is None and is_secret(name):
+        raise InvalidValue(f"expected text for the variable {shorten(name)}")
     if text is None:
         hint = f'as text: {name}: "1"' if item is None or isinstance(item, bool) else None
         raise expected(f"text for the variable {shorten(name)}", item, hint)
-    return text
+    return masked(name, text)
 
 
 def _text(item: Any) -> str | None:

@@ -235,7 +235,8 @@ class Settings:
         builds_model=True,
         same_work=True,
     )
-    """Environment variables of the program: `{NCCL_DEBUG: INFO}`."""
+    """Environment variables of the program: `{NCCL_DEBUG: INFO}`. Values of names such as `HF_TOKEN`,
+    `WANDB_API_KEY` or `DB_PASSWORD` are masked in every record, report and message of gpurun."""
     seed: Annotated[int, whole(0, below=2**63)] = setting(
         0,
         compare="Seeds to compare.",

@@ -1,13 +1,19 @@
 """Python processes of our own that help the command: they read traces, build indexes, are TensorBoard."""
 
+import contextlib
 import json
 import os
+import resource
 import sys
 from pathlib import Path
+
+import psutil
 
 import gpurun
 
 ROOT = str(Path(gpurun.__file__).parents[1])
+LEAST_MEMORY_BYTES = 2 << 30
+"""Enough for a trace of 1 GB."""
 _BODY = """\
 import sys, json
 sys.path[:] = json.loads(sys.argv[1])
@@ -30,6 +36,21 @@ def helper_argv(entry: str, *args: str) -> list[str]:
         args: for the function.
     """
     return [sys.executable, "-I", "-c", _BODY, json.dumps(import_path()), entry, *args]
+
+
+def yield_to_others() -> None:
+    """For a process that reads traces of any size and origin: it gets what others leave.
+
+    It has a lower priority, is what the kernel's OOM killer ends first, and may take half of the memory that
+    is available now.
+    """
+    os.nice(5)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    limit = max(psutil.virtual_memory().available // 2, LEAST_MEMORY_BYTES)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def import_path() -> list[str]:

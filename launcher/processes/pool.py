@@ -8,10 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from msgspec import structs
+
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
 from gpurun.launcher.machine.process_tree import kill_descendants, send_signal
 from gpurun.launcher.machine.resource_limits import start_problem
+from gpurun.launcher.masking import Secrets, revealed
 from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (
@@ -54,12 +57,17 @@ class WorkerPool:
     """
 
     def __init__(
-        self, guard: Guard, preload: Sequence[str] = TRAINING, env: Mapping[str, str] | None = None
+        self,
+        guard: Guard,
+        preload: Sequence[str] = TRAINING,
+        env: Mapping[str, str] | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         self._guard = guard
         self._preload = tuple(preload)
         # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
-        self._env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
+        self._secrets = secrets or {}
+        self._env = {"OPENBLAS_NUM_THREADS": "1", **revealed(env or {}, self._secrets)}
         self._requested: set[int] = set()
         self._running: dict[int, int] = {}
         self._signals: tuple[int, ...] = ()
@@ -80,7 +88,7 @@ class WorkerPool:
         self._signals = ()
         for process in processes:
             self._requested.add(process.rank)
-            self._send(process)
+            self._send(structs.replace(process, env=revealed(process.env, self._secrets)))
 
     def preload(self, modules: Sequence[str]) -> None:
         """Makes the server import modules for ranks that are started later; returns at once.

@@ -16,12 +16,13 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.resource_limits import check_open_files
+from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool
-from gpurun.launcher.processes.rank_starter import Pools
+from gpurun.launcher.processes.pool_per_env import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
@@ -117,17 +118,17 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
         VariantError: `global_batch: max` could not be found.
     """
-    spec, resume, fit = job.spec, job.resumed, None
+    spec, resume, found = job.spec, job.resumed, None
     if wants_max(spec):
-        fit = find_run(resume).read_max_batch() if resume else None
-        fit = fit or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
-        spec = with_batch(spec, fit)
+        found = find_run(resume).read_max_batch() if resume else None
+        found = found or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
+        spec = with_batch(spec, found)
     plan = build_plan(spec, machine, nodes)
     job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
     run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
-    if fit is not None:
-        write_json(run.max_batch, fit)
+    if found is not None:
+        write_json(run.max_batch, found)
     return Prepared(spec, machine, plan, run, job.job_dir)
 
 
@@ -147,7 +148,7 @@ def carry_out(
         output: what to show of what the ranks write.
         notify: gets the messages about failures as well, for users at other terminals.
     """
-    plan = ready.plan
+    plan, known = ready.plan, (*os.environ.items(), *ready.spec.stated_secrets)
     tracker = Tracker(plan, estimate_s(plan, ready.spec), ready.run)
     with Progress(sys.stderr) as progress:
         progress.say("\n".join((*headlines(plan, ready.spec), *plan.notes)))
@@ -157,12 +158,15 @@ def carry_out(
             if notify is not None:
                 notify(text)
 
+        def hide(text: str) -> str:
+            return hidden(text, known)
+
         session = Session(
             starter=Starter(plan, ready.spec, ready.run, ready.job_dir, ready.machine),
             pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
-            reporter=Reporter(ready.run, say),
-            relay=output.relay(progress.say),
+            reporter=Reporter(ready.run, say, hide),
+            relay=output.relay(lambda text: progress.say(hide(text))),
         )
         with claimed(ready.run), forwarded(lambda number: session.ranks.forward(number)):
             return finish(session)

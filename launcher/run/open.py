@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
-from gpurun.launcher.jobfile.load import load_job, load_text, program_job
+from gpurun.launcher.jobfile.load import job_text, load_job, load_text, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
@@ -99,14 +99,24 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     """Writes what the run begins with. The plan comes last: a directory that has one can be resumed."""
     job_file = run.job if invocation.text is not None else invocation.job_file
     job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
-    write_json(run.invocation, StoredInvocation(str(job_file.absolute()), invocation.overrides, job_dir))
+    overrides = tuple(without_secrets(text, spec) for text in invocation.overrides)
+    write_json(run.invocation, StoredInvocation(str(job_file.absolute()), overrides, job_dir))
     write_json(run.spec, spec.resolved())
     write_json(run.host, whole_record(spec, plan, machine))
-    if invocation.text is not None:
+    if spec.secrets:
+        write_bytes(run.job, job_text(spec.resolved()).encode())  # as resolved: no value is left in a comment
+    elif invocation.text is not None:
         write_bytes(run.job, invocation.text.encode())
     else:
         copy_file(invocation.job_file, run.job)
     write_json(run.plan, plan)
+
+
+def without_secrets(text: str, spec: JobSpec) -> str:
+    """A value of `--set` with masks in place of the job's secrets."""
+    for mask, value in spec.secrets.items():
+        text = text.replace(value, mask) if value and "env" in text.partition("=")[0] else text
+    return text
 
 
 def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, object]:

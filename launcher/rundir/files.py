@@ -3,8 +3,8 @@
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -185,22 +185,25 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         MachineError: the directory can't be written, or the disk is full; the old content is kept.
     """
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    write_bytes(path, as_json(value).encode())
+
+
+def as_json(value: Any) -> str:
+    """Text of a JSON file, which a person can read too."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Like `write_json`, for bytes as they are."""
-    name = None
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            name = file.name
+        with draft.open("xb") as file:  # with the permissions that the umask leaves
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(draft, path)
     except OSError as error:
-        if name is not None and os.path.exists(name):
-            os.unlink(name)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise unwritable(path, error) from error

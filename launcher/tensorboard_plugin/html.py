@@ -8,6 +8,7 @@ import base64
 import gzip
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -21,6 +22,7 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
+from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
@@ -29,27 +31,32 @@ from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_an
 
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"
-_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '\./([a-z_]+\.js)';$")
+_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '(\.\.?/[a-z_/]+\.js)';$")
 _DOC_COMMENT = re.compile(r"(?ms)^ */\*\*(?:(?!\*/).)*\*/\n")
 _START = "import { renderReport } from 'gpurun/report.js'; renderReport();"
 
 
-def write_html(comparison: Comparison, run: RunDir) -> Path:
+def write_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> Path:
     """Writes `report.html` into the run directory and returns its path.
+
+    Args:
+        with_host: also with what identifies the machine and its users.
 
     Raises:
         MachineError: the directory can't be written.
     """
     path = run.path / FILE_NAME
-    write_bytes(path, render_html(comparison, run).encode())
+    write_bytes(path, render_html(comparison, run, with_host).encode())
     return path
 
 
-def render_html(comparison: Comparison, run: RunDir) -> str:
+def render_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> str:
     """The whole file."""
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     modules = json.dumps({"imports": module_addresses(STATIC)})
-    data = gzip.compress(msgspec.json.encode(report_data(comparison, run)), compresslevel=9, mtime=0)
+    answers = report_data(comparison, run)
+    shown = answers if with_host else without_host(answers, read_host(own(run)))
+    data = gzip.compress(msgspec.json.encode(shown), compresslevel=9, mtime=0)
     return "\n".join(
         (
             "<!DOCTYPE html>",
@@ -70,15 +77,28 @@ def render_html(comparison: Comparison, run: RunDir) -> str:
 def module_addresses(directory: Path) -> dict[str, str]:
     """Each module of the page by the name under which the others import it.
 
-    A `data:` module has no place that `./x.js` could start from, so such imports become names of the map.
-    Types, which only `make lint` reads, are left out.
+    A `data:` module has no place that `./x.js` or `../shared/x.js` could start from, so such imports become
+    names of the map. Types, which only `make lint` reads, are left out.
     """
     sources = {
-        path.name: _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
-        for path in sorted(directory.glob("*.js"))
+        path.relative_to(directory).as_posix(): _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
+        for path in sorted(directory.rglob("*.js"))
     }
-    renamed = {name: _OWN_IMPORT.sub(r"\1from 'gpurun/\2';", text) for name, text in sources.items()}
-    return {f"gpurun/{name}": _address(text) for name, text in renamed.items() if name != "index.js"}
+    return {
+        f"gpurun/{name}": _address(_by_name(name, text))
+        for name, text in sources.items()
+        if name != "index.js"
+    }
+
+
+def _by_name(module: str, source: str) -> str:
+    """The source of `module` with its imports by the names of the map."""
+
+    def named(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(module), found[2]))
+        return f"{found[1]}from 'gpurun/{path}';"
+
+    return _OWN_IMPORT.sub(named, source)
 
 
 def _address(source: str) -> str:
@@ -115,6 +135,46 @@ def report_data(comparison: Comparison, run: RunDir) -> Answer:
         "steps": steps_answer(run, ids)["variants"],
         "timelines": dict(_timelines(comparison, own(run))),
     }
+
+
+IDENTIFYING = frozenset({"hostname", "host", "address", "interface", "uuid", "bus", "processes", "busy_with"})
+"""Keys in `host.json` and in what is made from it: they identify the machine, or what its users do."""
+
+
+def without_host(answers: Answer, host: Mapping[str, Any]) -> Any:
+    """The answers without the keys of `IDENTIFYING`, and without their values in any text."""
+    words = sorted({word for word in _identities(host) if len(word) > 1}, key=len, reverse=True)
+    pattern = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)") if words else None
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(_unless_identifying(key, item)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [cleaned(item) for item in value]
+        return pattern.sub("…", value) if pattern and isinstance(value, str) else value
+
+    return cleaned(msgspec.to_builtins(answers))
+
+
+def _unless_identifying(key: str, value: Any) -> Any:
+    """The value, or nothing in its place; the record of the host, a dictionary, identifies in parts only."""
+    if key not in IDENTIFYING or isinstance(value, dict):
+        return value
+    return [] if isinstance(value, list) else None
+
+
+def _identities(value: Any, key: str = "") -> Iterator[str]:
+    """Every text below a key of `IDENTIFYING`; of a process its name with its number, as notes show it."""
+    if isinstance(value, dict) and key == "processes":
+        yield f"{value.get('name') or 'process'} ({value.get('pid')})"
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _identities(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _identities(item, key)
+    elif key in IDENTIFYING and isinstance(value, str):
+        yield value
 
 
 def _timelines(comparison: Comparison, listed: Listed) -> Iterator[tuple[str, Answer]]:

@@ -15,6 +15,28 @@ STATIC = Path(__file__).with_name("static")
 CHUNK_BYTES = 1 << 20
 
 
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def refusal(request: wrappers.Request, is_loopback: bool) -> str | None:
+    """Why a request that any web site could have made is not answered; `None`: it is.
+
+    A site whose name comes to mean this machine (DNS rebinding) sends that name; one that has the browser ask
+    for something here has no access to the answer, but the work would be done.
+
+    Args:
+        request: any.
+        is_loopback: whether the server listens to this machine only.
+    """
+    site = request.headers.get("Sec-Fetch-Site", "none")  # older browsers, and programs, send none
+    if site not in ("same-origin", "none"):
+        return f"a page of another origin asked ({site}); only TensorBoard's own page may"
+    name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
+    if is_loopback and name.lower() not in LOOPBACK_HOSTS:
+        return f"this TensorBoard serves localhost only, not {name}; for others start it with --bind_all"
+    return None
+
+
 def json_response(request: wrappers.Request, answer: Any, code: int = 200) -> wrappers.Response:
     """The answer as JSON; one with a `version` that the page has already is left out (304)."""
     version = answer.get("version") if isinstance(answer, dict) else None

@@ -13,8 +13,10 @@ from werkzeug import wrappers
 
 from gpurun.launcher.tensorboard_plugin.answers.merged import Merges, file_name
 from gpurun.launcher.tensorboard_plugin.http import (
+    LOOPBACK_HOSTS,
     download_response,
     json_response,
+    refusal,
     static_files,
     static_response,
 )
@@ -39,10 +41,11 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     plugin_name = "gpurun"
 
     def __init__(self, context: Any) -> None:
-        """`context`: what TensorBoard gives its plugins; only its `logdir` is used."""
+        """`context`: what TensorBoard gives its plugins; `logdir` and `flags` are used."""
         super().__init__(context)
         self._server = Server(Listing(context.logdir))
         self._merges = Merges()
+        self._is_loopback = is_loopback(getattr(context, "flags", None))
         self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
 
     def get_plugin_apps(self) -> Mapping[str, Any]:
@@ -87,6 +90,8 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         def app(request: wrappers.Request) -> wrappers.Response:
             if request.method not in ("GET", "HEAD"):
                 return json_response(request, {"error": "only GET is understood"}, 405)
+            if (reason := refusal(request, self._is_loopback)) is not None:
+                return json_response(request, {"error": reason}, 403)
             if not self._places.acquire(timeout=MAX_WAIT_S):
                 return json_response(request, {"error": "busy; try again in a moment"}, 503)
             try:
@@ -105,6 +110,12 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
                 self._places.release()
 
         return app
+
+
+def is_loopback(flags: Any) -> bool:
+    """Whether TensorBoard, started with these flags, listens to this machine only; it does without any."""
+    host = getattr(flags, "host", None)
+    return not getattr(flags, "bind_all", False) and (not host or host in (*LOOPBACK_HOSTS, "::1"))
 
 
 def _static(path: Path) -> Handler:

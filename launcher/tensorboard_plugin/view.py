@@ -1,8 +1,10 @@
 """`gpurun view`: TensorBoard on this machine, as a child that ends with us."""
 
 import importlib.util
+import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -70,16 +72,25 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
 
 
 def _start(directory: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C reaches us alone, and we end it in order."""
+    """In a session of its own: Ctrl-C reaches us alone, and we end it in order.
+
+    On a shared machine, other users can connect to the port. They don't know the random path.
+    """
     parent = str(os.getpid())
     arguments = [f"--logdir={directory}", f"--host={host}", f"--port={port}", "--reload_interval=5"]
-    return subprocess.Popen(
-        helper_argv("gpurun.launcher.tensorboard_plugin.view:serve", parent, *arguments),
-        stdin=subprocess.DEVNULL,
+    # TensorBoard's data server would answer every user of this machine.
+    arguments += ["--load_fast=false", f"--path_prefix=/{secrets.token_urlsafe(16)}"]
+    process = subprocess.Popen(
+        helper_argv("gpurun.launcher.tensorboard_plugin.view:serve", parent),
+        stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stdin:  # every user can read a process's arguments
+        stdin.write(json.dumps(arguments).encode())
+    return process
 
 
 def serve() -> None:
@@ -89,14 +100,14 @@ def serve() -> None:
     tab is there also where nothing is installed and so no entry point names it.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    die_with(int(sys.argv.pop(1)), signal.SIGTERM)
+    die_with(int(sys.argv[1]), signal.SIGTERM)
     from tensorboard import default, program
 
     from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 
     plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
     board = program.TensorBoard(plugins=[*plugins, GpurunPlugin])
-    board.configure(sys.argv)
+    board.configure([sys.argv[0], *json.load(sys.stdin)])
     try:
         print(board.launch(), flush=True)
     except program.TensorBoardServerException as error:

@@ -16,7 +16,7 @@ MENTION_FROM = 0.05
 MENTION_NEXT_FROM = 0.20
 
 CPU = "CPU"
-"""The device of a rank whose trace has no GPU work."""
+"""How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 
@@ -125,7 +125,7 @@ def _time(report: TraceReport) -> str:
 
 
 def _sentence(report: TraceReport, loss: Loss) -> str:
-    on_cpu = all(rank.device == CPU for rank in report.ranks)
+    on_cpu = all(rank.device.startswith(CPU) for rank in report.ranks)
     cause = cause_named(loss.kind, on_cpu)
     spent = cause.spent or _waiting(report)
     advice = "" if loss.kind == "straggler" and not report.stragglers else f": {cause.advice}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import tempfile
+import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,25 +47,22 @@ def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -
     """
     out = place_for(out, find_traces(paths).files)
     analysis = analyse(paths, steps)
-    name = None
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
     try:
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
-            name = file.name
+        with draft.open("xb") as file:  # with the permissions that the umask leaves
             if out.suffix == ".gz":
                 # Without the time of day: the same traces give the same bytes.
                 with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
                     _write(analysis, packed)
             else:
                 _write(analysis, file)
-        os.chmod(name, 0o644)
-        os.replace(name, out)
+        os.replace(draft, out)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "free some space or name another file" if full else "name another file"
         raise MachineError(f"can't write {out}: {error.strerror}; {advice}") from error
     finally:
-        if name is not None and os.path.exists(name):
-            os.unlink(name)
+        draft.unlink(missing_ok=True)
 
 
 def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:

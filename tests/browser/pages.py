@@ -38,13 +38,12 @@ class Watched:
 
     page: Page
     origin: str | None
-    """The only place that may be asked; `None`: nothing may be."""
+    """What every address that may be asked begins with; `None`: nothing may be."""
     faults: list[str] = field(default_factory=list)
 
     def on_request(self, request: Request) -> None:
-        address = urlsplit(request.url)
-        place = f"{address.scheme}://{address.netloc}"
-        if address.scheme not in ("data", "blob", "file") and place != self.origin:
+        is_own = self.origin is not None and request.url.startswith(self.origin)
+        if urlsplit(request.url).scheme not in ("data", "blob", "file") and not is_own:
             self.faults.append(f"request to {request.url}")
 
     def on_console(self, message: ConsoleMessage) -> None:

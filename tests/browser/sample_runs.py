@@ -338,7 +338,7 @@ def write_one(path: Path) -> RunDir:
 
 
 def write_broken(path: Path) -> RunDir:
-    """Two variants, the trace of one of which is cut off."""
+    """Two variants, the trace of one of which is damaged."""
     variants = [
         variant("ddp", (32, 32), 50.0, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]),
         variant("ddp", (40, 24), 52.0, percent=4.0, ranks=[rank_figures(0, 40, (42, 5, 1, 1, 1, 2))]),
@@ -347,9 +347,15 @@ def write_broken(path: Path) -> RunDir:
     for one in variants:
         write_traces(run.variant(one.id), [40.0], num_steps=2, kernels_per_step=40)
     trace = run.trace(variants[1].id, 0)
-    content = trace.read_bytes()
-    trace.write_bytes(content[: len(content) // 2])
+    damage(trace)
     return run
+
+
+def damage(trace: Path) -> None:
+    """Loses a byte in the middle of the file."""
+    content = trace.read_bytes()
+    middle = len(content) // 2
+    trace.write_bytes(content[:middle] + content[middle + 1 :])
 
 
 def write_live(path: Path) -> RunDir:
@@ -392,10 +398,9 @@ def write_traced(path: Path) -> None:
 
 
 def write_damaged(path: Path) -> None:
-    """Anybody's traces: rank 0's is cut off, and next to it a whole one."""
+    """Anybody's traces: rank 0's is damaged, and next to it a whole one."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
-    trace = path / "rank0.pt.trace.json.gz"
-    trace.write_bytes(trace.read_bytes()[:1000])
+    damage(path / "rank0.pt.trace.json.gz")
 
 
 def write_changing(path: Path, num_steps: int = 2) -> None:

@@ -123,7 +123,7 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
 
 
 SHADE_BOUNDS = """async (waits) => {
-    const heat = await import(new URL('plugin/gpurun/static/heat.js', location.href));
+    const heat = await import(new URL('plugin/gpurun/static/where/heat.js', location.href));
     return heat.shadeBounds(waits).map((bound) => Number(bound.toFixed(6)));
 }"""
 
@@ -205,7 +205,7 @@ def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) ->
 
 
 STRIP_ENDS = """async () => {
-    const { stripScale } = await import(new URL('plugin/gpurun/static/strip.js', location.href));
+    const { stripScale } = await import(new URL('plugin/gpurun/static/where/strip.js', location.href));
     const holds = (...steps) => stripScale([{ step_ms: steps }]).scale.high >= Math.max(...steps);
     return [holds(166, 174.5, 175, 179.7, 182, 187.9), holds(166, 174.5, 175, 179.7, 182, 900)];
 }"""

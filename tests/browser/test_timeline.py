@@ -158,7 +158,7 @@ def test_a_trace_that_changes_is_drawn_anew(open_tab: OpenTab, samples: Path) ->
 
 
 EVERY = """async () => {
-    const { labelEvery } = await import(new URL('plugin/gpurun/static/scale.js', location.href));
+    const { labelEvery } = await import(new URL('plugin/gpurun/static/shared/scale.js', location.href));
     const every = (px, count) =>
         labelEvery(Array.from({ length: count }, (_, index) => index * px), Array(count).fill(20));
     return [every(25, 60), every(15, 60), every(1.1, 1000)];

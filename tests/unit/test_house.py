@@ -34,7 +34,6 @@ SAME_NAME = {
 # Small modules with one importer that stay alone, each with the reason.
 OWN_MODULE: dict[str, str] = {
     "gpurun.launcher.report.markdown": "a report of its own, next to the terminal's and TensorBoard's",
-    "gpurun.launcher.start": "a floor of its own: above a run on one machine and a run on several nodes",
 }
 
 DIALECT = ("told", "tells", "stands", "beside", "nobody", "disturbed", "disturbance")

@@ -1,5 +1,7 @@
 """`gpurun report`: the results of a run, in several formats."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,11 @@ def write_for_tensorboard(comparison: Any, run: Any) -> None:
     click.echo(f"TensorBoard files are in {run.path}; to view them: gpurun view {run.path}", err=True)
 
 
-def write_page(comparison: Any, run: Any) -> None:
+def write_page(comparison: Any, run: Any, with_host: bool = False) -> None:
     """One HTML file with everything in it."""
     from gpurun.launcher.tensorboard_plugin.html import write_html
 
-    click.echo(f"wrote {write_html(comparison, run)}; open it in a browser", err=True)
+    click.echo(f"wrote {write_html(comparison, run, with_host)}; open it in a browser", err=True)
 
 
 FORMATS = {
@@ -57,11 +59,17 @@ FORMATS = {
     metavar="LIST",
     help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
 )
-def report(run: Path, formats: str) -> None:
+@click.option(
+    "--with-host",
+    is_flag=True,
+    help="Keep host names, addresses, GPU UUIDs and other processes in the HTML file.",
+)
+def report(run: Path, formats: str, with_host: bool) -> None:
     """Show the results of a run again, without running anything. If the fastest split is uneven, also print
     the code to use it in a training script.
 
-    The format html writes RUN/report.html, a single file that opens offline in any browser.
+    The format html writes RUN/report.html, a single file that opens offline in any browser. It has no host
+    names, GPU UUIDs or other users' processes unless --with-host is given.
 
     Example: gpurun report runs/gpt-splits/latest --format table,html
     """
@@ -73,5 +81,7 @@ def report(run: Path, formats: str) -> None:
         raise SpecError(f"--format {sorted(unknown)[0]}: the formats are {', '.join(FORMATS)}")
     found = find_run(run)
     comparison = compare_run(found)
+    writers: dict[str, Callable[[Any, Any], None]]
+    writers = {**FORMATS, "html": partial(write_page, with_host=with_host)}
     for name in names:
-        FORMATS[name](comparison, found)
+        writers[name](comparison, found)

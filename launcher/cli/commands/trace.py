@@ -6,7 +6,6 @@ import click
 
 from gpurun.launcher.cli.options import json_option, parse_steps
 from gpurun.launcher.cli.output import show_json, width
-from gpurun.launcher.errors import SpecError
 
 
 @click.command()
@@ -38,8 +37,6 @@ def trace(paths: tuple[Path, ...], steps: slice | None, merge: Path | None, as_j
 
         place_for(merge, find_traces(files).files)  # before the traces are read, which may take minutes
     report = analyse_paths(files, steps)
-    if steps is not None and not any(rank.steps for rank in report.ranks):
-        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *report.warnings]))
     if merge is not None:
         from gpurun.launcher.trace.merge import merge_traces
 

@@ -9,9 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
-from gpurun.launcher.machine.helper_process import helper_argv
+from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
+from gpurun.launcher.tensorboard_plugin.timeline.indexing import MAX_BUILDS
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.merge import merge_traces
 
@@ -40,7 +41,7 @@ class Merges:
                 return path
             if str(path) in self._failed:
                 return self._failed[str(path)]
-            if str(path) not in self._under_way:
+            if str(path) not in self._under_way and len(self._under_way) < MAX_BUILDS:
                 self._under_way.add(str(path))
                 threading.Thread(target=self._make, args=(traces, path), daemon=True).start()
         return None
@@ -70,6 +71,7 @@ def make() -> None:
     """The body of that process, which ends with its parent; its arguments: parent, file, traces."""
     parent, out, *traces = sys.argv[1:]
     die_with(int(parent))
+    yield_to_others()
     merge_traces([Path(each) for each in traces], Path(out))
 
 

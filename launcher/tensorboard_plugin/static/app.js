@@ -1,18 +1,18 @@
 // The page: run, tabs, and the view in front. Views draw into `main`; each hears of changes to what is
 // looked at by being drawn again, but the timeline, which moves its own window.
 
-import { showDevices } from './devices.js';
-import { el, found, isTyping, replace } from './dom.js';
+import { showDevices } from './devices/devices.js';
+import { el, found, isTyping, replace } from './shared/dom.js';
 import { Run } from './model.js';
-import { showOperators } from './operators.js';
+import { showOperators } from './operators/operators.js';
 import { isAbort, Latest, messageOf } from './source.js';
-import { showSplits } from './splits.js';
+import { showSplits } from './splits/splits.js';
 import { State } from './state.js';
-import { emptyState, failedState, unopenedState } from './states.js';
-import { followTheme } from './theme.js';
-import { showTimeline } from './timeline.js';
-import { hideTip } from './tip.js';
-import { drawBlocks, showWhere } from './where.js';
+import { emptyState, failedState, unopenedState } from './shared/states.js';
+import { followTheme } from './shared/theme.js';
+import { showTimeline } from './timeline/timeline.js';
+import { hideTip } from './shared/tip.js';
+import { drawBlocks, showWhere } from './where/where.js';
 
 /** @type {{ [tab: string]: { name: string, show: Show } }} */
 const VIEWS = {

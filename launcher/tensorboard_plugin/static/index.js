@@ -1,7 +1,7 @@
 // TensorBoard imports this module into the plugin's frame and calls `render`.
 
 import { App } from './app.js';
-import { el } from './dom.js';
+import { el } from './shared/dom.js';
 import { HttpSource } from './source.js';
 
 /** Draws the GPURUN tab. */

@@ -1,9 +1,9 @@
 // The first three views as one file: the same page over answers that are in the file itself.
 
 import { App } from './app.js';
-import { el } from './dom.js';
-import { DEVICE_PHASES } from './phases.js';
-import { last } from './scale.js';
+import { el } from './shared/dom.js';
+import { DEVICE_PHASES } from './shared/phases.js';
+import { last } from './shared/scale.js';
 import { SourceError } from './source.js';
 import { Address, State } from './state.js';
 

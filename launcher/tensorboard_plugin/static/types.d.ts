@@ -627,9 +627,9 @@ type App = import('./app.js').App;
 type Run = import('./model.js').Run;
 type Variant = import('./model.js').Variant;
 type State = import('./state.js').State;
-type Scale = import('./scale.js').Scale;
-type Plot = import('./plot.js').Plot;
-type Timeline = import('./timeline.js').Timeline;
+type Scale = import('./shared/scale.js').Scale;
+type Plot = import('./splits/plot.js').Plot;
+type Timeline = import('./timeline/timeline.js').Timeline;
 
 /** The app once it has a run: what views are given. */
 type OpenApp = App & { run: Run };

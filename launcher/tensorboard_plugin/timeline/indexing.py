@@ -26,6 +26,10 @@ MAX_OPEN = 4
 MAX_BROKEN = 100
 READING_SHARE = 0.7
 """Share of the build time that reading takes; then ranks are matched and columns written."""
+MAX_BUILDS = 32
+"""Running or queued; of more, none begins until it is asked for again."""
+MAX_UNPACKED_BYTES = 64 << 30
+"""Of all files of a variant together; each file has a limit of its own, which follows from its size."""
 LIMIT_S = 1800.0
 """A trace of 1 GB takes 20 s."""
 ENTRY = "gpurun.launcher.tensorboard_plugin.timeline.index.build:main"
@@ -101,7 +105,10 @@ class Indexes:
                 return self._broken[key]
             found = self._opened(traces, key)
             if found is None:
-                build = self._builds[key] = _Build(traces.num_bytes)
+                build = _Build(traces.num_bytes)
+                if len(self._builds) >= MAX_BUILDS:
+                    return build.state()
+                self._builds[key] = build
                 threading.Thread(target=self._build, args=(traces, key, build), daemon=True).start()
                 return build.state()
             return found
@@ -181,7 +188,7 @@ def run_child(
         order = Order(os.getpid(), tuple(map(str, traces.files)), str(directory))
         with suppress(BrokenPipeError), closing(process.stdin) as stdin:
             stdin.write(msgspec.json.encode(order))
-        last = _follow(process.stdout, report)
+        last = _follow(process.stdout, report, traces)
         process.wait()
     finally:
         timer.cancel()
@@ -204,12 +211,16 @@ def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _follow(stdout: IO[bytes], report: Callable[[int, int], None]) -> News:
-    """Passes on the progress; returns the last line, which is the outcome."""
-    last = News()
+def _follow(stdout: IO[bytes], report: Callable[[int, int], None], traces: Traces) -> News:
+    """Passes on the progress; returns the last line, which is the outcome, or that it is too much to read."""
+    last, unpacked = News(), [0] * len(traces.files)
     for line in stdout:
         with suppress(msgspec.DecodeError):
             last = msgspec.json.decode(line, type=News)
-            if last.file >= 0:
-                report(last.file, last.position)
+        if last.file >= 0:
+            report(last.file, last.position)
+            unpacked[last.file] = last.unpacked
+        if sum(unpacked) > MAX_UNPACKED_BYTES:
+            text = f"the traces unpack to more than {MAX_UNPACKED_BYTES >> 30} GiB together"
+            return News(problems=(Problem(traces.directory.name, None, text),))
     return last

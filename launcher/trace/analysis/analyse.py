@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.launcher.errors import TraceError
+from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces
+from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
 from gpurun.launcher.trace.analysis.match import (
     Collective,
     Matched,
@@ -45,7 +45,8 @@ def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceRep
         steps: numbers of the steps to look at, the last one excluded, as `slice(A, B)`; `None`: everything.
 
     Raises:
-        TraceError: no readable trace is found; the message lists each file with the reason.
+        TraceError: no readable trace is found, or those of several jobs; the message says which.
+        SpecError: no trace has any of the steps.
     """
     return analyse(paths, steps).report
 
@@ -53,19 +54,31 @@ def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceRep
 def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
     """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
     found = find_traces(paths)
-    return combine(read_all(found.files, steps), found.warnings)
+    return combine(read_all(found.files, steps), found.warnings, found.searched)
 
 
-def combine(reads: Iterable[Read], notes: Sequence[str] = ()) -> Analysis:
+def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence[Path] = ()) -> Analysis:
     """Like `analyse`, from files that have been read, each by `digest_file`.
 
+    Args:
+        reads: the files.
+        notes: on files that weren't read.
+        searched: directories in which the files were found.
+
     Raises:
-        TraceError: none could be read; the message lists each file with the reason.
+        TraceError: none could be read, or they are of several jobs; the message lists all with the reason.
+        SpecError: steps were chosen that none of them has.
     """
     digests, problems = _split(reads)
     warnings = [*notes, *problems]
     if not digests:
         raise TraceError("\n".join(["none of the traces can be read:", *warnings]))
+    job = of_one_job(digests, searched)
+    digests = list(job.digests)
+    warnings += job.warnings
+    if digests[0].window is not None and not any(digest.steps for digest in digests):
+        found = [f"{digest.path}: {digest.recorded}" for digest in digests]
+        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *found]))
     ranked = assign_ranks(digests)
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
     warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]

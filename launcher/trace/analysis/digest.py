@@ -29,6 +29,7 @@ from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
+from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.units import plural
 
@@ -92,6 +93,8 @@ class Digest:
     step_names: Names
     """Of what steps launched."""
     warnings: tuple[str, ...]
+    recorded: str
+    """The steps that the file has, in words."""
     window: tuple[int, int] | None = None
     """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
 
@@ -142,6 +145,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         names=names[0],
         step_names=names[-1],
         warnings=_warnings(trace, path, (host, work), chosen, kept),
+        recorded=_recorded(host),
         window=None if chosen is None else _window(host, all_steps, kept),
     )
 
@@ -154,7 +158,9 @@ def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[i
 def _refuse_empty(trace: Trace, path: Path) -> None:
     if len(trace.gpu) or len(trace.ops) or trace.ranges:
         return
-    reasons = [trace.skipped] if trace.skipped else []
+    reasons = [text for text in (trace.cut, trace.skipped) if text]
+    if trace.other_categories:
+        reasons.append(kind_of_events(trace.header, trace.other_categories))
     reasons.append("no GPU work and no operators: nothing to analyse; left out")
     raise TraceError(f"{path}: {'; '.join(reasons)}")
 
@@ -312,7 +318,10 @@ def _info(trace: Trace, key: str) -> int | None:
 def _device(trace: Trace, on_gpu: bool) -> str:
     """The name of the device that the work ran on, from the trace."""
     if not on_gpu:
-        return "CPU"
+        others = devices_not_read(trace.other_categories)
+        if len(trace.launches):
+            return "CPU (GPU not recorded)"
+        return f"CPU ({', '.join(others)} not read)" if others else "CPU"
     devices = trace.header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("name"), str):
@@ -329,14 +338,20 @@ def _warnings(
 ) -> tuple[str, ...]:
     steps, work = steps_and_work
     found = []
+    if trace.cut:
+        found.append(f"{path}: {trace.cut}, so times are too short")
     if trace.skipped:
         found.append(f"{path}: {trace.skipped}")
+    found += [f"{path}: {text}" for text in notes_on_categories(trace.other_categories)]
     if chosen is not None and not kept:
-        numbers = f"{steps[0].number} to {steps[-1].number}" if steps else "none"
-        found.append(f"{path}: none of the steps asked for; it has {numbers}")
+        found.append(f"{path}: none of the steps asked for; it has {_recorded(steps)}")
     found.extend(f"{path}: {text}" for text in _overlaps(steps))
     if len({step.number for step in steps}) < len(steps):
         found.append(f"{path}: several steps have the same number; each is listed separately")
+    if len(trace.launches) and not len(trace.gpu):
+        found.append(
+            f"{path}: calls of the GPU's API but no GPU work: the figures are those of the CPU alone"
+        )
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
         found += [f"{path}: {text}" for text in _launch_notes(trace, steps, work)]
@@ -351,6 +366,13 @@ def _launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[s
         return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
     lost = int((~work.is_known & ~before_capture(trace, work)).sum())
     return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []
+
+
+def _recorded(steps: list[HostStep]) -> str:
+    if not steps:
+        return "no steps, which profiler.step() would mark"
+    first, last = steps[0].number, steps[-1].number
+    return f"step {first} only" if first == last else f"steps {first} to {last}"
 
 
 def _overlaps(steps: list[HostStep]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.kineto.trace_file import open_source
 from gpurun.launcher.trace.merged_file import is_merged
 
 SUFFIXES = (".json", ".json.gz")
@@ -25,7 +26,9 @@ OWN_FILES = frozenset(
         "trace.json",
     }
 )
-"""JSON files of a run directory that aren't traces; skipped without a note."""
+"""JSON files of a run directory; skipped without a note, unless they are traces of these names."""
+HEAD_BYTES = 1 << 20
+MAX_LISTED = 10
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
@@ -35,6 +38,8 @@ class Found:
 
     files: tuple[Path, ...]
     warnings: tuple[str, ...]
+    searched: tuple[Path, ...] = ()
+    """The directories that were searched."""
 
 
 def find_traces(paths: Sequence[Path]) -> Found:
@@ -59,13 +64,15 @@ def find_traces(paths: Sequence[Path]) -> Found:
     if not unique:
         named = ", ".join(map(str, paths)) or "nothing"
         raise TraceError("\n".join([f"{named}: no traces here (looked for *.json and *.json.gz)", *warnings]))
-    return Found(tuple(file for file in files if unique.get(file.resolve()) is file), tuple(warnings))
+    searched = tuple(path for path in paths if path.is_dir())
+    kept = tuple(file for file in files if unique.get(file.resolve()) is file)
+    return Found(kept, tuple(warnings), searched)
 
 
 def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
     root = directory.resolve()
     for path in sorted(directory.rglob("*")):
-        if not path.name.endswith(SUFFIXES) or path.name in OWN_FILES or path.name.startswith("."):
+        if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path):
             continue
         try:
             inside = path.resolve().is_relative_to(root)
@@ -79,6 +86,80 @@ def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
             files.append(path)
 
 
+def _is_own(path: Path) -> bool:
+    """Whether this is a file of a run directory; a trace may well be called `trace.json`."""
+    if path.name not in OWN_FILES:
+        return False
+    try:
+        with open_source(path) as source:
+            return b'"traceEvents"' not in source.read(HEAD_BYTES)
+    except TraceError:
+        return True
+
+
+@dataclass(frozen=True)
+class OneJob:
+    """The traces of one job, and notes on those of others."""
+
+    digests: tuple[Digest, ...]
+    warnings: tuple[str, ...]
+
+
+def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
+    """What belongs together: a directory may hold the traces of several jobs, each in a directory of its own.
+
+    The traces of several directories are those of one job if they state different ranks of one world. Else
+    those that lie directly in a searched directory count.
+
+    Raises:
+        TraceError: none do; the message lists the directories to choose from.
+    """
+    kept, warnings = list(digests), []
+    for root in searched:
+        inside = [digest for digest in kept if digest.path.is_relative_to(root)]
+        directories = _by_directory(inside)
+        if len(directories) < 2 or _is_one_job(directories):
+            continue
+        others = {path: found for path, found in directories.items() if path != root}
+        listed = _commands(list(others))
+        if root not in directories:
+            raise TraceError(f"{root} holds the traces of several jobs; choose one:{listed}")
+        left_out = [digest for found in others.values() for digest in found]
+        kept = [digest for digest in kept if digest not in left_out]
+        warnings.append(f"traces of other jobs in subdirectories of {root} left out:{listed}")
+    return OneJob(tuple(kept), tuple(warnings))
+
+
+def _commands(directories: Sequence[Path]) -> str:
+    """A line for each of the first directories, with the command that reads it."""
+    more = len(directories) - MAX_LISTED
+    lines = [f"\n    gpurun trace {path}" for path in directories[:MAX_LISTED]]
+    return "".join([*lines, *([f"\n    … and {more} more"] if more > 0 else [])])
+
+
+def _by_directory(digests: Sequence[Digest]) -> dict[Path, list[Digest]]:
+    found: dict[Path, list[Digest]] = {}
+    for digest in digests:
+        found.setdefault(digest.path.parent, []).append(digest)
+    return found
+
+
+def _is_one_job(directories: Mapping[Path, Sequence[Digest]]) -> bool:
+    """Whether all state a rank, no rank is in two directories, and all agree about the size of the world."""
+    ranks = [{_stated_rank(digest) for digest in found} for found in directories.values()]
+    every = set().union(*ranks)
+    sizes = {digest.world_size for found in directories.values() for digest in found}
+    return None not in every and len(every) == sum(map(len, ranks)) and len(sizes) == 1
+
+
+def _stated_rank(digest: Digest) -> int | None:
+    """The rank as the trace states it, else as the name of its file or directory does."""
+    if digest.rank is not None:
+        return digest.rank
+    by_file = rank_in_name(digest.path.name)
+    return rank_in_name(digest.path.parent.name) if by_file is None else by_file
+
+
 @dataclass(frozen=True)
 class Ranked:
     """Digests with their ranks, sorted by rank, and notes on what was assumed."""
@@ -88,7 +169,7 @@ class Ranked:
 
 
 def assign_ranks(digests: Sequence[Digest]) -> Ranked:
-    """Each trace's rank: from the trace, else from its file name, else the next free number.
+    """Each trace's rank: from the trace, else from the name of its file or directory, else the next free one.
 
     If several traces have one rank, the latest is used.
     """
@@ -96,17 +177,13 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     taken: dict[int, Digest] = {}
     nameless: list[Digest] = []
     for digest in digests:
-        rank = digest.rank
-        if rank is None:
-            rank = rank_in_name(digest.path.name)
-            if rank is not None:
-                warnings.append(
-                    f"{digest.path}: doesn't state its rank; assumed to be rank {rank} by its name"
-                )
+        rank = _stated_rank(digest)
         if rank is None:
             nameless.append(digest)
-        else:
-            _take(rank, digest, taken, warnings)
+            continue
+        if digest.rank is None:
+            warnings.append(f"{digest.path}: doesn't state its rank; assumed to be rank {rank} by its name")
+        _take(rank, digest, taken, warnings)
     for digest in nameless:
         rank = next(number for number in range(len(digests) + len(taken)) if number not in taken)
         taken[rank] = digest

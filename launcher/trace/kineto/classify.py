@@ -47,37 +47,63 @@ LAUNCH_CATEGORIES = frozenset(
         "hip_runtime",
         "hip_driver",
         "privateuse1_runtime",
+        "privateuse1_driver",
         "xpu_runtime",
+        "xpu_driver",
     }
 )
 WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|cu)EventQuery")
 """Calls of a GPU's runtime in which the host waits for it."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
+DEVICES_NOT_READ = {
+    "mtia_ccp_events": "MTIA",
+    "mtia_insight": "MTIA",
+    "hpu_op": "HPU",
+    "glow_runtime": "Glow",
+}
+"""Categories of work on devices that the analysis doesn't know, with their names."""
+OTHER_CATEGORIES = frozenset(
+    {
+        *("Trace", "gpu_user_annotation", "external_correlation", "cpu_instant_event", "overhead"),
+        *("cuda_sync", "cuda_event", "xpu_sync", "collective_comm", "mtia_runtime", "mtia_counters"),
+        *("cuda_profiler_range", "xpu_scope_profiler", "hardware_counters"),
+    }
+)
+"""Categories of Kineto that hold neither work nor launches. Source: Kineto's `ActivityType.h`."""
 MODULE_PREFIX = "nn.Module: "
 
 COMM_KERNELS = re.compile(
     r"""
     ^(void\ )?nccl(Symk?)?(Dev)?Kernel  # NCCL before and since 2.19, symmetric since 2.27; RCCL uses both
-    | ^(void\ )?(rccl|msccl)            # RCCL's and MSCCL's own
-    | deep_ep::                         # DeepEP dispatch and combine
-    | (one|two)_?shot_?all_?reduce      # torch symmetric memory, TensorRT-LLM
+    | ^(void\ )?(rccl|msccl)            # RCCL's, MSCCL's and MSCCL++'s own
+    | ^(void\ )?(deep_ep|dpsk::ep)::(?!(\w+::)*get_dispatch_layout)  # DeepEP; the layout is a rank's own
+    | (one|two)_?shot_?all_?reduce      # torch symmetric memory, TensorRT-LLM, FlashInfer
     | multimem_all_(reduce|gather)      # torch symmetric memory
+    | ^(\S*::)?(barrier|put_signal|wait_signal)_kernel\b               # torch symmetric memory
     | cross_device_reduce_[12]stage     # vLLM and SGLang custom all-reduce
+    | reduce_scatter_cross_device_store | ^(void\ )?aiter::(allreduce|allgather|all_gather)_  # AITER on ROCm
     | quickreduce::                     # vLLM on ROCm
-    | (quick|custom)_?all_?reduce | allreduce_fusion_kernel | nvshmem(i|x)?_
+    | (quick|custom)_?all_?reduce | allreduce_fusion_kernel
+    | moeA2A(Dispatch|Combine)Kernel | (moe|helix)AllToAllKernel        # TensorRT-LLM, FlashInfer
+    | nvshmem(i|x)?_ | \w_on_stream_kernel                              # NVSHMEM
+    | ^(void\ )?k?userbuffers_          # Transformer Engine
+    | ^(void\ )?pplx::                  # Perplexity's all-to-all
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 """Kernels that move data between devices. `Memcpy*` and `hipMemcpy*` are copies, whatever their name says."""
 
 COLLECTIVES = (
+    (
+        "barrier",
+        re.compile(r"::(cached_)?notify(_dispatch|_combine)?\b|barrier|sync_on_stream", re.IGNORECASE),
+    ),
     ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE)),
     ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all|deep_ep::", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all|deep_ep::|dpsk::ep::|moeA2A|pplx::", re.IGNORECASE)),
     ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
-    ("barrier", re.compile(r"barrier", re.IGNORECASE)),
     ("gather", re.compile(r"gather", re.IGNORECASE)),
     ("scatter", re.compile(r"scatter", re.IGNORECASE)),
     ("send_recv", re.compile(r"send_?recv", re.IGNORECASE)),

@@ -117,6 +117,10 @@ class Trace:
     ranges: tuple[HostRange, ...]
     skipped: str | None
     """A sentence about events that were left out."""
+    cut: str | None
+    """Where the file ends too early, if it does."""
+    other_categories: frozenset[str | None]
+    """Categories of events that are in no column."""
     annotations: Spans
     """Named ranges: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
     annotation_names: tuple[str, ...]

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.trace.kineto.foreign import kind_of_document, kind_of_file
 from gpurun.launcher.trace.kineto.scan import Scan, cleaned, find_damage, find_events, scan_events
 from gpurun.launcher.trace.kineto.trace_file import Source
 
@@ -52,6 +53,8 @@ class TraceFile(Generic[Event]):
     event_type: type[Event]
     header: dict[str, Any] = field(default_factory=dict)
     skipped: Skipped = field(default_factory=Skipped)
+    cut: str | None = None
+    """Afterwards: where the file ends too early, if it does."""
 
     def __post_init__(self) -> None:
         self._many = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
@@ -63,8 +66,10 @@ class TraceFile(Generic[Event]):
     def blocks(self) -> Iterator[tuple[list[Event], bytes]]:
         """Decoded events with the JSON array that they were decoded from.
 
+        Of a truncated file, the events that are whole; then `cut` says where it ends.
+
         Raises:
-            TraceError: the file is not a trace, is truncated, or is damaged; with the byte.
+            TraceError: the file is not a trace or is damaged; with the byte.
         """
         head = self._read_head()
         while True:
@@ -80,8 +85,9 @@ class TraceFile(Generic[Event]):
                 yield self._exact(scan)
             if scan.close is not None:
                 break
-            if not len(scan.ends):
-                self._grow()
+            if not len(scan.ends) and not self._grow():
+                self._cut_off(head)
+                return
         self._drop(scan.close - (int(scan.ends[-1]) if len(scan.ends) else 0), b",")
         if self._buffer[:1] != b"]":
             raise self._damaged(0, "unexpected closing bracket")
@@ -120,10 +126,11 @@ class TraceFile(Generic[Event]):
         path = self.source.path
         if first not in (b"{", b"["):
             start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
-            return TraceError(f"{path}: not JSON at byte {start}")
+            what = kind_of_file(bytes(self._buffer[:16]))
+            return TraceError(f"{path}: {f'{what}, ' if what else ''}not JSON at byte {start}")
         self._refuse_damage(b"")
         size = len(self._buffer)
-        return TraceError(f"{path}: no traceEvents up to byte {size}: not a Kineto trace, or cut off")
+        return TraceError(f"{path}: {kind_of_document(self._buffer)}: no traceEvents up to byte {size}")
 
     def _guess(self) -> tuple[list[Event], bytes] | None:
         """The block up to the last apparent end of an event, if it is one."""
@@ -196,8 +203,8 @@ class TraceFile(Generic[Event]):
     def _damaged(self, position: int, reason: str) -> TraceError:
         return TraceError(f"{self.source.path}: damaged at byte {self._offset + position}: {reason}")
 
-    def _grow(self) -> None:
-        """Reads more, since the buffer holds no complete event."""
+    def _grow(self) -> bool:
+        """Reads more, since the buffer holds no complete event; whether there was more."""
         if len(self._buffer) >= MAX_PART_BYTES:
             self._refuse_damage(b"[")
             raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
@@ -205,10 +212,14 @@ class TraceFile(Generic[Event]):
         self._fill(max(2 * size, BLOCK_BYTES))
         if len(self._buffer) == size:
             self._refuse_damage(b"[")
-            raise TraceError(
-                f"{self.source.path}: cut off at byte {self._offset + size}: "
-                "the event list has no end; record the trace again"
-            )
+            return False
+        return True
+
+    def _cut_off(self, head: bytes) -> None:
+        """Notes that the file ends here; of its keys, those before the events are known."""
+        self.cut = f"cut off at byte {self._offset + len(self._buffer)}: what was to follow is missing"
+        self._buffer = bytearray(b"]}" if head.lstrip(_SPACE + _BYTE_ORDER_MARK)[:1] == b"{" else b"]")
+        self._read_header(head)
 
     def _refuse_damage(self, opening: bytes, text: bytes | bytearray | None = None) -> None:
         """An event or a header without an end is more often damaged than truncated.
@@ -239,7 +250,11 @@ class TraceFile(Generic[Event]):
         try:
             self.header = msgspec.json.decode(cleaned(whole))
         except _UNREADABLE as error:
-            place, reason = find_damage(whole) or (len(whole), str(error))
+            damage = find_damage(whole)
+            if damage is None and self.cut is None:
+                self._cut_off(head)
+                return
+            place, reason = damage or (len(whole), str(error))
             in_tail = place - (len(whole) - len(tail))
             position = in_tail + 1 if in_tail >= 0 else place - self._offset
             raise self._damaged(position, f"outside the event list: {reason}") from error

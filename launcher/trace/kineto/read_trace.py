@@ -65,18 +65,25 @@ class Role(IntEnum):
 
 
 class Roles(dict[str | None, Role]):
-    """The role of each category; unknown categories have none."""
+    """The role of each category; of those of this file that the analysis doesn't read, none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.update(dict.fromkeys(GPU_CATEGORIES, Role.GPU))
+        self.update(dict.fromkeys(LAUNCH_CATEGORIES, Role.LAUNCH))
+        self.update(dict.fromkeys(OP_CATEGORIES, Role.OPERATOR))
+        self.update(dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON))
 
     def __missing__(self, category: str | None) -> Role:
+        self[category] = Role.NONE
         return Role.NONE
 
+    @property
+    def others(self) -> frozenset[str | None]:
+        """The categories without a role."""
+        return frozenset(category for category, role in self.items() if role is Role.NONE)
 
-_ROLES = Roles(
-    dict.fromkeys(GPU_CATEGORIES, Role.GPU)
-    | dict.fromkeys(LAUNCH_CATEGORIES, Role.LAUNCH)
-    | dict.fromkeys(OP_CATEGORIES, Role.OPERATOR)
-    | dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON)
-)
+
 _ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
 """Translation tables that map a role to 1 and the others to 0."""
 _CATEGORY = attrgetter("cat")
@@ -93,6 +100,7 @@ _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=n
 class Reader:
     """Sorts the events of one file into columns."""
 
+    roles: Roles = field(default_factory=Roles)
     base_us: int | None = None
     gpu: Columns = field(default_factory=Columns)
     launches: Columns = field(default_factory=Columns)
@@ -122,7 +130,7 @@ class Reader:
         if self.base_us is None:
             self.base_us = next((int(event.ts or 0) for event in spans if abs(event.ts or 0) < MAX_US), None)
         times = self._texts(events, block) if needs_text([event.ts or 0 for event in spans]) else None
-        roles = bytes(map(_ROLES.__getitem__, map(_CATEGORY, spans)))
+        roles = bytes(map(self.roles.__getitem__, map(_CATEGORY, spans)))
         self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
         self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
         self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
@@ -224,7 +232,7 @@ class Reader:
     def _threads(self, events: list[Event]) -> NDArray[np.int32]:
         return _numbers(self.threads, map(_PLACE, events), len(events))
 
-    def done(self, header: dict[str, Any], skipped: Skipped) -> Trace:
+    def done(self, header: dict[str, Any], skipped: Skipped, cut: str | None = None) -> Trace:
         """Everything that was added."""
         zero = header.get("baseTimeNanoseconds")
         zero_ns = zero if isinstance(zero, int) else 0
@@ -250,6 +258,8 @@ class Reader:
             module_names=tuple(self.module_names),
             ranges=tuple(self.ranges),
             skipped=self._skipped(skipped),
+            cut=cut,
+            other_categories=self.roles.others,
             annotations=Spans(*_spans(self.annotations)),
             annotation_names=tuple(self.annotation_names),
             threads=tuple(self.threads.spelled),
@@ -271,12 +281,12 @@ class Reader:
         return " and ".join(parts) + " left out" if parts else None
 
 
-def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Trace:
-    """The trace in `path`, plain or gzip.
+def read_trace(path: Path, progress: Callable[[int, int], None] | None = None) -> Trace:
+    """The trace in `path`, plain or gzip; of a truncated file as far as it goes.
 
     Args:
         path: the file.
-        progress: called with the position in the file, in bytes, after every block.
+        progress: called after every block, with the bytes read of the file and those that they unpacked to.
 
     Raises:
         TraceError: it can't be read, is not a trace, or is damaged; with the byte.
@@ -287,8 +297,8 @@ def read_trace(path: Path, progress: Callable[[int], None] | None = None) -> Tra
         for events, block in file.blocks():
             reader.add(events, block)
             if progress is not None:
-                progress(source.file_position())
-    return reader.done(file.header, file.skipped)
+                progress(source.file_position(), source.position)
+    return reader.done(file.header, file.skipped, file.cut)
 
 
 def _of(role: Role, events: list[Event], roles: bytes) -> list[Event]:

@@ -31,7 +31,7 @@ class Source:
     """Uncompressed bytes read so far."""
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes` more bytes; none only at the end.
+        """Up to `num_bytes` more bytes; none only at the end, which may be that of a truncated gzip file.
 
         Raises:
             TraceError: the disk or the gzip stream fails, or it expands to more than a trace can hold.
@@ -39,7 +39,9 @@ class Source:
         try:
             # In pieces if compressed: the bytes before the damage show where it is.
             data = self.file.read(num_bytes) if self.packed_bytes is None else self._read_some(num_bytes)
-        except (OSError, EOFError, zlib.error) as error:
+        except EOFError:
+            return b""
+        except (OSError, zlib.error) as error:
             raise TraceError(
                 f"{self.path}: damaged after byte {self.position} of the uncompressed data: {error}"
             ) from error

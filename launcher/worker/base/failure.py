@@ -1,5 +1,6 @@
 """A rank's own report of why it failed, written while it still can."""
 
+import os
 import re
 import time
 import traceback
@@ -10,6 +11,7 @@ import torch
 
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.machine.accelerators import ACCELERATORS
+from gpurun.launcher.masking import hidden
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import FailureRecord
 
@@ -47,9 +49,9 @@ def record_failure(
         stage=stage,
         kind=kind_of(error),
         type=encodable(type(error.__cause__ if is_explained else error).__name__),
-        message=message_of(error),
+        message=hidden(message_of(error), os.environ.items()),
         # The message of a user's mistake has the place; our own frames would only hide it.
-        traceback="" if is_explained_to_user(error) else traceback_of(error),
+        traceback="" if is_explained_to_user(error) else hidden(traceback_of(error), os.environ.items()),
         secondary=is_secondary(error),
     )
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))

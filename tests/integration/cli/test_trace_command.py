@@ -113,7 +113,7 @@ EVEN = "run/variants/ddp-2-even"
         (("diff", EVEN, EVEN, "--fail-slower", "3%"), "--fail-slower compares runs"),
         (("trace", "nowhere"), "no such file or directory"),
         (("trace", "empty"), "no traces here"),
-        (("trace", EVEN, "--steps", "7:9"), "it has 1 to 2"),
+        (("trace", EVEN, "--steps", "7:9"), "steps 1 to 2"),
         (("trace", EVEN, "--steps", "2:2"), "holds no step"),
         (("trace", EVEN, "--steps", "x"), "not a range of steps"),
         (("trace", EVEN, "--merge", "run/plan.json/out.json"), "there is no directory run/plan.json"),

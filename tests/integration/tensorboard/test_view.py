@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -75,7 +76,7 @@ def get(url: str, body: Any = None) -> Any:
 
 
 def test_it_listens_on_a_loopback_port(url: str) -> None:
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/", url)
 
 
 def test_scalars_tab_has_a_run_per_variant(url: str) -> None:
@@ -166,7 +167,8 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named(url: str, logdir: Path) -> None:
-    port = int(url.rstrip("/").rpartition(":")[2])
+    port = urlsplit(url).port
+    assert port is not None
     with pytest.raises(MachineError, match=str(port)), open_view(logdir, port=port):
         pass
 

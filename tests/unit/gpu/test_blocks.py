@@ -37,9 +37,9 @@ from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
-from gpurun.launcher.worker.training import batch_search
+from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.forward_backward import NoClock
-from gpurun.launcher.worker.training.timed_rounds import Bench, load_of
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
 from gpurun.launcher.worker.training.traces import TraceRequests
 from tests.unit.gpu.configs import launch
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
@@ -212,7 +212,7 @@ class Steps:
         self.said.append(f"step {step_input.step}" + (" untimed" if isinstance(clock, NoClock) else ""))
 
 
-def bench_on_gpu(folder: Path, trainer: Steps) -> Bench:
+def bench_on_gpu(folder: Path, trainer: Steps) -> TimedRounds:
     order = launch(folder, devices=("cuda:0", "cuda:0"))
     times = itertools.count(0, 1000)
 
@@ -228,7 +228,7 @@ def bench_on_gpu(folder: Path, trainer: Steps) -> Bench:
 
     device, requests = torch.device("cuda", 0), TraceRequests(order, 0, None)
     clock = HostClock(now_ns=lambda: next(times))
-    return Bench(
+    return TimedRounds(
         order, cast(Any, trainer), clock, Alone(), Journal(order, 0), device, requests, Sampled(device)
     )
 
@@ -319,13 +319,13 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
             raise RuntimeError("CUDA error: invalid configuration argument\nmore")
         return True
 
-    monkeypatch.setattr(batch_search, "attempt", attempt)
-    batch_search.search(order)
+    monkeypatch.setattr(max_batch_attempts, "attempt", attempt)
+    max_batch_attempts.search(order)
     attempts = list(read_lines(tmp_path / "0.jsonl", Attempt))
     assert attempts[-1] == Attempt("fails", 8, "CUDA error: invalid configuration argument")
     assert max_batch.bounds(attempts) == (4, 8)
-    batch_search.search(replace(order, fits=4, fails=8))  # a fresh process goes on from there
-    batch_search.search(replace(order, fits=4, fails=6))
+    max_batch_attempts.search(replace(order, fits=4, fails=8))  # a fresh process goes on from there
+    max_batch_attempts.search(replace(order, fits=4, fails=6))
     attempts = list(read_lines(tmp_path / "0.jsonl", Attempt))
     assert (attempts[-1].outcome, max_batch.bounds(attempts)) == ("done", (5, 6))
     search = Search(
@@ -333,6 +333,6 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     )
     room = search.found(0)
     assert str(room) == "at least 4 (6 fail: CUDA error: invalid configuration argument)"
-    monkeypatch.setattr(batch_search, "attempt", lambda *_: attempt(None, None, 9))
+    monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: attempt(None, None, 9))
     with pytest.raises(RuntimeError, match="invalid configuration"):  # not even the first batch works
-        batch_search.search(replace(order, attempts=str(tmp_path / "1.jsonl")))
+        max_batch_attempts.search(replace(order, attempts=str(tmp_path / "1.jsonl")))

@@ -192,7 +192,7 @@ def test_a_new_figure_is_one_row(report: Report, run: RunDir, monkeypatch: pytes
 
 
 def test_the_page_has_the_parts_of_a_step_that_the_terminal_has() -> None:
-    source = (STATIC / "phases.js").read_text(encoding="utf-8")
+    source = (STATIC / "shared/phases.js").read_text(encoding="utf-8")
     listed = re.search(r"PHASES = \[(.*?)\]", source)
     meanings = re.search(r"MEANING = \{(.*?)\}", source, re.DOTALL)
     assert listed

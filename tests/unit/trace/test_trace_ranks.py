@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.errors import TraceError
+from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.kineto.classify import GpuKind, collective_kind, gpu_kind
@@ -182,6 +182,63 @@ def test_ranks_by_name_then_by_place(tmp_path: Path) -> None:
     assert ranks == {0: "a.json", 1: "rank_1.pt.trace.json", 2: "b.json", 3: "num_workers_7.json"}
     assert sum("by its name" in warning for warning in report.warnings) == 1
     assert sum("from its position" in warning for warning in report.warnings) == 3
+
+
+def files_of(report: TraceReport, root: Path) -> dict[int, str]:
+    return {rank.rank: str(Path(rank.files[0]).relative_to(root)) for rank in report.ranks}
+
+
+def test_traces_of_subdirectories_are_of_other_jobs(tmp_path: Path) -> None:
+    """A program's own trace, and next to it what another one left for TensorBoard."""
+    (tmp_path / "tb").mkdir()
+    write(tmp_path / "plain.json", [kernel("k", 0, 1)])
+    write(tmp_path / "tb" / "host_1.json", [kernel("k", 0, 2)])
+    report = analyse_paths([tmp_path])
+    assert files_of(report, tmp_path) == {0: "plain.json"}
+    assert any(f"left out:\n    gpurun trace {tmp_path / 'tb'}" in text for text in report.warnings)
+    assert files_of(analyse_paths([tmp_path / "tb"]), tmp_path) == {0: "tb/host_1.json"}
+    # Named one by one, they are the ranks of one job.
+    named = analyse_paths([tmp_path / "plain.json", tmp_path / "tb" / "host_1.json"])
+    assert [rank.rank for rank in named.ranks] == [0, 1]
+
+
+def test_many_jobs_are_not_all_listed(tmp_path: Path) -> None:
+    for number in range(14):
+        (tmp_path / str(number)).mkdir()
+        write(tmp_path / str(number) / "trace.json", [kernel("k", 0, 1)])
+    with pytest.raises(TraceError, match="… and 4 more"):
+        analyse_paths([tmp_path])
+
+
+def test_steps_that_exist_nowhere_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [step(3, 0, 9), step(4, 9, 9), kernel("k", 0, 1)], **rank_info(0, 2))
+    write(tmp_path / "rank1.json", [kernel("k", 0, 1)], **rank_info(1, 2))
+    with pytest.raises(SpecError) as caught:
+        analyse_paths([tmp_path], slice(10, 20))
+    assert str(caught.value).splitlines() == [
+        "no trace has the steps that --steps asks for:",
+        f"{tmp_path / 'rank0.json'}: steps 3 to 4",
+        f"{tmp_path / 'rank1.json'}: no steps, which profiler.step() would mark",
+    ]
+
+
+def test_a_directory_of_jobs_asks_for_one_of_them(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "rank0.json", [kernel("k", 0, 1)], **rank_info(0, 1))
+    with pytest.raises(TraceError, match="holds the traces of several jobs; choose one:") as caught:
+        analyse_paths([tmp_path])
+    assert f"\n    gpurun trace {tmp_path / 'after'}" in str(caught.value)
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_ranks_in_directories_of_their_own_are_one_job(tmp_path: Path, is_stated: bool) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank{rank}").mkdir()
+        info = rank_info(rank, 3) if is_stated else {}
+        write(tmp_path / f"rank{rank}" / "trace.json", [kernel("k", 0, 1)], **info)
+    found = files_of(analyse_paths([tmp_path]), tmp_path)
+    assert found == {rank: f"rank{rank}/trace.json" for rank in range(3)}
 
 
 def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
@@ -361,9 +418,45 @@ def test_ranks_that_come_at_once_are_none_of_them_last(tmp_path: Path) -> None:
         "ncclSymDevKernel_AllReduce_AGxLL_R_Sum_bf16(ncclSymDevArgs)",
         "void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16, 8, true>(AllReduceParams)",
         "void tensorrt_llm::kernels::twoShotAllReduceKernel<float, 2>(AllReduceParams)",
+        "void flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<8, half>(AllReduceKernelParams)",
         "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half, 4>>(half const*)",
         "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)",
     ],
 )
 def test_kernels_of_other_libraries_are_communication(name: str) -> None:
     assert (gpu_kind("kernel", name), collective_kind(name)) == (GpuKind.COMM, "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void dpsk::ep::internode::dispatch<false, 8, true, 8>(int4*, float*, long*)", "all_to_all"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>(int4*, float*)", "all_to_all"),
+        ("void dpsk::ep::internode::cached_notify<false>(int, int, int)", "barrier"),
+        ("void dpsk::ep::internode::notify_dispatch<false, 8>(int const*, long*)", "barrier"),
+        ("void deep_ep::legacy::internode_ll::dispatch<true, 7168>(void*, float*)", "all_to_all"),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", "barrier"),
+        ("void mscclpp::executionKernel<__half, mscclpp::LL16Packet>(int, __half*)", "other"),
+        ("void flashinfer::trtllm_alltoall::moeAllToAllKernel<true>(MoeEpWorldInfo)", "all_to_all"),
+        (
+            "void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(aiter::RankData*)",
+            "reduce_scatter",
+        ),
+        ("void barrier_on_stream_kernel_threadgroup<nvshmemi_threadgroup_block>(int)", "barrier"),
+    ],
+)
+def test_kernels_that_exchange_data_or_meet(name: str, kind: str) -> None:
+    assert (gpu_kind("kernel", name), collective_kind(name)) == (GpuKind.COMM, kind)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*, int*)",
+        "void deep_ep::layout::get_dispatch_layout<256, 4, 8>(long const*, int*)",
+        "void gather_tokens<4>(dpsk::ep::internode::SourceMeta const*)",
+        "void at::native::_scatter_gather_elementwise_kernel<128, 4>(int)",
+    ],
+)
+def test_kernels_of_one_rank_alone_are_compute(name: str) -> None:
+    assert gpu_kind("kernel", name) == GpuKind.COMPUTE

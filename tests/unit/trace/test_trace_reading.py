@@ -21,7 +21,7 @@ from gpurun.launcher.trace.kineto.columns import Spans
 from gpurun.launcher.trace.kineto.events import needs_text, time_texts, to_ns
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.scan import find_events, scan_events
-from tests.unit.trace.trace_files import kernel, launch, span, step, write
+from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 
 AWKWARD = ["}, {", '"}, {"', "\\", '\\"', "]}", '{"traceEvents": [', "\u2028\x07", "名前", "<script>", ""]
 
@@ -159,21 +159,47 @@ def message(path: Path) -> str:
     return str(caught.value)
 
 
-def test_cut_off_at_any_byte(tmp_path: Path) -> None:
-    whole = write(tmp_path / "whole.json", [kernel("k", 1, 1), step(1, 0, 9)]).read_bytes()
+@pytest.mark.parametrize("block_bytes", [100, file_blocks.BLOCK_BYTES])
+def test_a_truncated_file_is_read_as_far_as_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    """Wherever it ends: every event that is whole counts, and the note says where it ends."""
+    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", block_bytes)
+    events = [kernel("k", 10 * i, 1) for i in range(3)]
+    whole = write(tmp_path / "whole.json", events, **rank_info(0, 1)).read_bytes()
+    ends = [whole.index(json.dumps(event).encode()) + len(json.dumps(event)) for event in events]
     path = tmp_path / "cut.json"
     for size in range(1, len(whole)):
         path.write_bytes(whole[:size])
-        text = message(path)
-        assert "byte" in text, text
-        assert "cut.json" in text
+        num_kernels = sum(end <= size for end in ends)
+        if not num_kernels:
+            text = message(path)
+            assert ("byte" in text, "cut.json" in text) == (True, True), text
+            continue
+        report = analyse_paths([path])
+        assert report.ranks[0].total.num_kernels == num_kernels
+        assert report.warnings == (
+            f"{path}: cut off at byte {size}: what was to follow is missing, so times are too short",
+        )
 
 
-def test_a_damaged_gzip_names_the_byte(tmp_path: Path) -> None:
+def test_keys_after_the_events_may_be_missing(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [kernel("k", 0, 1)], "distributedInfo": {"rank": 3}, "traceName": "x"})
+    path = tmp_path / "cut.json"
+    path.write_text(text[:-9])
+    report = analyse_paths([path])
+    assert [rank.rank for rank in report.ranks] == [0]
+    assert any(f"cut off at byte {len(text) - 9}" in warning for warning in report.warnings)
+
+
+def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json.gz", [kernel("k", i, 1) for i in range(2000)])
     content = bytearray(path.read_bytes())
     path.write_bytes(content[: len(content) // 2])
-    found = re.search(r"damaged after byte (\d+)", message(path))
+    report = analyse_paths([path])
+    assert 500 < report.ranks[0].total.num_kernels < 1500
+    (text,) = (text for text in report.warnings if "cut off" in text)
+    found = re.search(r"cut off at byte (\d+)", text)
     assert found is not None
     assert int(found[1]) > len(content)  # of the text, of which about half could be read
     content[len(content) // 2] ^= 0xFF
@@ -218,12 +244,55 @@ def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
         (b'  {"a": 1}', "no traceEvents"),
         (b'{"a": {"traceEvents": []}}', "no traceEvents"),
         (b'{"traceEvents": {}}', "no traceEvents"),
+        (b'{"schema": "1.1", "pid": 1, "nodes": [{"id": 1}]}', "a PyTorch execution trace"),
+        (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "a result of rocprofv3"),
+        (b'{"a": 1, "b": {"c": 2}}', "JSON with the keys 'a', 'b'"),
+        (b"SQLite format 3\x00", "an SQLite database, such as Nsight Systems exports, not JSON"),
+        (b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]', "only events without a category"),
+        (b'[{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]', "only events of the categories 'v8'"),
+        (
+            b'{"metadata": {"highres-ticks": true}, "traceEvents": [{"ph": "X", "name": "f", "ts": 1}]}',
+            "a trace of another tracer, such as XLA's",
+        ),
     ],
 )
 def test_foreign_files(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "f.json"
     path.write_bytes(content)
     assert expected in message(path)
+
+
+@pytest.mark.parametrize(
+    ("category", "note", "device"),
+    [
+        ("mtia_ccp_events", "work on the MTIA isn't read", "CPU (MTIA not read)"),
+        ("hpu_op", "work on the HPU isn't read", "CPU (HPU not read)"),
+        ("npu_kernel", "events of unknown categories left out: 'npu_kernel'", "CPU"),
+    ],
+)
+def test_work_of_unknown_devices_is_mentioned(tmp_path: Path, category: str, note: str, device: str) -> None:
+    events = [span("cpu_op", "aten::mm", 0, 5), span(category, "work", 5, 50)]
+    report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
+    assert [rank.device for rank in report.ranks] == [device]
+    assert report.warnings == (f"{tmp_path / 'rank0.json'}: {note}",)
+
+
+@pytest.mark.parametrize(
+    "category", ["xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"]
+)
+def test_every_api_of_a_device_launches(tmp_path: Path, category: str) -> None:
+    events = [step(1, 0, 9), span(category, "launch", 1, 1, correlation=4), kernel("k", 12, 3, 4)]
+    report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
+    assert (report.ranks[0].steps[0].compute_us, report.warnings) == (3, ())
+
+
+def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(tmp_path: Path) -> None:
+    """Kineto writes GPU work last, so of a truncated file it is what is missing."""
+    events = [step(1, 0, 9), span("cpu_op", "aten::mm", 0, 5), launch(1, 1, 1)]
+    path = write(tmp_path / "rank0.json", events, **rank_info(0, 1))
+    report = analyse_paths([path])
+    assert report.ranks[0].device == "CPU (GPU not recorded)"
+    assert any("calls of the GPU's API but no GPU work" in text for text in report.warnings)
 
 
 def test_one_bad_file_costs_the_others_nothing(tmp_path: Path) -> None:

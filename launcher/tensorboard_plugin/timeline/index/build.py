@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.machine.helper_process import yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
 from gpurun.launcher.tensorboard_plugin.timeline.index.collect import facts
@@ -32,8 +33,8 @@ MAX_WORKERS = 4
 """Each holds one trace's columns, 80 bytes per event."""
 
 Span = tuple[int, int]
-Report = Callable[[int, int], None]
-"""Called with the number of a file and how many of its bytes have been read."""
+Report = Callable[[int, int, int], None]
+"""Called with the number of a file, how many of its bytes have been read, and how many they unpacked to."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _read_all(files: Sequence[Path], directory: Path, report: Report) -> list[Dr
 def _read(number: int, file: Path, directory: Path, report: Report) -> DraftFile | Problem:
     """One file's digest and draft; runs in a worker."""
     try:
-        trace = read_trace(file, lambda position: report(number, position))
+        trace = read_trace(file, lambda read, unpacked: report(number, read, unpacked))
         digested = digest(trace, file, None)
     except TraceError as error:
         return problem(file, str(error))
@@ -208,6 +209,8 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     file: int = -1
     position: int = 0
     """Bytes of that file that have been read."""
+    unpacked: int = 0
+    """How many they unpacked to."""
     problems: tuple[Problem, ...] = ()
     """The last line if no trace can be read."""
     done: bool = False
@@ -219,7 +222,7 @@ def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     die_with(order.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the server, which ends this process
-    os.nice(5)
+    yield_to_others()
     try:
         build([Path(file) for file in order.files], Path(order.directory), report_position)
     except BrokenTraces as error:
@@ -228,9 +231,9 @@ def main() -> None:
         _report(News(done=True))
 
 
-def report_position(file: int, position: int) -> None:
+def report_position(file: int, position: int, unpacked: int) -> None:
     """Also called in this process's workers; writes this short are atomic in a pipe."""
-    _report(News(file=file, position=position))
+    _report(News(file=file, position=position, unpacked=unpacked))
 
 
 def _report(news: News) -> None:

@@ -1,0 +1,440 @@
+// Splits: all variants ranked, with their difference from the baseline, interval and verdict.
+
+import { filters, headline, searchField } from '../shared/controls.js';
+import { el, hidden, replace, widest } from '../shared/dom.js';
+import { columnDecimals, halfWidth, number, percent, plural } from '../shared/format.js';
+import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
+import { histogram } from './histogram.js';
+import { passes, slowestRank } from '../model.js';
+import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
+import { balancedPanels } from './balanced.js';
+import { batchCharts } from './batches.js';
+import { showWaiting } from './waiting.js';
+import { subSentence, whyUnranked } from './words.js';
+import { oneVariant } from '../shared/states.js';
+import { tipped } from '../shared/tip.js';
+import { rowKeys, virtualRows } from '../shared/virtual.js';
+
+/** From this many variants on, a histogram chooses among them and rows are low. */
+const MANY = 40;
+
+/** @type {Column[]} */
+const COLUMNS = [
+  { key: 'variant', name: 'variant', sort: (row) => row.label },
+  { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
+  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
+  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
+  { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },
+  { key: 'unit', name: '' },
+  {
+    key: 'bar',
+    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
+    pad: true,
+  },
+];
+
+/** Figures that a narrow terminal drops before these have no column here: a hover shows them. */
+const MOST_DROP = 4;
+
+/**
+ * Columns of the figures, as the server has defined them for all reports.
+ * @param {Metric[]} metrics
+ * @returns {Column[]}
+ */
+function metricColumns(metrics) {
+  return metrics
+    .filter((metric) => metric.drop > 0 && metric.drop <= MOST_DROP)
+    .map((metric) => ({
+      key: metric.key,
+      name: metric.short,
+      sort: (row) => row.figures[metric.key]?.value,
+      right: true,
+      className: `c-figure c-drop-${metric.drop}`,
+    }));
+}
+
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
+export function showSplits(host, app) {
+  const { run } = app;
+  if (!run.results.size) return showWaiting(host, app);
+  if (run.variants.length === 1) return oneVariant(host, app);
+  const view = new View(app);
+  replace(
+    host,
+    headline(run.answer.headline ?? '', subSentence(run)),
+    view.controls(),
+    ...view.parts(),
+    ...view.found(),
+  );
+  return {};
+}
+
+class View {
+  /** @param {OpenApp} app */
+  constructor(app) {
+    this.app = app;
+    this.run = app.run;
+    this.columns = [...COLUMNS.slice(0, -1), ...metricColumns(this.run.answer.metrics), ...COLUMNS.slice(-1)];
+    /** @param {FilterName} name */
+    const chosen = (name) => app.state.list(name);
+    this.passing = this.run.ranked.filter((variant) => passes(variant, chosen));
+    this.others = this.run.unranked.filter((variant) => passes(variant, chosen));
+    this.isMany = this.run.variants.length > MANY;
+    this.rows = this.sorted(this.searched(this.withNoise()));
+    this.axis = forestAxis(this.rows.map((row) => row.difference));
+    this.fullMs = Math.ceil(Math.max(0, ...this.passing.map((variant) => variant.stepMs ?? 0)));
+    this.decimals = columnDecimals(
+      this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
+      this.rows.map((row) => row.stepMs).filter((ms) => ms != null),
+    );
+    this.baselineLabel = this.run.baseline?.label ?? 'the baseline';
+    this.height = this.isMany ? 22 : 36;
+    this.position = el('span', { class: 'muted', role: 'status' });
+  }
+
+  /**
+   * The baseline measured twice: what differs there is noise. Its row is below the baseline.
+   * @returns {Row[]}
+   */
+  withNoise() {
+    const noise = this.run.comparison?.noise;
+    const { baseline } = this.run;
+    if (noise?.aa_percent == null || !baseline || !this.passing.includes(baseline)) return this.passing;
+    /** @type {Row} */
+    const again = {
+      isNoise: true,
+      id: null,
+      label: baseline.label,
+      difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' },
+      stepMs: null,
+      result: null,
+      ranks: [],
+      figures: {},
+    };
+    const place = this.passing.indexOf(baseline) + 1;
+    return [...this.passing.slice(0, place), again, ...this.passing.slice(place)];
+  }
+
+  /** @param {Row[]} rows */
+  searched(rows) {
+    const text = (this.app.state.get('q') ?? '').toLowerCase();
+
+    const brush = this.isMany ? this.brush() : null;
+    /** @param {Row} row */
+    const inBrush = (row) => {
+      const at = row.difference?.percent ?? NaN;
+      return !brush || (at >= brush[0] && at <= brush[1]);
+    };
+    return rows.filter((row) => row.label.toLowerCase().includes(text) && inBrush(row));
+  }
+
+  /** @returns {Brush | null} */
+  brush() {
+    const ends = this.app.state.list('brush');
+    return ends?.length === 2 ? [Number(ends[0]), Number(ends[1])] : null;
+  }
+
+  /** @param {Row[]} rows */
+  sorted(rows) {
+    const [key, direction] = (this.app.state.get('sort') ?? '').split('~');
+    const sort = this.columns.find((one) => one.key === key)?.sort;
+    if (!sort) return rows;
+    const sign = direction === 'down' ? -1 : 1;
+    return [...rows].sort((a, b) => sign * compare(sort(a), sort(b)));
+  }
+
+  controls() {
+    const { state } = this.app;
+    const search =
+      this.isMany &&
+      searchField('variant', state.get('q') ?? '', {
+        oninput: (q) => state.go({ q }),
+        onleave: () => state.go({ q: null }),
+      });
+    return el(
+      'div',
+      { class: 'controls' },
+      search || null,
+      filters(this.run, state),
+      this.isMany ? this.position : null,
+      legend(),
+    );
+  }
+
+  parts() {
+    const table = this.table();
+    if (!this.isMany) return [table, this.below()];
+    const percents = this.passing
+      .map((variant) => variant.difference?.percent)
+      .filter((value) => value != null);
+    /** @param {Brush | null} ends */
+    const onbrush = (ends) =>
+      this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
+    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
+  }
+
+  /** What the run found out besides the ranking: throughput over the batch, and what devices cost. */
+  found() {
+    const shown = new Set(this.passing.map((variant) => variant.id));
+    const curves = this.run.comparison?.batch_curves ?? [];
+    const passing = curves.filter((curve) => curve.points.some((point) => shown.has(point.variant)));
+    return [batchCharts(passing, this.app.run.answer.knee), balancedPanels([...this.passing, ...this.others])];
+  }
+
+  table() {
+    const body = el('tbody');
+    const table = el(
+      'table',
+      { class: `grid splits${this.isMany ? ' dense' : ''}`, 'aria-label': `variants, ranked by ${this.run.whatIsCompared}`, ...this.labelRoom() },
+      el(
+        'colgroup',
+        {},
+        this.columns.map((column) => el('col', { class: `c-${column.key} ${column.className ?? ''}` })),
+      ),
+      el(
+        'thead',
+        {},
+        el(
+          'tr',
+          {},
+          this.columns.map((column) => this.header(column)),
+        ),
+      ),
+      body,
+    );
+    virtualRows(
+      body,
+      this.rows.length,
+      this.height,
+      this.columns.length,
+      (index) => this.row(this.rows[index], index),
+      (first, end) => this.showPosition(first, end),
+    );
+    this.showPosition(0, this.rows.length);
+    return table;
+  }
+
+  /**
+   * Room for the longest label and interval, within reason.
+   * @returns {{ style?: Style }}
+   */
+  labelRoom() {
+    const labels = this.rows.map((row) => (row.isNoise ? `${row.label} again (noise)` : row.label));
+    const intervals = this.rows.map((row) => row.figures.step_ms?.uncertainty ?? '');
+    const room = { '--label-px': labels, '--unit-px': intervals };
+    const widths = Object.entries(room).map(([name, texts]) => [name, `${Math.ceil(widest(texts, 13))}px`]);
+    return { style: Object.fromEntries(widths) };
+  }
+
+  /** @param {number} first @param {number} end */
+  showPosition(first, end) {
+    const total = this.rows.length;
+    this.position.textContent = total
+      ? `rows ${number(first + 1)} to ${number(end)} of ${number(total)} selected`
+      : 'none selected';
+  }
+
+  /** @param {Column} column */
+  header(column) {
+    const { state } = this.app;
+    const name = typeof column.name === 'function' ? column.name(this) : column.name;
+    const [key, direction] = (state.get('sort') ?? 'none').split('~');
+    const sorted = key === column.key ? (direction === 'down' ? 'descending' : 'ascending') : null;
+    const next = sorted === 'ascending' ? `${column.key}~down` : sorted ? null : `${column.key}~up`;
+    const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
+    const content = column.sort
+      ? el(
+          'button',
+          { type: 'button', 'data-key': `sort:${column.key}`, onclick: () => state.go({ sort: next }) },
+          name,
+          arrow,
+        )
+      : name;
+    return el(
+      'th',
+      { scope: 'col', class: classes(column), 'aria-sort': column.sort ? (sorted ?? 'none') : null },
+      content,
+    );
+  }
+
+  /** @param {Row} row @param {number} index */
+  row(row, index) {
+    const { app, run } = this;
+    const verdict = row.difference?.verdict;
+    const open = () => {
+      if (row.id) app.state.go({ tab: 'where', variant: row.id });
+    };
+
+    const cells = this.cells(row);
+    return el(
+      'tr',
+      {
+        class: row === run.fastest && verdict === 'faster' ? 'best' : null,
+        tabindex: row.id ? (index ? -1 : 0) : null,
+        'data-key': row.id,
+        'data-variant': row.id,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+        ...tipped(this.exact(row)),
+      },
+      this.columns.map((column) =>
+        el(
+          'td',
+          {
+            class: `${classes(column)} ${column.key === 'diff' || column.key === 'verdict' ? toneOf(verdict) : ''}`,
+          },
+          cells[column.key],
+        ),
+      ),
+    );
+  }
+
+  /** @param {Row} row @returns {{ [column: string]: Child }} */
+  cells(row) {
+    return {
+      variant: el(
+        'span',
+        { class: 'label' },
+        row.isNoise ? [row.label, ' again ', el('span', { class: 'muted' }, '(noise)')] : row.label,
+      ),
+      forest: [
+        forestRow(row.difference, this.axis),
+        hidden(spokenDifference(row.difference, this.run.comparison?.ci_level)),
+      ],
+      diff: percent(row.difference?.percent ?? NaN),
+      verdict: row.difference?.verdict ?? '',
+      ...Object.fromEntries(Object.entries(row.figures).map(([key, figure]) => [key, figure.text])),
+      ms: row.figures.step_ms?.text ?? '',
+      unit: el('span', { class: 'muted' }, row.figures.step_ms?.uncertainty ?? ''),
+      bar: row.isNoise ? '' : this.bar(row),
+    };
+  }
+
+  /** @param {Row} row @returns {Child} */
+  bar(row) {
+    const rank = slowestRank(row.ranks);
+    const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
+    if (!parts) return '';
+    return [
+      el(
+        'div',
+        { class: 'bar', 'aria-hidden': 'true' },
+        parts
+          .filter((part) => part.ms > 0)
+          .map((part) =>
+            el('span', { class: part.name, style: { width: `${(100 * part.ms) / this.fullMs}%` } }),
+          ),
+      ),
+      hidden(this.spokenParts(rank, row, 1)),
+    ];
+  }
+
+  /**
+   * What a hover shows: the interval, the rounds, the parts.
+   * @param {Row} row
+   */
+  exact(row) {
+    if (row.isNoise)
+      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
+    const rank = slowestRank(row.ranks);
+    return [
+      row.label,
+      ...this.run.answer.metrics.map((metric) => spokenFigure(metric, row)),
+      spokenDifference(row.difference, this.run.comparison?.ci_level),
+      `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
+      this.spokenParts(rank, row, this.decimals),
+    ]
+      .filter(Boolean)
+      .join('\n');
+  }
+
+  /**
+   * In ms of the traced step: the bar is as long as the timed one.
+   * @param {RankFigures | null} rank
+   * @param {Row} row
+   * @param {number} decimals
+   */
+  spokenParts(rank, row, decimals) {
+    const traced = tracedParts(rank);
+    const parts = traced ?? timedParts(rank, row.stepMs);
+    return rank && parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
+  }
+
+  /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
+  below() {
+    return el(
+      'table',
+      { class: `grid below${this.isMany ? ' dense' : ''}`, 'aria-label': 'variants that are not ranked', ...this.labelRoom() },
+      el('colgroup', {}, el('col', { class: 'c-variant' }), el('col', { class: 'c-forest' }), el('col')),
+      el(
+        'tbody',
+        {},
+        this.axisRow(this.run.comparison?.ci_level),
+        this.others.map((variant) => this.unrankedRow(variant)),
+      ),
+    );
+  }
+
+  /** @param {number | null | undefined} level */
+  axisRow(level) {
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are${this.run.hasBatches ? ' of the time per sample,' : ''} of paired rounds or launches, not of the medians in ms.`;
+    return el(
+      'tr',
+      { class: 'axis-row plain' },
+      el('td', {}),
+      el('td', {}, forestScale(this.axis)),
+      el('td', { class: 'note' }, note),
+    );
+  }
+
+  /** @param {Variant} variant */
+  unrankedRow(variant) {
+    const open = () =>
+      this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
+    return el(
+      'tr',
+      {
+        class: 'unranked',
+        tabindex: -1,
+        'data-variant': variant.id,
+        'data-status': variant.status,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+      },
+      el('td', {}, variant.label),
+      el('td', { colspan: 2 }, whyUnranked(variant)),
+    );
+  }
+}
+
+/**
+ * `peak memory: 13.20 GiB`.
+ * @param {Metric} metric
+ * @param {Row} row
+ */
+function spokenFigure(metric, row) {
+  const figure = row.figures[metric.key];
+  return figure && `${metric.title}: ${[figure.text, figure.uncertainty, metric.unit].filter(Boolean).join(' ')}`;
+}
+
+/** @param {Column} column */
+function classes(column) {
+  return [`c-${column.key}`, column.className, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
+}
+
+/** @param {string | undefined} verdict */
+function toneOf(verdict) {
+  return verdict === 'faster' || verdict === 'slower' ? verdict : 'muted';
+}
+
+/** @param {string | number | null | undefined} a @param {string | number | null | undefined} b */
+function compare(a, b) {
+  if (a == null || b == null) return Number(a == null) - Number(b == null);
+  return typeof a === 'number' && typeof b === 'number'
+    ? a - b
+    : String(a).localeCompare(String(b), 'en', { numeric: true });
+}

@@ -1,0 +1,66 @@
+// Splits before the first launch is done, or where none ever was: nothing to rank, but how far each variant is.
+
+import { headline } from '../shared/controls.js';
+import { runningStrip } from '../devices/devices.js';
+import { el, replace } from '../shared/dom.js';
+import { number } from '../shared/format.js';
+import { isAbort, pause } from '../source.js';
+
+const POLL_MS = 2000;
+
+/**
+ * Draws what goes on into `host` until it is stopped: the page draws the ranking once there is one.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
+export async function showWaiting(host, app) {
+  const controller = new AbortController();
+  const look = async () =>
+    draw(host, await app.source.get('progress', { run: app.run.name }, controller.signal));
+  await look();
+  poll(look, app, controller.signal);
+  return { stop: () => controller.abort() };
+}
+
+/** @param {() => Promise<void>} look @param {OpenApp} app @param {AbortSignal} signal */
+async function poll(look, app, signal) {
+  while (!signal.aborted && app.source.live) {
+    try {
+      await pause(POLL_MS, signal);
+      if (!document.hidden) await look();
+    } catch (error) {
+      if (isAbort(error)) return;
+    }
+  }
+}
+
+/** @param {HTMLElement} host @param {ProgressAnswer} progress */
+function draw(host, progress) {
+  const rows = progress.variants.map((variant) =>
+    el(
+      'tr',
+      { 'data-variant': variant.id },
+      el('td', {}, variant.label),
+      el('td', { class: 'right' }, number(variant.rounds)),
+    ),
+  );
+  replace(
+    host,
+    headline(progress.headline ?? '', progress.details),
+    runningStrip(progress),
+    el(
+      'table',
+      {
+        class: 'grid',
+        style: { width: '420px', 'margin-top': '12px' },
+        'aria-label': 'variants and their rounds so far',
+      },
+      el(
+        'thead',
+        {},
+        el('tr', {}, el('th', { scope: 'col' }, 'variant'), el('th', { scope: 'col', class: 'right' }, 'rounds so far')),
+      ),
+      el('tbody', {}, rows),
+    ),
+  );
+}

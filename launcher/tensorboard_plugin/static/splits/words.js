@@ -1,0 +1,41 @@
+// What the ranking says in words.
+
+import { plural } from '../shared/format.js';
+
+/** @type {{ [status: string]: string }} */
+const STATUS_WORDS = {
+  oom: 'out of memory',
+  unsteady: 'unsteady',
+  failed: 'failed',
+  timeout: 'ran out of time',
+  skipped: 'skipped',
+  planned: 'not measured yet',
+  running: 'running',
+};
+
+/**
+ * Why a variant is below the axis.
+ * @param {Variant} variant
+ */
+export function whyUnranked(variant) {
+  const word = STATUS_WORDS[variant.status] ?? variant.status;
+  const reason = variant.reason ? `: ${variant.reason}` : '';
+  return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '');
+}
+
+/**
+ * What the run says after its headline, worded by the server as in the terminal, and how often it measured.
+ * @param {Run} run
+ */
+export function subSentence(run) {
+  const { details, facts } = run.answer;
+  return [details, ...facts, rounds(run.fastest?.result)].filter(Boolean).join(' ');
+}
+
+/** @param {VariantResult | null | undefined} best */
+function rounds(best) {
+  if (!best) return null;
+  return best.launches > 1
+    ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.`
+    : `${plural(best.rounds, 'interleaved round')}.`;
+}

@@ -1,0 +1,143 @@
+// The elements around and of the timeline: headline, controls, canvases, panel.
+
+import { headline, optionsOf, picker, searchField } from '../shared/controls.js';
+import { el, hiddenTable, replace } from '../shared/dom.js';
+import { duration, lowerFirst, number, plural, three } from '../shared/format.js';
+import { problemNotes } from '../shared/states.js';
+import { exits } from './exits.js';
+import { keyHints, legendHere } from './legend.js';
+import { hintPanel } from './panel.js';
+
+/**
+ * The elements that a timeline draws on and writes to.
+ * @param {TimelineFacts} view
+ * @returns {TimelineParts}
+ */
+export function timelineParts(view) {
+  const keys = 'W and S zoom, A and D pan, F fits, N and P go to the next and previous collective.';
+  const lanesCanvas = canvas('lanes', `${sentence(view)} ${keys}`);
+  const spacer = el('div');
+  return {
+    overviewCanvas: canvas(
+      'overview',
+      'the whole trace; arrow keys move the window, with Shift they resize it',
+    ),
+    ruler: el('canvas', { 'data-canvas': 'ruler', 'aria-hidden': 'true' }),
+    lanesCanvas,
+    spacer,
+    body: el('div', { class: 'body' }, lanesCanvas, spacer),
+    panel: el('section', { class: 'panel', 'aria-label': 'selection', 'aria-live': 'polite' }),
+    found: el('span', { class: 'matches', role: 'status' }),
+  };
+}
+
+/**
+ * Builds the page of a timeline into `host`.
+ * @param {HTMLElement} host
+ * @param {Timeline} view
+ */
+export function buildPage(host, view) {
+  replace(
+    host,
+    headline(sentence(view), subSentence(view)),
+    problemNotes(view.meta.problems, [...farFromTimed(view), ...view.meta.warnings]),
+    controls(view),
+    el('div', { class: 'timeline' }, view.overviewCanvas, view.ruler, view.body),
+    view.panel,
+    stepTable(view.meta.apart ? view.meta.steps : view.steps),
+  );
+  hintPanel(view.panel);
+}
+
+/** @param {string} name @param {string} label */
+function canvas(name, label) {
+  return el('canvas', { class: name, tabindex: 0, 'aria-label': label, 'data-canvas': name });
+}
+
+/** @param {TracedStep[]} steps */
+function stepTable(steps) {
+  const rows = steps.map((step) => [
+    step.step,
+    three(step.start_ns / 1e6),
+    three((step.end_ns - step.start_ns) / 1e6),
+  ]);
+  return hiddenTable('steps, ms', ['step', 'start', 'duration'], rows);
+}
+
+/** @param {TimelineFacts} view */
+function sentence({ app, variant, steps, meta }) {
+  const said = variant.planned.explanation;
+  const label = app.run.isTraces ? app.run.answer.title : variant.label;
+  if (said) return `${label}: ${lowerFirst(said)}`.replace(/([^.])$/, '$1.');
+  if (meta.apart) return `${label}: ${plural(meta.ranks.length, 'trace')}, recorded one after the other.`;
+  return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
+}
+
+/** @param {TimelineFacts} view */
+function subSentence({ app, variant, meta, endNs }) {
+  const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? '; ranks on one clock' : '';
+  const found = `${number(meta.num_events)} events in ${duration(endNs)}${clock}.`;
+  if (app.run.isTraces) return found;
+  const traced = meanStepMs(meta.steps);
+  const steps =
+    traced && variant.stepMs
+      ? `: steps take ${three(traced)} ms here, the timed ones ${three(variant.stepMs)} ms`
+      : '';
+  return `${found} Recorded after the measurement, with the profiler on${steps}.`;
+}
+
+/**
+ * A warning where what is seen here is far from what was timed.
+ * @param {TimelineFacts} view
+ */
+function farFromTimed({ app, variant, meta }) {
+  return !app.run.isTraces && app.run.isFarFromTimed(meanStepMs(meta.steps), variant.stepMs)
+    ? ['Traced steps are far from the timed ones: what is seen here is not what was measured.']
+    : [];
+}
+
+/** @param {TracedStep[]} steps */
+function meanStepMs(steps) {
+  return steps.length && steps.reduce((sum, step) => sum + step.end_ns - step.start_ns, 0) / steps.length / 1e6;
+}
+
+/** @param {Timeline} view */
+function controls(view) {
+  const { app, variant } = view;
+  return el(
+    'div',
+    { class: 'controls' },
+    el('div', { class: 'group' }, choice(view), search(view), view.found, allRanks(view)),
+    app.source.live ? exits(app, variant) : null,
+    legendHere(),
+    keyHints(),
+  );
+}
+
+/** @param {Timeline} view */
+function choice({ app, variant }) {
+  const { run, state } = app;
+  if (run.isTraces || !run.traced.length) return null;
+  return picker('variant', optionsOf(run.traced), variant.id, (id) =>
+    state.go({ tab: 'timeline', variant: id, sel: null, range: null, from: null, to: null, rank: null }),
+  );
+}
+
+/** @param {Timeline} view */
+function search(view) {
+  return searchField('kernel, operator or stream', view.app.state.get('q') ?? '', {
+    oninput: (q) => view.search.find(q),
+    onenter: (back) => view.search.next(back ? -1 : 1),
+    onleave: () => {
+      view.search.find('');
+      view.lanesCanvas.focus();
+    },
+  });
+}
+
+/** @param {Timeline} view */
+function allRanks({ app, ranks, meta }) {
+  if (ranks.length >= meta.ranks.length) return null;
+  const onclick = () => app.state.go({ tab: 'timeline', rank: null });
+  return el('button', { class: 'button', type: 'button', onclick }, `All ${number(meta.ranks.length)} ranks`);
+}

@@ -1,0 +1,263 @@
+// Many ranks: a thin row per rank, steps across, the shade is the exposed wait. The rank that the others
+// wait for is outlined and named.
+
+import { contextOf, el, onWidth, replace } from '../shared/dom.js';
+import { number, plural, three, tickDecimals } from '../shared/format.js';
+import { fromZero, last, roundStep } from '../shared/scale.js';
+import { palette } from '../shared/theme.js';
+import { hideTip, showTip } from '../shared/tip.js';
+
+const SHADES = 5;
+const ROW_PX = 7;
+const GAP_PX = 0.8;
+const PER_SHADE = [1, 2, 4, 6];
+/** Waits that begin above this share of the longest ones are shaded from there on. */
+const NARROW = 0.4;
+
+/**
+ * Bounds between the five shades, in ms: round, from nothing on, or within the waits where all are alike.
+ * @param {number[]} waits
+ */
+export function shadeBounds(waits) {
+  const sorted = [...waits].sort((a, b) => a - b);
+  /** @param {number} share */
+  const at = (share) => sorted[Math.floor((sorted.length - 1) * share)];
+  const high = at(0.95) || 1;
+  const low = at(0.15); // beyond the one or two that the others wait for
+  if (!(low > NARROW * high && high > low)) return PER_SHADE.map((factor) => factor * roundStep(high / 8));
+  const unit = roundStep((high - low) / SHADES);
+  const first = Math.ceil(low / unit);
+  return PER_SHADE.map((_, index) => (first + index) * unit);
+}
+
+/**
+ * Ranks sorted by mean wait, most first, each with its waits by step.
+ * @param {Variant} variant
+ * @param {RankBreakdown[] | null} traced
+ * @returns {RankWaits[]}
+ */
+export function ranksByWait(variant, traced) {
+
+  /** @param {RankBreakdown} rank */
+  const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
+  const typical = (traced ?? []).flatMap((rank) => {
+    if (!rank.typical) return [];
+    return {
+      rank: rank.rank,
+      device: deviceOf(rank),
+      waits: rank.steps.map((step) => step.exposed_wait_ms),
+      steps: rank.steps.map((step) => step.step),
+      mean: rank.typical.exposed_wait_ms,
+    };
+  });
+  const rows = typical.length
+    ? typical
+    : variant.ranks.map((rank) => ({
+        rank: rank.rank,
+        device: rank.device,
+        waits: [rank.exposed_wait_ms ?? 0],
+        steps: [0],
+        mean: rank.exposed_wait_ms ?? 0,
+      }));
+  return rows.sort((a, b) => b.mean - a.mean || a.rank - b.rank);
+}
+
+/**
+ * Draws the strip of a variant; `traced` are the ranks of its breakdown, or `null`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ * @param {RankBreakdown[] | null} traced
+ */
+export function drawHeat(host, app, variant, traced) {
+  const rows = ranksByWait(variant, traced);
+  if (!rows.length) {
+    replace(host, el('p', { class: 'muted' }, 'No figures by rank.'));
+    return null;
+  }
+  const bounds = shadeBounds(rows.flatMap((row) => row.waits));
+  const slowest = last(rows);
+  const { scale, step } = fromZero(Math.max(...rows.map((row) => row.mean), 0.001), 3);
+  const height = rows.length * ROW_PX;
+  const canvas = el('canvas', {
+    height,
+    style: { height: `${height}px` },
+    role: 'img',
+    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${waitSentence(rows)}`,
+  });
+  const means = el('canvas', { height, style: { height: `${height}px` }, 'aria-hidden': 'true' });
+  replace(
+    host,
+    el('div', { class: 'controls' }, el('span', { class: 'muted' }, variant.label), shadeLegend(bounds)),
+    el(
+      'div',
+      { class: 'heat' },
+      el('div', { class: 'names' }, nameMarks(rows)),
+      canvas,
+      el(
+        'div',
+        { class: 'mean' },
+        means,
+        el(
+          'span',
+          { style: { top: `${height - ROW_PX / 2}px` } },
+          `${three(slowest.mean)} \u00b7 all wait for it`,
+        ),
+      ),
+      el('span'),
+      el('div', { class: 'where step-axis' }, stepAxis(rows)),
+      el(
+        'div',
+        { class: 'where mean-axis' },
+        el(
+          'div',
+          { class: 'axis' },
+          scale
+            .ticks(step)
+            .map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, step < 1 ? 2 : 0))),
+        ),
+      ),
+    ),
+  );
+  onWidth(canvas, () => paintCells(canvas, rows, bounds));
+  onWidth(means, () => paintMeans(means, rows, scale));
+  listen(canvas, app, variant, rows);
+  return waitSentence(rows);
+}
+
+/**
+ * `63 ranks wait for rank 37 (cuda:5).`
+ * @param {RankWaits[]} rows
+ */
+export function waitSentence(rows) {
+  const slowest = last(rows);
+  const waiting = rows.filter((row) => row !== slowest && row.mean > slowest.mean).length;
+  const middle = rows[rows.length >> 1].mean;
+  return `${plural(waiting, 'rank')} wait${waiting === 1 ? 's' : ''} for rank ${slowest.rank} (${slowest.device}), ${three(middle)} ms of a typical step.`;
+}
+
+/** @param {number[]} bounds */
+function shadeLegend(bounds) {
+  const texts = [
+    `under ${number(bounds[0], digits(bounds))}`,
+    ...bounds
+      .slice(1)
+      .map((bound, index) => `${number(bounds[index], digits(bounds))} to ${number(bound, digits(bounds))}`),
+    `over ${number(last(bounds), digits(bounds))}`,
+  ];
+  return el(
+    'ul',
+    { class: 'legend' },
+    el('li', {}, 'wait, ms'),
+    texts.map((text, index) =>
+      el('li', {}, el('span', { class: 'swatch', style: { background: `var(--heat-${index})` } }), text),
+    ),
+  );
+}
+
+/** @param {number[]} bounds */
+function digits(bounds) {
+  return Math.min(4, tickDecimals(bounds[1] - bounds[0]));
+}
+
+/** @param {RankWaits[]} rows */
+function nameMarks(rows) {
+  const every = Math.max(1, Math.round(110 / ROW_PX));
+  return rows.map((row, index) => {
+    const isLast = index === rows.length - 1;
+    if (!isLast && (index % every || rows.length - 1 - index < 3)) return null;
+    return el(
+      'span',
+      { class: isLast ? 'last' : '', style: { top: `${(index + 0.5) * ROW_PX}px` } },
+      `rank ${row.rank}`,
+    );
+  });
+}
+
+/** @param {RankWaits[]} rows */
+function stepAxis(rows) {
+  const steps = Math.max(...rows.map((row) => row.waits.length));
+  const first = rows[0].steps[0] ?? 0;
+  const every = roundStep(steps / 8) < 1 ? 1 : roundStep(steps / 8);
+  const ticks = Array.from({ length: Math.ceil(steps / every) }, (_, index) => index * every);
+  return el(
+    'div',
+    { class: 'axis' },
+    ticks.map((tick) =>
+      el('span', { style: { left: `${(100 * (tick + 0.5)) / steps}%` } }, `step ${number(first + tick)}`),
+    ),
+  );
+}
+
+/** @param {HTMLCanvasElement} canvas @param {RankWaits[]} rows @param {number[]} bounds */
+function paintCells(canvas, rows, bounds) {
+  const context = prepare(canvas);
+  const colours = palette();
+  const { width } = canvas.getBoundingClientRect();
+  rows.forEach((row, index) => {
+    const cell = width / row.waits.length;
+    row.waits.forEach((wait, step) => {
+      const shade = bounds.filter((bound) => wait >= bound).length;
+      context.fillStyle = colours[`heat-${Math.min(SHADES - 1, shade)}`];
+      context.fillRect(step * cell, index * ROW_PX, cell + 0.3, ROW_PX - GAP_PX);
+    });
+  });
+  context.strokeStyle = colours.text;
+  context.lineWidth = 1.5;
+  context.strokeRect(0.75, (rows.length - 1) * ROW_PX - 0.2, width - 1.5, ROW_PX - 0.8);
+}
+
+/** @param {HTMLCanvasElement} canvas @param {RankWaits[]} rows @param {Scale} scale */
+function paintMeans(canvas, rows, scale) {
+  const context = prepare(canvas);
+  const { width } = canvas.getBoundingClientRect();
+  context.fillStyle = palette().wait;
+  rows.forEach((row, index) =>
+    context.fillRect(0, index * ROW_PX, scale.share(row.mean) * width, ROW_PX - GAP_PX),
+  );
+}
+
+/** @param {HTMLCanvasElement} canvas */
+function prepare(canvas) {
+  const { width, height } = canvas.getBoundingClientRect();
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = contextOf(canvas);
+  context.scale(ratio, ratio);
+  return context;
+}
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {OpenApp} app
+ * @param {Variant} variant
+ * @param {RankWaits[]} rows
+ */
+function listen(canvas, app, variant, rows) {
+  /** @param {MouseEvent} event */
+  const at = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const row = rows[Math.min(rows.length - 1, Math.floor((event.clientY - box.top) / ROW_PX))];
+    return { row, step: Math.floor(((event.clientX - box.left) / box.width) * row.waits.length) };
+  };
+  canvas.addEventListener('pointermove', (event) => {
+    const { row, step } = at(event);
+    showTip(
+      `rank ${row.rank} (${row.device}), step ${row.steps[step]}: waits ${three(row.waits[step])} ms`,
+      event.clientX,
+      event.clientY,
+    );
+  });
+  canvas.addEventListener('pointerleave', hideTip);
+  canvas.addEventListener('click', (event) => {
+    const slowest = last(rows).rank;
+    app.state.go({
+      tab: 'timeline',
+      variant: variant.id,
+      rank: [...new Set([at(event).row.rank, slowest])].join('~'),
+      from: null,
+      to: null,
+    });
+  });
+}

@@ -1,0 +1,146 @@
+"""Measures a micro-benchmark: every round runs a block of each of its cases, in a fresh random order."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from gpurun.launcher.rundir.files import append_lines
+from gpurun.launcher.rundir.records import LaunchConfig, PointRecord
+from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
+from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.precision import PRECISIONS
+from gpurun.launcher.worker.base.process_group import Peers
+from gpurun.launcher.worker.base.user_error import users_code
+from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter
+from gpurun.workloads.probes.base import Case, Probe, Site
+
+BLOCK_MS = 10.0
+"""A block repeats its case for at least this long; a case that is longer runs once."""
+MAX_REPETITIONS = 1000
+WARMUP_REPETITIONS = 2
+BUSY = "these times include interference from other programs. Stop them, then run this again"
+
+
+@dataclass(frozen=True)
+class ProbeRounds:
+    """One micro-benchmark on one rank; every rank runs the same sequence of blocks."""
+
+    probe: Probe
+    site: Site
+    journal: Journal
+    peers: Peers
+    now_ns: Callable[[], int] = time.perf_counter_ns
+    noise: NoiseMeter | None = None
+    """Measures whether other processes had the cores meanwhile; `None`: isn't measured."""
+    load: LoadMeter | None = None
+    """Measures whether clocks were throttled."""
+
+    @property
+    def order(self) -> LaunchConfig:
+        return self.journal.order
+
+    def run(self) -> None:
+        """Measures all cases; what the site can't measure becomes a warning next to the figures."""
+        (variant,) = self.order.variants
+        self.journal.enter("build", variant.id)
+        with users_code(f"{self.order.workload} can't be set up", "cases to measure", None):
+            found = self.probe.cases(self.site)
+        self.journal.add_facts(variant.id, warnings=found.notes)
+        self.journal.enter("warmup", variant.id)
+        repetitions = [self.calibrate(case) for case in found.cases]
+        noise, start_ns = self.noise, time.perf_counter_ns()
+        for meter in (noise, self.load):
+            if meter:
+                meter.clear()
+        for round_ in range(1, self.order.rounds + 1):
+            self.journal.enter("round", variant.id, round_)
+            counting = [meter.counting() for meter in (noise, self.load) if meter]
+            with ExitStack() as stack:
+                for each in counting:
+                    stack.enter_context(each)
+                self.run_round(variant.id, round_, found.cases, repetitions)
+        if noise:
+            affected = self.interference(noise.per_step(1), time.perf_counter_ns() - start_ns)
+            self.journal.add_facts(variant.id, warnings=(*found.notes, *affected))
+
+    def interference(self, noise: BlockNoise, lasted_ns: int) -> Iterator[str]:
+        """Why these times include other programs' load, by rank; all ranks must call it."""
+        waited_ns = waited_for_others_ns(noise.queue_ns, noise.others_ns) or 0
+        for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
+            if percent > QUEUE_PERCENT:
+                yield f"rank {rank} {queued_text(percent)} of the time: {BUSY}"
+        for device, gpu in zip(self.site.devices, self.load.loads() if self.load else (), strict=False):
+            if gpu.throttled:
+                yield f"the clock of {device} was throttled: {gpu.throttled}"
+
+    def calibrate(self, case: Case) -> int:
+        """How often a block repeats the case; the same on all ranks."""
+        for _ in range(WARMUP_REPETITIONS):
+            time_ns = self.time_ns(case, 1)
+        (slowest_ns,) = self.peers.maximum([time_ns])
+        return min(MAX_REPETITIONS, max(1, math.ceil(BLOCK_MS * 1e6 / max(slowest_ns, 1.0))))
+
+    def run_round(self, variant: str, round_: int, cases: Sequence[Case], repetitions: Sequence[int]) -> None:
+        """A block of every case; rank 0 records the slowest rank's times."""
+        shuffled = list(range(len(cases)))
+        random.Random(f"{self.order.draw}/{self.order.launch}/{round_}").shuffle(shuffled)
+        times_ns = [self.time_ns(cases[i], repetitions[i]) for i in shuffled]
+        slowest_ns = self.peers.maximum(times_ns) if times_ns else []
+        if self.journal.rank == 0:
+            pairs = zip(shuffled, slowest_ns, strict=True)
+            records = [self.record(round_, cases[i], repetitions[i], time_ns) for i, time_ns in pairs]
+            append_lines(self.journal.run.points(variant), records)
+
+    def time_ns(self, case: Case, repetitions: int) -> float:
+        """This rank's mean time of one repetition, in ns, from a start that all ranks share.
+
+        By the host's clock, which waits for the devices at both ends: in a block of 10 ms that is negligible,
+        and it is right for whichever device's stream is used.
+        """
+        with no_garbage_collection():
+            self.synchronize()
+            self.peers.barrier()
+            start_ns = self.now_ns()
+            for _ in range(repetitions):
+                case.run()
+            self.synchronize()
+            return (self.now_ns() - start_ns) / repetitions
+
+    def synchronize(self) -> None:
+        for device in self.site.devices:
+            runtime_of(device).synchronize(device)
+
+    def record(self, round_: int, case: Case, repetitions: int, time_ns: float) -> PointRecord:
+        return PointRecord(
+            launch=self.order.launch,
+            round=round_,
+            series=case.series,
+            unit=self.probe.unit,
+            size=case.size,
+            time_ns=time_ns,
+            repetitions=repetitions,
+            nbytes=case.nbytes,
+            flops=case.flops,
+            bus_factor=case.bus_factor,
+        )
+
+
+def site_of(order: LaunchConfig, rank: int) -> Site:
+    """The devices and the data type that this rank measures; sets the process's mode of float32 products."""
+    precision = PRECISIONS[order.precision]
+    precision.apply()
+    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
+    return Site(
+        devices=tuple(torch.device(order.devices[position]) for position in positions),
+        world_size=order.world_size,
+        dtype=precision.autocast_dtype or precision.weights,
+    )

@@ -1,0 +1,84 @@
+"""Secrets that a job states or the shell has: the program gets them, and the run directory doesn't."""
+
+import base64
+import gzip
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import Result, gpurun, write
+
+STATED, OVERRIDDEN, EXPORTED = "stated-0123456789", "overridden-012345", "exported-01234567"
+PROGRAM = f"""
+    import os
+    values = os.environ["HF_TOKEN"], os.environ["API_KEY"], os.environ["SHELL_SECRET"]
+    assert values == {(STATED, OVERRIDDEN, EXPORTED)}
+    open("ran", "a").write("x")
+    if not os.path.exists("mended"):
+        raise ConnectionError("401 for", values)
+"""
+JOB = f"""
+    script: program.py
+    devices: cpu:1
+    env: {{HF_TOKEN: {STATED}}}   # {STATED}
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result, Result]]:
+    """A run that fails, resumed without the secrets and with them."""
+    folder = tmp_path_factory.mktemp("secrets")
+    write(folder, "program.py", PROGRAM)
+    write(folder, "job.yaml", JOB)
+    env = {"SHELL_SECRET": EXPORTED}
+    old = os.umask(0o077)
+    try:
+        first = gpurun(folder, "job.yaml", "--set", f"env.API_KEY={OVERRIDDEN}", "--out", "run", env=env)
+        (folder / "mended").touch()
+        second = gpurun(folder, "--resume", "run", env=env)
+        third = gpurun(folder, "--resume", "run", env={**env, "API_KEY": OVERRIDDEN})
+        yield first, second, third
+    finally:
+        os.umask(old)
+
+
+def test_the_program_gets_them_and_a_resumed_run_too(ran: tuple[Result, Result, Result]) -> None:
+    first, second, third = ran
+    assert (first.code, second.code, third.code) == (4, 2, 0), third.err
+    assert "only the mask of API_KEY" in second.err
+    assert (first.folder / "ran").read_text() == "xx"
+
+
+def test_no_record_report_or_message_has_them(ran: tuple[Result, Result, Result]) -> None:
+    first, second, third = ran
+    assert "401 for" in first.err
+    assert gpurun(first.folder, "report", "run", "--format", "table,html,tensorboard").code == 0
+    shown = first.err + first.out + second.err + third.err
+    records = {path: path.read_bytes() for path in (first.folder / "run").rglob("*") if path.is_file()}
+    for secret in (STATED, OVERRIDDEN, EXPORTED):
+        assert secret not in shown
+        own = [path for path, content in records.items() if secret.encode() in content]
+        assert [path.name for path in own] == ["rank0.log"], "only what the program itself has written"
+
+
+def test_files_have_the_permissions_that_the_umask_leaves(ran: tuple[Result, Result, Result]) -> None:
+    modes = {path: path.stat().st_mode & 0o077 for path in (ran[0].folder / "run").rglob("*")}
+    assert not {path: mode for path, mode in modes.items() if mode}
+
+
+def test_a_report_to_send_does_not_name_the_machine(ran: tuple[Result, Result, Result]) -> None:
+    folder = ran[0].folder
+    for more, is_named in (((), False), (("--with-host",), True)):
+        assert gpurun(folder, "report", "run", "--format", "html", *more).code == 0
+        words = re.findall(r"\w+", data_of(folder / "run" / "report.html"))
+        assert (os.uname().nodename in words) == is_named
+
+
+def data_of(page: Path) -> str:
+    """What an HTML report holds, unpacked."""
+    found = re.search(r'id="data">([^<]*)<', page.read_text())
+    assert found is not None
+    return gzip.decompress(base64.b64decode(found[1])).decode()

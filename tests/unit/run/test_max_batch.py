@@ -1,0 +1,198 @@
+"""Doubling and halving find the largest batch; what it comes to; and where throughput bends."""
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.compare.figures.variant import knee
+from gpurun.launcher.compare.model import BatchCurve, BatchPoint
+from gpurun.launcher.errors import Interrupted
+from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.combination import max_batch
+from gpurun.launcher.processes.incoming_signals import interruptible
+from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, with_margin
+from gpurun.launcher.rundir.files import append_lines, read_lines
+from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
+from gpurun.launcher.worker.training import max_batch_attempts
+from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
+
+
+@given(room=st.integers(0, 2 * MAX_SAMPLES))
+def test_the_search_ends_within_3_percent_below_what_fits(room: int) -> None:
+    fits, fails, attempts = 0, None, 0
+    while (batch := next_attempt(fits, fails)) is not None:
+        attempts += 1
+        if batch <= room:
+            fits = batch
+        else:
+            fails = batch
+    assert attempts <= 30
+    assert fits <= room
+    assert fits == MAX_SAMPLES or room - fits <= max(0, fits // RESOLUTION)
+    assert 0 <= with_margin(fits) <= fits
+
+
+def test_an_attempt_that_never_ended_failed() -> None:
+    attempts = [
+        ("begins", 1),
+        ("fits", 1),
+        ("begins", 2),
+        ("fits", 2),
+        ("begins", 4),
+        ("fails", 4),
+        ("begins", 3),
+    ]
+    assert bounds([Attempt(*one) for one in attempts]) == (2, 3)
+    assert bounds([]) == (0, None)
+
+
+def job(text: str) -> JobSpec:
+    return check_source(parse_source(f"workload: gpt\nglobal_batch: 1\n{text}".encode(), "job.yaml"), Path())
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        ("split: even\ndevices: cpu:2\n", 40),
+        ("split: balanced\ndevices: cpu:2\n", 120),
+        ('split: "3:1"\ndevices: cpu:2\n', 80),
+        ("strategy: single\ndevices: cpu:2\n", 100),
+        ("compare: {split: [even, balanced]}\ndevices: cpu:2\n", 40),
+    ],
+)
+def test_every_split_of_the_job_must_hold_the_batch(text: str, batch: int) -> None:
+    caps = (100, 20)
+    assert max_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
+
+
+@pytest.mark.parametrize(
+    ("text", "accumulate", "said"),
+    [
+        ("", 1, ""),
+        ("accumulate: 4\n", 4, ", in 4 micro-batches"),
+        (
+            "accumulate: 4\ncompare: {accumulate: [8, 2]}\n",
+            2,
+            ", in 2 micro-batches, the fewest of those compared",
+        ),
+        ("compare: {accumulate: [1, 2]}\n", 1, ", in 1 micro-batch, the fewest of those compared"),
+    ],
+)
+def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
+    text: str, accumulate: int, said: str, tmp_path: Path
+) -> None:
+    spec = job(f"devices: cpu:2\n{text}")
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
+    search = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {})
+    assert search.order(1, 0, None).accumulate == accumulate
+    assert in_micro_batches(spec) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps", "views"),
+    [
+        ("", True, False),
+        ("strategy: dp\n", False, False),
+        ("compare: {strategy: [single, ddp]}\n", True, False),
+        ("gradient_as_bucket_view: true\n", True, True),
+        ("compare: {gradient_as_bucket_view: [true, false]}\n", True, False),
+    ],
+)
+def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
+    text: str, keeps: bool, views: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(f"devices: cpu:2\n{text}")
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
+    order = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).order(0, 0, None)
+    model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
+    original = max_batch_attempts.buckets_like
+
+    def buckets_like(model: torch.nn.Module) -> list[torch.Tensor]:
+        held.append(1)
+        return original(model)
+
+    monkeypatch.setattr(max_batch_attempts, "buckets_like", buckets_like)
+    trainer: Any = SimpleNamespace(
+        model=model,
+        device=torch.device("cpu"),
+        prepare=lambda *_: None,
+        step=lambda *_: filled.append(all(p.grad is not None for p in model.parameters())),
+    )
+    assert max_batch_attempts.attempt(trainer, order, 1)
+    assert filled == [views] * max_batch_attempts.NUM_STEPS
+    assert len(held) == keeps
+
+
+def points(*figures: tuple[int, float]) -> tuple[BatchPoint, ...]:
+    return tuple(BatchPoint(f"v{batch}", batch, per_s) for batch, per_s in figures)
+
+
+def test_the_knee_is_the_first_batch_within_a_tenth_of_the_best() -> None:
+    assert knee(points((8, 50.0), (16, 91.0), (32, 99.0), (64, 100.0))) == 16
+    assert knee(points((8, 50.0), (16, 70.0), (32, 100.0))) is None
+    assert knee(points((8, 100.0), (16, 100.0), (32, 60.0))) == 8
+
+
+def test_the_picture_marks_the_knee() -> None:
+    found = points((8, 50.0), (16, 91.0), (32, 100.0))
+    lines = batch_curve_lines([BatchCurve("ddp even on 2", found, 16)])
+    assert lines[0] == "Throughput of ddp even on 2 over its global batch:"
+    assert lines[2].split()[:2] == ["8", "50.0"]
+    assert [line.count("#") for line in lines[2:5]] == [20, 36, 40]
+    assert ["knee" in line for line in lines[2:5]] == [False, True, False]
+    assert lines[5:] == [f"  {KNEE}"]
+    assert "No knee" in batch_curve_lines([BatchCurve("dp even", found, None)])[-1]
+
+
+def search_in(folder: Path, *devices: list[Attempt]) -> Search:
+    """A search whose processes have left these attempts."""
+    spec = job("devices: cpu:2\ntimeout: 2m\n")
+    nothing: Any = None
+    search = Search(spec, nothing, nothing, folder, folder, ("cpu:0", "cpu:1"), "fp32", {})
+    for index, attempts in enumerate(devices):
+        append_lines(search.path(index), attempts)
+    return search
+
+
+def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path) -> None:
+    slow = [Attempt("fits", 4096), Attempt("done", 0, "a step of 4,096 takes more than 10 s")]
+    full = [Attempt("fits", 100), Attempt("fails", 102), Attempt("done", 0)]
+    search = search_in(tmp_path, slow, full)
+    assert str(search.found(0)) == "at least 3\u202f891 (a step of 4,096 takes more than 10 s)"
+    assert str(search.found(1)) == "95"
+    assert min(search.found(0), search.found(1)).samples == 95
+
+
+def test_a_search_without_time_reports_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
+    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text()
+    assert "within 120 s\n    so far these batches fit: 256 on cpu:0, 0 on cpu:1" in said
+    assert "raise `timeout`, or set a number instead of `max`" in said
+
+
+def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None:
+    with pytest.raises(Interrupted, match=r"^interrupted by Ctrl-C$"), interruptible(lambda: None):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_where_nothing_fails_the_searchs_own_limit_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory runs out in steps that take none."""
+    order = MaxBatchConfig(
+        workload="sleep", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
+        accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
+        attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
+    )  # fmt: skip
+    monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)
+    max_batch_attempts.search(order)
+    last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
+    assert (last.outcome, last.message) == ("done", "no more than 1\u202f048\u202f576 are tried")
