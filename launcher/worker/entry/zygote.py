@@ -76,7 +76,7 @@ class ForkServer:
                 send_signal(pid, request.number)
 
     def _preload(self, modules: Iterable[str]) -> None:
-        # What an extension asks torch at its import must not begin to use CUDA here: forks couldn't use it then.
+        # What an extension asks torch at its import must not begin to use CUDA: forks could not use it.
         # Source: torch/cuda/__init__.py, `_nvml_based_avail`.
         is_own = ASK_THE_DRIVER not in os.environ
         os.environ.setdefault(ASK_THE_DRIVER, "1")
