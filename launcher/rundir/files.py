@@ -83,8 +83,8 @@ class RunDir(RunPaths):
         """In order; empty for a run of a fixed size, and before the first look."""
         return tuple(read_lines(self.looks, Look))
 
-    def read_events(self, launch_id: str) -> list[Event]:
-        return list(read_lines(self.events(launch_id), Event))
+    def read_events(self, launch_id: str, rank: int = 0) -> list[Event]:
+        return list(read_lines(self.events(launch_id, rank), Event))
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -117,8 +117,13 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """The complete lines of an append-only file, without a line that a crash or a full disk cut off."""
+    return decoded_lines(complete_lines(path), kind)
+
+
+def decoded_lines(text: bytes, kind: type[T]) -> Iterator[T]:
+    """Lines of JSON without damaged ones: a full disk leaves a part of a line, to which the next is glued."""
     decoder = msgspec.json.Decoder(kind)
-    for line in complete_lines(path).splitlines():
+    for line in text.splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             yield decoder.decode(line)
 
