@@ -7,7 +7,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -148,12 +148,23 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
     encoded = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        with path.open("ab+", buffering=0) as file:
+            whole_bytes = _end_of_lines(file)
             written = file.write(encoded)
+            if written != len(encoded):
+                file.truncate(whole_bytes)
     except OSError as error:
         raise unwritable(path, error) from error
     if written != len(encoded):
         raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """The size of an append-only file; a line that was cut off is ended, or the next would be part of it."""
+    size = file.seek(0, os.SEEK_END)
+    if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+        size += file.write(b"\n")
+    return size
 
 
 def num_bytes(path: Path) -> int:
