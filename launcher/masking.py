@@ -4,7 +4,6 @@ A job's `env` holds masks from the moment it is read, so that no plan, record, i
 the value. What starts the ranks puts the value in its place.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -43,6 +42,8 @@ def is_mask(value: str) -> bool:
 
 @cache
 def _digits(name: str, value: str) -> str:
+    import hashlib  # loads OpenSSL, which most jobs have no use for
+
     return hashlib.scrypt(
         value.encode("utf-8", "replace"), salt=name.encode(), n=1 << 14, r=8, p=1, dklen=3
     ).hex()

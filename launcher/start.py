@@ -1,35 +1,34 @@
 """Starts a job: on this machine alone, or as one of several nodes."""
 
 import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 
 
 def run_job(
-    guard: Guard,
     pools: WorkerPools,
-    invocation: Invocation | None,
+    invocation: Callable[[], Invocation | None],
     out: Path | None,
     resume: Path | None,
     output: Output,
-    flags: NodeFlags | None = None,
+    flags: NodeFlags,
 ) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
 
     `None` on all nodes but the first, which has the results.
 
     Args:
-        guard: the two processes that watch each other.
         pools: start the ranks; their first server may still be importing.
-        invocation: the job file and its overrides; `None` takes those of the run that is resumed.
+        invocation: finds the job file and its overrides; `None` takes those of the run that is resumed.
         out: the run directory, if not one under `runs/`.
         resume: a run to resume; `LATEST` is the newest of this job.
         output: what to show of what the ranks write.
@@ -41,20 +40,33 @@ def run_job(
         NodesError: a node of the job is lost.
     """
     gc.enable()
-    given = invocation or read_invocation(resume or Path())
-    job = Job(given, load_invocation(given), out, resume, output)
-    pools.secrets = job.spec.secrets
-    for env in (job.spec.env, *job.spec.compare.env):
-        revealed(env, pools.secrets)  # now, not when the first rank starts
+    with reported_to_nodes(flags):
+        given = invocation() or read_invocation(resume or Path())
+        job = Job(given, load_invocation(given), out, resume, output)
+        pools.secrets = job.spec.secrets
+        for env in (job.spec.env, *job.spec.compare.env):
+            revealed(env, pools.secrets)  # now, not when the first rank starts
     if job.spec.nodes > 1:
         from gpurun.launcher.start_on_nodes import run_on_nodes
 
-        return run_on_nodes(guard, pools, job, flags or NodeFlags())
-    if flags is not None and flags.given:
+        return run_on_nodes(pools, job, flags)
+    if flags.given:
         raise SpecError(
-            "--node-rank, --rendezvous and --interface need a job with several nodes\n"
+            "--node-rank, --rendezvous, --interface and --insecure need a job with several nodes\n"
             "    put `nodes: 2` into it, or use --set nodes=2"
         )
     ready = prepare(job, inspect_machine(), pools.get({}))
     pools.keep_only(ready.envs)
     return carry_out(ready, pools, output)
+
+
+@contextmanager
+def reported_to_nodes(flags: NodeFlags) -> Iterator[None]:
+    """What keeps this node from joining is reported to the others, which would wait for it."""
+    try:
+        yield
+    except GpurunError as error:
+        from gpurun.launcher.nodes.join import refuse_to_join
+
+        refuse_to_join(error, flags)
+        raise

@@ -18,7 +18,6 @@ from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, LogText, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
@@ -31,14 +30,14 @@ _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
 
 
-def run_on_nodes(guard: Guard, pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:
+def run_on_nodes(pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:
     """Runs this node's part. `None` on nodes other than the first, which has the results.
 
     Raises:
         GpurunError: the same one, with the same exit code, on every node.
     """
     machine = inspect_machine()
-    with joined(guard, job.spec, job.job_dir, flags, machine, say_on_stderr) as here:
+    with joined(job.spec, job.job_dir, flags, machine, say_on_stderr) as here:
         if here.rank == 0:
             return lead(here, pools, job, machine)
         follow(here, pools, job)
@@ -53,7 +52,7 @@ def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finish
         run = Run(str(ready.run.path.resolve()), str(job.job_dir), token, tuple(ready.envs))
         for rank in range(1, len(here.hosts)):
             here.link.send(rank, run)
-        ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts))
+        ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts), say_on_stderr)
         finished = carry_out(ready, ranks, job.output, ranks.notify)
     error = finished.error
     if not isinstance(error, NodesEnded):
@@ -103,7 +102,7 @@ def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
 def wait_for_node_0_exit(link: NodeLink) -> None:
     """Returns when node 0 has ended, or had the time to: srun ends all nodes once one ends with an error."""
     with contextlib.suppress(GpurunError):
-        link.take(Run, LINGER_S)  # only the end of the store can come, which raises
+        link.take(Run, LINGER_S)  # only the end of the connection can come, which raises
     time.sleep(_LAST_WORDS_S)
 
 

@@ -21,6 +21,7 @@ settings.load_profile("gpurun")
 def pytest_configure() -> None:
     # Orphans of a command that a test has killed come to us, so that a leak can be seen.
     become_subreaper()
+    os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"
     have_own_shared_memory()
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
 

@@ -69,7 +69,9 @@ def _processes() -> set[str]:
 
 
 def _threads() -> set[str]:
-    return {f"{thread.ident} ({thread.name})" for thread in threading.enumerate()}
+    # gRPC has one that ends with the process.
+    found = (thread for thread in threading.enumerate() if "_poll_wrapper" not in thread.name)
+    return {f"{thread.ident} ({thread.name})" for thread in found}
 
 
 def _segments() -> set[str]:

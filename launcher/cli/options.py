@@ -99,6 +99,11 @@ def node_options(command: F) -> F:
             metavar="TIME",
             help="How long to wait for the other nodes; default: 10m.",
         ),
+        click.option(
+            "--insecure",
+            is_flag=True,
+            help="Do without a secret: whoever reaches the port of node 0 can run code as you.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -106,12 +111,16 @@ def node_options(command: F) -> F:
 
 
 def node_flags(
-    node_rank: int | None, rendezvous: str | None, interface: str | None, join_timeout_s: float | None
+    node_rank: int | None,
+    rendezvous: str | None,
+    interface: str | None,
+    join_timeout_s: float | None,
+    insecure: bool,
 ) -> "NodeFlags":
     """What the command line says about nodes."""
     from gpurun.launcher.nodes.rendezvous import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
 
-    return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S)
+    return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S, insecure)
 
 
 def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

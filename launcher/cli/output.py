@@ -67,7 +67,7 @@ def run_and_print(
             from gpurun.launcher.start import run_job
 
             output, flags = Output(quiet, only_rank), node_flags(**place)
-            finished = run_job(guard, pools, invocation(), out, resume, output, flags)
+            finished = run_job(pools, invocation, out, resume, output, flags)
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)

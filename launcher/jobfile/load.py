@@ -1,7 +1,8 @@
 """A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,9 +129,14 @@ def _explain(mistake: Mistake, source: Source) -> Problem:
 def _unknown_key(path: KeyPath) -> tuple[str, str | None]:
     key = str(path[-1])
     known = (SECTIONS[str(path[0])] if len(path) > 1 else JobSpec).keys
-    hint = did_you_mean(key, known) or _elsewhere(key) or f"valid keys: {', '.join(known)}"
+    hint = did_you_mean(key, known) or _elsewhere(key) or _all_keys(known)
     inside = f" under `{path[0]}`" if len(path) > 1 else ""
     return f"unknown key `{shorten(key)}`{inside}", hint
+
+
+def _all_keys(known: Iterable[str]) -> str:
+    """The keys, in lines that fit a terminal of 80 columns."""
+    return "\n    ".join(textwrap.wrap(f"valid keys: {', '.join(known)}", 76))
 
 
 def _elsewhere(key: str) -> str | None:

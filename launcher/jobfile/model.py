@@ -28,18 +28,14 @@ Devices = Annotated[
         },
     ),
 ]
-Duration = Annotated[
-    float,
-    Kind(
-        values.parse_duration,
-        {
-            "anyOf": [
-                {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$"},
-                {"type": "number", "exclusiveMinimum": 0},
-            ]
-        },
-    ),
-]
+_DURATION_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$"},
+        {"type": "number", "exclusiveMinimum": 0},
+    ]
+}
+Duration = Annotated[float, Kind(values.parse_duration, _DURATION_SCHEMA)]
+Silence = Annotated[float, Kind(values.parse_silence, _DURATION_SCHEMA)]
 
 
 def _compared() -> dict[str, Derived]:
@@ -140,10 +136,11 @@ class JobSpec(Settings, Section):
     """Devices to use. `auto`: all GPUs that no other process uses, or two CPU devices where there is none.
     `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
     the UUID of a GPU or of a MIG instance; a GPU that is listed twice is shared by two ranks. Numbers
-    count what CUDA_VISIBLE_DEVICES leaves."""
+    count what CUDA_VISIBLE_DEVICES leaves. Where nodes differ, `cuda:1@0` is the second GPU of node 0."""
     nodes: Annotated[int, whole(1, values.MAX_NODES)] = 1
-    """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one,
-    and count from the first node's on. How they find each other: see `docs/clusters.md`."""
+    """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one
+    unless a list names their nodes, and count from the first node's on. How they find each other: see
+    `docs/clusters.md`."""
     min_local_batch: Annotated[int, whole(0, 1)] = setting(1)
     """The fewest samples that `balanced` gives a device; 0 lets it do without devices that would not help."""
     compare: Compare = Compare()
@@ -163,6 +160,9 @@ class JobSpec(Settings, Section):
     that the others wait for. By default only `timeout` applies."""
     on_hang: Literal["stop", "continue"] = "stop"
     """What to do about a hang: `stop` ends the variant, `continue` only reports it."""
+    silence_s: Silence | None = None
+    """The time without a heartbeat after which a node counts as lost, and the run ends; a network that comes
+    back before costs nothing. At least `3s`; by default `30s` for programs, and `10s` for workloads."""
     grace_s: Duration = 5.0
     """The time between SIGTERM and SIGKILL, in which a program can save its state. A second Ctrl-C doesn't
     wait."""
@@ -195,6 +195,11 @@ class JobSpec(Settings, Section):
     def limit_s(self) -> float:
         """The most that a variant may take; a program, which may train for days, has no default."""
         return self.timeout_s if self.kind.has_time_limit or "timeout" in self.stated else float("inf")
+
+    @property
+    def silence_limit_s(self) -> float:
+        """How long a node may be silent: a program may have trained for days."""
+        return self.silence_s or (30.0 if self.kind.runs_program else 10.0)
 
     @property
     def secrets(self) -> dict[str, str]:

@@ -28,6 +28,8 @@ MAX_THREADS = 1024
 """More than any machine has cores."""
 
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
+MIN_SILENCE_S = 3.0
+"""Nodes send a heartbeat every second, and one may be late."""
 
 RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
 """A ratio for the schema; a device whose part is zero is none."""
@@ -36,7 +38,8 @@ GPU_KINDS = tuple(kind.name for kind in gpu_kinds())
 """Words that mean all GPUs of a kind."""
 
 _UUID_PREFIXES = "|".join(prefix for kind in gpu_kinds() for prefix in kind.uuid_prefixes)
-DEVICE_PATTERN = f"^({CPU.name}|({'|'.join(ACCELERATORS)}):[0-9]+|({_UUID_PREFIXES})[0-9A-Za-z/-]+)$"
+_DEVICE = f"({CPU.name}|({'|'.join(ACCELERATORS)}):[0-9]+|({_UUID_PREFIXES})[0-9A-Za-z/-]+)"
+DEVICE_PATTERN = f"^{_DEVICE}(@[0-9]+)?$"
 """A device of a list, for the schema."""
 
 COUNT = whole(1, MAX_COUNT)
@@ -46,6 +49,7 @@ _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _UUID = re.compile(rf"({_UUID_PREFIXES})[0-9A-Za-z][0-9A-Za-z/-]{{0,99}}")
 """As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
+_AT_NODE = re.compile(r"@[0-9]{1,6}$")
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -55,8 +59,12 @@ def parse_name(value: Any) -> str:
     if not isinstance(value, str):
         raise expected("a name", value, "put it in quotes")
     if not _NAME.fullmatch(value):
-        raise expected("a name that can be a directory", value, f"`{safe_name(value)}`?")
+        raise expected("a name that can be a directory", value, _safe_name_hint(value))
     return value
+
+
+def _safe_name_hint(value: str) -> str:
+    return f"did you mean `{safe_name(value)}`?" if re.search(r"\w", value) else "such as `my-job`"
 
 
 def safe_name(text: str) -> str:
@@ -103,7 +111,7 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
         raise InvalidValue(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
-        if not isinstance(item, str) or not (item == CPU.name or _is_device(item)):
+        if not isinstance(item, str) or not (item == CPU.name or _is_device(_AT_NODE.sub("", item))):
             hint = "for example cpu:0 or cuda:0"
             raise expected("the name of a device", item, hint, position)
     kinds = {accelerator_of(item).title for item in items}
@@ -111,7 +119,27 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
         raise InvalidValue(
             f"{' and '.join(sorted(kinds))} devices can't share a batch", "use devices of one kind"
         )
-    return tuple(item if _UUID.fullmatch(item) else re.sub(r"\b0+(?=[0-9])", "", item) for item in items)
+    return tuple(_plain_number(item) for item in items)
+
+
+def _plain_number(device: str) -> str:
+    """Without leading zeros, which mean something in a UUID only."""
+    name, _, node = device.partition("@")
+    plain = name if _UUID.fullmatch(name) else re.sub(r"\b0+(?=[0-9])", "", name)
+    return f"{plain}@{int(node)}" if node else plain
+
+
+def nodes_named(devices: Devices) -> list[int]:
+    """The node of each device where a list names it, as `cuda:1@0` does; empty if it names none."""
+    places = devices if isinstance(devices, tuple) else ()
+    return [int(name.partition("@")[2]) for name in places if "@" in name]
+
+
+def devices_on(devices: Devices, node: int) -> Devices:
+    """What the job asks of one node, in that node's own names."""
+    if not nodes_named(devices):
+        return devices
+    return tuple(name.partition("@")[0] for name in devices if name.endswith(f"@{node}"))
 
 
 def _is_device(text: str) -> bool:
@@ -177,6 +205,13 @@ def parse_duration(value: Any) -> float:
         raise expected("a duration", value, "use 90s, 10m, 1h, or a number of seconds")
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise expected("a duration above 0 and up to 30 days", value)
+    return seconds
+
+
+def parse_silence(value: Any) -> float:
+    """A duration in which several heartbeats fit."""
+    if (seconds := parse_duration(value)) < MIN_SILENCE_S:
+        raise expected(f"a duration of at least {MIN_SILENCE_S:g} s", value)
     return seconds
 
 

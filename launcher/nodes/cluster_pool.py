@@ -1,14 +1,13 @@
 """The ranks of all nodes, as if they were on one machine; node 0 has this."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import NodesError
 from gpurun.launcher.inspect.remote_inspection import answer, take_request
 from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
-from gpurun.launcher.nodes.exit_order import Timeline, rank_exits
 from gpurun.launcher.nodes.messages import (
     Ack,
     Chunk,
@@ -18,6 +17,7 @@ from gpurun.launcher.nodes.messages import (
     Message,
     Port,
     PreloadModules,
+    RankKind,
     SnapshotRequest,
     Snapshots,
     Steps,
@@ -26,8 +26,8 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
-from gpurun.launcher.processes.protocol import Exit, StartRequest
-from gpurun.launcher.processes.rank_starter import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, Ranks
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import FailureRecord
 
@@ -39,14 +39,46 @@ _SNAPSHOT_S = STACKS_S + 2.0
 """How long other nodes may take to send snapshots of their ranks."""
 
 
+@dataclass
+class Timeline:
+    """Converts the times of one attempt to node 0's clock, in the order in which node 0 hears of exits.
+
+    Hosts' clocks are never compared. A node reports at once that ranks have ended. Between the ranks of one
+    message, and between a rank's failure record and its exit, the host's own clock decides.
+    """
+
+    last_ns: int = 0
+    shifts_ns: dict[int, int] = field(default_factory=dict)
+    """By rank: what to add to a time of its host to get a time of node 0."""
+
+    def place(self, exits: Sequence[Exit], now_ns: int) -> list[Exit]:
+        """The exits of one message, placed after those of all messages before it.
+
+        Args:
+            now_ns: when the message was read, by node 0's clock.
+        """
+        if not exits:
+            return []
+        first_ns = min(exit_.time_ns for exit_ in exits)
+        shift_ns = max(now_ns, self.last_ns + 1) - first_ns
+        self.last_ns = max(exit_.time_ns for exit_ in exits) + shift_ns
+        self.shifts_ns.update({exit_.rank: shift_ns for exit_ in exits})
+        return [replace(exit_, time_ns=exit_.time_ns + shift_ns) for exit_ in exits]
+
+
 class ClusterPool:
     """Starts and ends the ranks of all nodes, and collects their files in node 0's run directory.
 
-    All exits pass through node 0's mailbox, also those of its own ranks: the store's counter orders them.
+    All exits pass through node 0's mailbox, also those of its own ranks, which brings them into one order.
     """
 
-    def __init__(self, local: Pools, link: NodeLink, run: RunDir, num_nodes: int) -> None:
-        self._pools, self._link, self._run = local, link, run
+    def __init__(
+        self, local: Pools, link: NodeLink, run: RunDir, num_nodes: int, say: Callable[[str], None]
+    ) -> None:
+        """Args:
+        say: shows what the link reports about the other nodes.
+        """
+        self._pools, self._link, self._run, self._say = local, link, run, say
         self._inbox = Inbox(run.path)
         self._env: Mapping[str, str] = {}
         self._local: Ranks = local.get({})
@@ -81,8 +113,9 @@ class ClusterPool:
         self._name, self._timeline = order.parent.name, Timeline()
         self._working, self._port_pending = set(by_node), len(by_node) > 1
         self._steps.clear()
+        kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
-            what = (self._attempt, self._name, order.read_bytes(), tuple(by_node[node]))
+            what = (self._attempt, self._name, kind, order.read_bytes(), tuple(by_node[node]))
             self._link.send(node, Launch(*what, env=self._env))
         self._local.start(by_node.get(0, []))
 
@@ -108,7 +141,7 @@ class ClusterPool:
             if exits := self._local.poll(min(remaining_s, _POLL_S)):
                 failed = any(exit_.returncode for exit_ in exits)
                 self._link.suspect(failed)
-                self._link.send(0, Exits(self._attempt, 0, rank_exits(exits)))
+                self._link.send(0, Exits(self._attempt, 0, tuple(exits)))
                 if failed:  # the ordered message comes before a victim's exit is judged
                     deadline = max(deadline, time.monotonic() + _ECHO_S)
             self._pass_port_on()
@@ -149,7 +182,7 @@ class ClusterPool:
         try:
             self._send_all(self._working - {0}, Stop(self._attempt, grace_s))
             self._local.stop(grace_s)
-            self._link.send(0, Stopped(self._attempt, 0, rank_exits(self._local.poll(0))))
+            self._link.send(0, Stopped(self._attempt, 0, tuple(self._local.poll(0))))
             while self._working:
                 self._take_mail(_POLL_S)
         finally:
@@ -184,6 +217,8 @@ class ClusterPool:
         elif isinstance(message, Snapshots) and message.attempt == self._attempt:
             self._awaited.discard(message.node)
             self._snapshots |= {one.rank: one for one in message.snapshots}
+        elif isinstance(message, LogText):
+            self._say(message.text)
         elif isinstance(message, Steps) and message.attempt == self._attempt:
             self._steps[message.node] = message.steps
 

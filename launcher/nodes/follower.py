@@ -10,7 +10,6 @@ import msgspec
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.logs.relay import Relay
-from gpurun.launcher.nodes.exit_order import rank_exits
 from gpurun.launcher.nodes.messages import (
     Ack,
     Exits,
@@ -19,6 +18,7 @@ from gpurun.launcher.nodes.messages import (
     Message,
     Port,
     PreloadModules,
+    RankKind,
     Run,
     SnapshotRequest,
     Snapshots,
@@ -28,11 +28,13 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
-from gpurun.launcher.processes.protocol import StartRequest
-from gpurun.launcher.processes.rank_starter import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, Ranks
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, StartRequest
 from gpurun.launcher.rundir.control import leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 
+ENTRIES: Mapping[RankKind, str] = {"workload": WORKER_ENTRY, "program": PROGRAM_ENTRY}
+"""The only code that node 0 can start here."""
 _POLL_S = 0.05
 _WAIT_S = 1.0
 _SHOW_EVERY_S = 0.2
@@ -138,18 +140,19 @@ class Follower:
         order = msgspec.json.decode(message.order, type=dict[str, Any])
         own = order | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
         write_json(self.places.launch_config(self.name), own)
-        requests = [self.translated(request) for request in message.requests]
+        requests = [self.translated(request, ENTRIES[message.kind]) for request in message.requests]
         self.ranks = frozenset(request.rank for request in requests)
         if self.relay is not None:
             self.relay.follow({request.rank: Path(request.log) for request in requests})
         self.pool = self.pools.get(message.env)
         self.pool.start(requests)
 
-    def translated(self, request: StartRequest) -> StartRequest:
-        """The request with this node's paths."""
+    def translated(self, request: StartRequest, entry: str) -> StartRequest:
+        """The request with this node's paths and its own way into the program."""
         places = self.places
         return msgspec.structs.replace(
             request,
+            entry=entry,
             args=tuple(places.translate(text, self.name) for text in request.args),
             log=places.translate(request.log, self.name),
             cwd=places.translate(request.cwd, self.name),
@@ -160,7 +163,7 @@ class Follower:
         """Reports at once which ranks have ended: the number of the message shows which was first."""
         if exits := self.pool.poll(0.0):
             self.failed = self.failed or any(exit_.returncode for exit_ in exits)
-            self.link.send(0, Exits(self.attempt, self.link.rank, rank_exits(exits)))
+            self.link.send(0, Exits(self.attempt, self.link.rank, tuple(exits)))
 
     @property
     def control(self) -> Path:
@@ -194,7 +197,7 @@ class Follower:
         """Ends the ranks, and sends their files."""
         self.report_exits()
         self.pool.stop(grace_s)
-        exits = rank_exits(self.pool.poll(0.0))
+        exits = tuple(self.pool.poll(0.0))
         if self.relay is not None and not self.failed and not any(exit_.returncode for exit_ in exits):
             self.relay.finish()
         if not self.places.is_shared:

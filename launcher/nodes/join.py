@@ -1,30 +1,34 @@
 """From separate commands to one job: every node introduces itself to node 0, which compares them."""
 
 import contextlib
+import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from gpurun import __version__
+import gpurun
+from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import Place, find_place, is_loopback, is_own
-from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256, shared_address
-from gpurun.launcher.nodes.messages import End, Hello, LinkOptions, Welcome
+from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
-from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, find_facts
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
+from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
+from gpurun.launcher.nodes.transport.endpoints import LinkOptions
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
-from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.units import format_duration, plural
 
-MEET_S = 60.0
-"""For torch's rendezvous once all nodes have joined: it takes seconds over a slow connection."""
+REFUSE_S = 10.0
+"""How long a node that can't join tries to tell the others."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""
 
@@ -44,18 +48,33 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine:
     """This node's introduction to node 0."""
     job = spec.resolved()
     return Hello(
-        version=__version__,
+        version=gpurun.__version__,
         rank=facts.rank,
         node=node_of(machine, machine.hostname, place.address, place.interface),
         rendezvous=place.rendezvous,
         job=job,
         program_sha256=program_sha256(job, job_dir),
+        source_sha256=source_sha256(Path(gpurun.__file__).resolve().parent),
     )
+
+
+def refuse_to_join(error: GpurunError, flags: NodeFlags) -> None:
+    """Announces to the other nodes an error that keeps this one from joining, if they come within seconds.
+
+    The job itself may be what is wrong: nothing is taken from it.
+    """
+    with contextlib.suppress(GpurunError):  # it would hide the first error
+        known = facts_without_job(flags, os.environ)
+        if known is None:
+            return
+        facts, num_nodes = known
+        place = find_place(facts.host, facts.port, flags.interface, os.environ)
+        options = link_options(facts, place, flags, num_nodes or MAX_NODES, REFUSE_S)
+        NodeLink(options).refuse(_end_of(error, facts.rank, platform.node()), (num_nodes or 2) - 1, REFUSE_S)
 
 
 @contextmanager
 def joined(
-    guard: Guard,
     spec: JobSpec,
     job_dir: Path,
     flags: NodeFlags,
@@ -75,7 +94,7 @@ def joined(
     place = find_place(facts.host, facts.port, flags.interface, os.environ)
     hello = introduce(spec, job_dir, facts, place, machine)
     say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
-    link = NodeLink(guard, link_options(guard, facts, place, flags))
+    link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
     try:
         yield _join(link, hello, spec.nodes, flags.join_timeout_s)
     except NodesEnded:
@@ -97,20 +116,26 @@ def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
     )
 
 
-def link_options(guard: Guard, facts: Facts, place: Place, flags: NodeFlags) -> LinkOptions:
-    """Node 0 listens at the address of its name, or on all interfaces if that is a loopback address."""
+def link_options(
+    facts: Facts, place: Place, flags: NodeFlags, num_nodes: int, silence_s: float
+) -> LinkOptions:
+    """Node 0 listens at the address of its name, or on all interfaces if that is a loopback address.
+
+    Raises:
+        GpurunError: there is no secret.
+    """
     own_name = is_loopback(place.rendezvous) and facts.host not in ("localhost", place.rendezvous)
     return LinkOptions(
-        parent=guard.supervisor,
         rank=facts.rank,
+        num_nodes=num_nodes,
         host=facts.host,
         address=place.rendezvous,
         port=facts.port,
         listen="" if own_name else place.rendezvous,
         own_host=platform.node(),
-        own_address=place.address,
-        run_id=facts.run_id,
         join_timeout_s=flags.join_timeout_s,
+        silence_s=silence_s,
+        identity=None if flags.insecure else identity_from(find_secret(os.environ)),
     )
 
 
@@ -141,9 +166,6 @@ def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joi
         link.send(0, hello)
         hosts = await_welcome(link, timeout_s).hosts
     link.hosts = hosts
-    link.meet(num_nodes)
-    if not link.await_met(MEET_S):
-        raise NodesError(f"the nodes did not complete torch's rendezvous within {MEET_S:g} s")
     return Joined(link, hello.rank, hosts, nodes)
 
 
@@ -191,3 +213,95 @@ def _seen_from(hello: Hello, others: list[Hello]) -> Node:
         return hello.node
     place = find_place(seen, 1, None, {})
     return replace(hello.node, address=place.address, interface=place.interface)
+
+
+def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str | None:
+    """Why the two can't train together, naming both; `None` if they can.
+
+    Args:
+        first: of node 0.
+        other: of a node that has just joined.
+        known: nodes that joined before, by rank.
+    """
+    if first.version != other.version:
+        return _differ("versions of gpurun", "gpurun", first.version, other.version, first, other)
+    if first.source_sha256 != other.source_sha256:
+        return (
+            f"the nodes have different sources of gpurun {first.version}: {_name(first)} and {_name(other)} "
+            "have not the same files\n    install the same on all nodes"
+        )
+    wants = {hello.rank: hello.job.get("nodes") for hello in (first, other)}
+    if first.job.get("nodes") != other.job.get("nodes"):
+        return _differ("world sizes", "`nodes`", wants[first.rank], wants[other.rank], first, other)
+    if (twin := known.get(other.rank)) is not None:
+        return (
+            f"{twin.node.host} ({twin.node.address}) and {other.node.host} ({other.node.address}) both claim "
+            f"to be node {other.rank}\n    give each its own --node-rank"
+        )
+    for key in dict.fromkeys((*first.job, *other.job)):
+        ours, theirs = first.job.get(key), other.job.get(key)
+        if ours != theirs:
+            return _differ("jobs", f"`{key}`", ours, theirs, first, other)
+    if first.program_sha256 != other.program_sha256:
+        return (
+            f"the nodes have different programs: {program_of(first.job)} differs between "
+            f"{_name(first)} and {_name(other)}\n    copy it, or use a shared directory"
+        )
+    return None
+
+
+def _differ(what: str, key: str, ours: Any, theirs: Any, first: Hello, other: Hello) -> str:
+    return (
+        f"the nodes have different {what}: {key} is {_text(ours)} on {_name(first)} and "
+        f"{_text(theirs)} on {_name(other)}\n    start every node with the same job file and the same --set"
+    )
+
+
+def _text(value: Any) -> str:
+    return "not set" if value is None else value_text(value)[:200]
+
+
+def _name(hello: Hello) -> str:
+    return f"node {hello.rank} ({hello.node.host})"
+
+
+def missing_nodes(num_nodes: int, known: Mapping[int, Hello], timeout_s: float) -> str:
+    """Which nodes did not join in time."""
+    missing = [str(rank) for rank in range(num_nodes) if rank not in known]
+    hosts = ", ".join(f"{rank} ({hello.node.host})" for rank, hello in sorted(known.items()))
+    return (
+        f"{len(known)} of {num_nodes} nodes joined within {timeout_s:g} s: {hosts}; "
+        f"missing: node {', '.join(missing[:20])}\n"
+        "    start gpurun there too, or wait longer: --join-timeout"
+    )
+
+
+def program_of(job: Mapping[str, Any]) -> str:
+    """The file that a job runs: of `script: train.py`, or of a workload such as `train.py:build`."""
+    return str(job.get("script") or job.get("workload") or "").partition(":")[0]
+
+
+def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
+    """Of the file that the job runs; `None` if it names none."""
+    path = job_dir / program_of(job)
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
+    except OSError:
+        return None
+
+
+def source_sha256(root: Path) -> str:
+    """Of all Python files of a package, with their names."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def shared_address(first: Hello, others: Sequence[Hello]) -> str:
+    """The address at which the others found node 0.
+
+    Its own may be reachable only from itself: many hosts resolve their own name to the loopback interface.
+    """
+    return others[0].rendezvous if others else first.node.address

@@ -11,7 +11,7 @@ from gpurun.launcher.schedulers import SCHEDULERS
 T = TypeVar("T")
 
 DEFAULT_PORT = 29400
-"""Source: torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.DEFAULT_PORT."""
+"""That of torchrun: firewalls may be open for it."""
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 
 _WAYS = "\n    ".join(
@@ -31,10 +31,14 @@ class NodeFlags:
     rendezvous: str | None = None
     interface: str | None = None
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
+    insecure: bool = False
+    """Whether the nodes talk to each other without a secret, and without encryption."""
 
     @property
     def given(self) -> bool:
-        return any(value is not None for value in (self.node_rank, self.rendezvous, self.interface))
+        return self.insecure or any(
+            one is not None for one in (self.node_rank, self.rendezvous, self.interface)
+        )
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,6 @@ class Facts:
     host: str
     """The rendezvous host, which is node 0."""
     port: int
-    run_id: str
 
 
 def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> Facts:
@@ -54,9 +57,7 @@ def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> 
     Raises:
         SpecError: a fact is missing, is not a number, or contradicts the job's number of nodes.
     """
-    known = SCHEDULERS.values()
-    rank = _first(flags.node_rank, (each.node_rank(environ) for each in known))
-    endpoint = _first(flags.rendezvous or None, (each.rendezvous(environ) for each in known))
+    rank, endpoint = _place(flags, environ)
     if rank is None or endpoint is None:
         missing = "the rank of this node" if rank is None else "the rendezvous address"
         raise SpecError(f"the job has {num_nodes} nodes, but {missing} is not set\n    {_WAYS}")
@@ -67,8 +68,27 @@ def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> 
             f"{num_nodes - 1}"
         )
     host, port = parse_endpoint(endpoint)
-    run_id = _first(None, (each.run_id(environ) for each in known))
-    return Facts(rank, host, port, run_id or "gpurun")
+    return Facts(rank, host, port)
+
+
+def facts_without_job(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[Facts, int | None] | None:
+    """This node's place, and the number of nodes if a scheduler gives it; `None`: it is the only node.
+
+    Raises:
+        SpecError: a fact is not what it should be.
+    """
+    rank, endpoint = _place(flags, environ)
+    counts = (each.num_nodes(environ) for each in SCHEDULERS.values())
+    num_nodes = None if flags.node_rank is not None else _first(None, counts)
+    if rank is None or endpoint is None or num_nodes == 1:
+        return None
+    return Facts(rank, *parse_endpoint(endpoint)), num_nodes
+
+
+def _place(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[int | None, str | None]:
+    known = SCHEDULERS.values()
+    rank = _first(flags.node_rank, (each.node_rank(environ) for each in known))
+    return rank, _first(flags.rendezvous or None, (each.rendezvous(environ) for each in known))
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:

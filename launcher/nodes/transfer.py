@@ -12,8 +12,8 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import unwritable
 
-CHUNK_BYTES = 1 << 18
-"""2 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
+CHUNK_BYTES = 1 << 17
+"""1 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
 WINDOW_CHUNKS = 8
 """How many may be in flight, which bounds the memory in use."""
 RESULTS = ("launches", "variants")

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import AUTO
+from gpurun.launcher.jobfile.values import AUTO, devices_on
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.units import plural
@@ -93,7 +93,7 @@ def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:
         MachineError: likewise, with the place in the job file.
     """
     try:
-        return resolve_devices(spec.devices, machine)
+        return resolve_devices(devices_on(spec.devices, 0), machine)
     except MachineError as error:
         raise MachineError(str(spec.problem(("devices",), str(error)))) from error
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import devices_on
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.plan.devices import (
     Devices,
@@ -50,7 +51,7 @@ def all_devices(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node]) -> t
 
 def _devices_of(spec: JobSpec, node: Node, rank: int) -> tuple[str, ...]:
     try:
-        return resolve_devices(spec.devices, node)
+        return resolve_devices(devices_on(spec.devices, rank), node)
     except MachineError as error:
         message = f"node {rank} ({node.host}): {error}"
         raise MachineError(str(spec.problem(("devices",), message))) from error

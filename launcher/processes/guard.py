@@ -30,6 +30,8 @@ from gpurun.launcher.machine.process_tree import (
 from gpurun.launcher.machine.resource_limits import start_problem
 
 SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
+SECRET_VARIABLE = "GPURUN_SECRET"
+"""What the nodes of a job know each other by; no server and no rank gets it."""
 _MAX_REQUEST_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -234,6 +236,7 @@ class _Supervisor:
             (os.POSIX_SPAWN_DUP2, stream, 3),
         ]
         env = {**os.environ, **request["env"]}
+        env.pop(SECRET_VARIABLE, None)
         try:
             pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigmask=[], setpgroup=0)
         except OSError as error:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.masking import Secrets
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.pool import TRAINING, WorkerPool
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 
 MOST_SERVERS = 4
 """Each holds an imported torch (about 300 MB). The least recently used one is ended first."""
@@ -18,6 +21,38 @@ WORKER = (
     "gpurun.launcher.worker.base.process_group",
 )
 """Imported in the server as well: every rank begins with one of them."""
+
+
+class Ranks(Protocol):
+    """What a session starts ranks with: `WorkerPool` on one machine, `nodes.cluster_pool` on several."""
+
+    def start(self, processes: Sequence[StartRequest]) -> None:
+        """Starts the ranks of one launch; returns at once."""
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Imports modules for ranks that are started later; returns at once."""
+
+    def poll(self, timeout_s: float) -> list[Exit]:
+        """Ranks that ended since the last call; waits for the first one, at most `timeout_s`."""
+
+    def forward(self, number: int) -> None:
+        """Sends a signal to this machine's ranks, with the next `poll`; may be called by a signal handler."""
+
+    def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
+        """Snapshots of all running ranks; `folder` has the control blocks of this machine's ranks."""
+
+    def steps_elsewhere(self) -> tuple[int, ...]:
+        """Steps so far of the ranks on other machines."""
+
+    def stop(self, grace_s: float) -> None:
+        """Ends all ranks; the next `poll` returns how they ended."""
+
+
+class Pools(Protocol):
+    """`WorkerPools` on one machine."""
+
+    def get(self, env: Mapping[str, str]) -> Ranks:
+        """What starts ranks in this environment."""
 
 
 class WorkerPools:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.balance.largest_batch import with_margin
 from gpurun.launcher.errors import MachineError, VariantError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
-from gpurun.launcher.plan.combination import largest_batch
+from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.plan.devices import job_devices
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
@@ -24,6 +23,8 @@ from gpurun.launcher.units import format_count, plural
 
 MAX_STARTS = 40
 """Processes that one device may use up; doubling and halving need fewer attempts than that."""
+MARGIN = 0.05
+"""Share of the fitting batch to leave free, for fragmentation and communication buffers."""
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
@@ -35,9 +36,9 @@ def wants_max(spec: JobSpec) -> bool:
     return spec.global_batch == "max" and not spec.compare.global_batch
 
 
-def with_batch(spec: JobSpec, fit: MaxBatch) -> JobSpec:
+def with_batch(spec: JobSpec, found: MaxBatch) -> JobSpec:
     """The job with the batch that was found, in place of `max`."""
-    return replace(spec, global_batch=fit.global_batch)
+    return replace(spec, global_batch=found.global_batch)
 
 
 def find_max_batch(
@@ -60,7 +61,7 @@ def find_max_batch(
             )
             rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
     caps = [room.samples for room in rooms]
-    batch = largest_batch(replace(spec, global_batch=1), caps)
+    batch = max_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
     say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
     return MaxBatch(batch, tuple(caps))
@@ -199,7 +200,7 @@ class Search:
             env=dict(device_env(self.devices[index], index, self.machine)),
             log=str(self.folder / f"{index}.log"),
             cwd=str(self.job_dir),
-            entry="gpurun.launcher.worker.training.batch_search:main",
+            entry="gpurun.launcher.worker.training.max_batch_attempts:main",
         )
 
     def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
@@ -233,3 +234,8 @@ def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
     ended = {one.batch for one in attempts if one.outcome == "fits"}
     fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
     return fits, min(fails, default=None)
+
+
+def with_margin(fits: int) -> int:
+    """The samples to use on a device that held `fits`."""
+    return max(1, int(fits * (1 - MARGIN))) if fits else 0

@@ -11,7 +11,7 @@ from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch
-from gpurun.launcher.processes.rank_starter import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.run import decisions as do
 from gpurun.launcher.run.attempts import remaining
 from gpurun.launcher.run.outcomes import record_outcomes

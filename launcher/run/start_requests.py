@@ -10,12 +10,11 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import order_for, program_order
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
-from gpurun.launcher.processes.protocol import SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import num_restarts, variant_rounds
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, RoundTime
 
-PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 

@@ -39,7 +39,7 @@ class RunPaths:
     @property
     def max_batch(self) -> Path:
         """The result of `global_batch: max`."""
-        return self.path / "fit.json"
+        return self.path / "max_batch.json"
 
     @property
     def comparison(self) -> Path:

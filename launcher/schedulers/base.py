@@ -70,8 +70,6 @@ class Scheduler:
     rendezvous: Callable[[Environ], str | None]
     """Where the nodes meet: HOST[:PORT], on node 0."""
     num_nodes: Callable[[Environ], int | None]
-    run_id: Callable[[Environ], str | None]
-    """What no other job of the same nodes has."""
     queue: BatchQueue | None = None
     """`None`: gpurun does not submit to it."""
 

@@ -15,6 +15,7 @@ from gpurun import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     BatchQueue,
     Environ,
@@ -115,6 +116,13 @@ _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
 """What options of sbatch may contain; no space or quote, which would begin something else in the script."""
 
 
+_SECRET = (
+    "# The nodes accept only each other: they know a secret, which is made when the job runs.",
+    f'export {SECRET_VARIABLE}="$(head -c 32 /dev/urandom | base64 -w 0)"',
+    "",
+)
+
+
 def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     """The script; the same for the same arguments.
 
@@ -137,6 +145,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         "# A preempted job starts again, possibly on other nodes, and writes to a run directory of its own.",
         f'out="runs/{wanted.spec.name}/slurm-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}}"',
         "",
+        *(_SECRET if nodes > 1 else ()),
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
         f"# {FIRST_SLURM_PORT} + job id % {NUM_SLURM_PORTS}.",
         f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out"',
@@ -207,7 +216,8 @@ def _named_gpus(spec: JobSpec) -> int | None:
     """How many GPUs a node needs at least, where the job names them."""
     if not isinstance(spec.devices, tuple) or accelerator_of(spec.devices[0]).is_host:
         return None
-    indices = [int(name.partition(":")[2]) for name in spec.devices if ":" in name]  # others are UUIDs
+    names = [name.partition("@")[0] for name in spec.devices]
+    indices = [int(name.partition(":")[2]) for name in names if ":" in name]  # others are UUIDs
     return 1 + max(indices) if len(indices) == len(spec.devices) else None
 
 
@@ -223,7 +233,6 @@ SLURM = Scheduler(
     node_rank=node_rank,
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),
-    run_id=lambda environ: environ.get("SLURM_JOB_ID") or None,
     queue=BatchQueue(
         "sbatch", "--exclusive", "2:00:00", "submit.sbatch", batch_script, submit, next_commands
     ),

@@ -18,5 +18,4 @@ TORCHELASTIC = Scheduler(
     node_rank=lambda environ: number(environ, "PET_NODE_RANK"),
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "PET_NNODES"),
-    run_id=lambda environ: environ.get("PET_RDZV_ID") or None,
 )

@@ -1,13 +1,13 @@
 """Mistakes that show once the devices are known: from the job itself, or from the machine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.builtins import builtin_workloads
 from gpurun.launcher.jobfile.checks.signature import signature_of_builtin
 from gpurun.launcher.jobfile.checks.workload import given_params
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.values import Devices
+from gpurun.launcher.jobfile.values import Devices, nodes_named
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import parts_of
@@ -15,12 +15,34 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
 
-def named_devices(devices: Devices) -> tuple[str, ...] | None:
-    """The devices where the job names them; `None` if the machine decides."""
+def named_devices(devices: Devices, num_nodes: int) -> tuple[str, ...] | None:
+    """The devices of all nodes where the job names them; `None` if the machines decide."""
     if isinstance(devices, tuple):
-        return devices
+        return devices if nodes_named(devices) else devices * num_nodes
     kind, _, count = devices.partition(":")
-    return (kind,) * int(count) if count else None
+    return (kind,) * int(count) * num_nodes if count else None
+
+
+def find_misplaced(draft: Draft) -> Iterator[Problem]:
+    """Devices that name their node: all of them do, and every node has one."""
+    devices, num_nodes = draft.spec.devices, draft.spec.nodes
+    if not (named := nodes_named(devices)):
+        return
+    if len(named) < len(devices):
+        message = "some of `devices` name their node, as `cuda:1@0` does, and some do not"
+    elif set(named) != set(range(num_nodes)):
+        message = (
+            f"`devices` has devices of node {_listed(named)}, but the job has {plural(num_nodes, 'node')}"
+        )
+    else:
+        return
+    hint = "one GPU of node 0 and two of node 1 are [cuda:0@0, cuda:0@1, cuda:1@1]"
+    yield draft.spec.problem(("devices",), message, hint)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
 
 
 def find_misfits(draft: Draft, devices: Sequence[str]) -> list[Problem]:

@@ -1,6 +1,7 @@
 """Mistakes in `script` and `module`, found without running any of the program's code."""
 
 import importlib.machinery
+import pkgutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,10 @@ from pathlib import Path
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.yaml.describe import did_you_mean, shorten
+from gpurun.launcher.jobfile.yaml.describe import did_you_mean, nearest, shorten
+
+INSTALL_IT = "install it, or put it next to the job file"
+"""What to do about a module that isn't there."""
 
 MAX_BYTES = 2_000_000
 """A longer file takes seconds to compile and is no program that a person wrote."""
@@ -57,8 +61,8 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         name = ".".join(names[:end])
         found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
         if found is None:
-            hint = f"install it, or put it in {job_dir.resolve()}"
-            yield spec.problem(("module",), f"there is no module `{shorten(name)}`", hint)
+            message = f"there is no module `{shorten(name)}`"
+            yield spec.problem(("module",), message, _near_module(name, places))
             return
         places = found.submodule_search_locations
     if found is not None and places is not None:
@@ -70,6 +74,17 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         found = main
     if found is not None and found.origin and found.origin.endswith(".py"):
         yield from _not_python(spec, "module", Path(found.origin), found.origin)
+
+
+def _near_module(name: str, places: Sequence[str] | None) -> str:
+    """The module of that directory or package that may be meant; else what could be done."""
+    package, dot, last = name.rpartition(".")
+    near = nearest(last, (module.name for module in pkgutil.iter_modules(places or ())))
+    if near:
+        return f"did you mean `{package}{dot}{near}`?"
+    if package:
+        return f"`{shorten(package)}` has no module of that name"
+    return INSTALL_IT
 
 
 def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.builtins import default_batch, is_workload
-from gpurun.launcher.jobfile.checks.device_checks import find_misfits, named_devices
+from gpurun.launcher.jobfile.checks.device_checks import find_misfits, find_misplaced, named_devices
 from gpurun.launcher.jobfile.checks.kind import find_kind_mistakes
 from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
@@ -21,14 +21,15 @@ from gpurun.launcher.splits import is_same_split
 def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
     knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
-    devices = named_devices(draft.spec.devices) if knows_devices else None
+    devices = named_devices(draft.spec.devices, draft.spec.nodes) if knows_devices else None
     return [
         *find_kind_mistakes(draft),
         *_missing_batch(draft),
         *_max_of_nodes(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
-        *(find_misfits(draft, devices * draft.spec.nodes) if devices else ()),
+        *(find_misplaced(draft) if knows_devices else ()),
+        *(find_misfits(draft, devices) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
         *find_program_mistakes(draft, job_dir),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
+from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT
 from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of, signature_of_builtin
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
@@ -106,7 +107,7 @@ def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) 
         return
     if not is_there:
         message = f"there is no module `{shorten(package)}`"
-        yield spec.problem(place, message, "install it, or put it next to the job file")
+        yield spec.problem(place, message, INSTALL_IT)
 
 
 def _missing_function(

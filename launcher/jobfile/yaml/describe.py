@@ -39,7 +39,13 @@ def did_you_mean(word: str, words: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that `word` may be a slip of, if there is one."""
+    """The one of `words` that `word` may be a slip or the beginning of, if there is one."""
     by_lower = {each.lower(): each for each in words}
-    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1)
+    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1) or _begun(word.lower(), by_lower)
     return by_lower[near[0]] if near else None
+
+
+def _begun(start: str, words: Iterable[str]) -> list[str]:
+    """The one word that begins so; none where several do or the beginning is of less than 3 letters."""
+    begun = [word for word in words if word.startswith(start)]
+    return begun if len(begun) == 1 and len(start) >= 3 else []

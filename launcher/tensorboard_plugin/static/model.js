@@ -12,6 +12,7 @@ export class Run {
     this.byId = new Map(this.variants.map((variant) => [variant.id, variant]));
     this.baseline = this.byId.get(this.comparison?.baseline ?? '') ?? null;
     this.fastest = this.byId.get(this.comparison?.fastest ?? '') ?? null;
+    this.leader = this.byId.get(this.comparison?.leader ?? '') ?? this.fastest;
   }
 
   get name() {
@@ -66,13 +67,13 @@ export class Run {
   }
 
   /**
-   * The variant to begin with: the one asked for, else the fastest, else any that has what is needed.
+   * The variant to begin with: the one asked for, else the leader, else any that has what is needed.
    * @param {string | null} id
    * @param {Variant[]} [among]
    */
   choose(id, among = this.variants) {
     const wanted = among.find((variant) => variant.id === id);
-    return wanted ?? among.find((variant) => variant === this.fastest) ?? among[0] ?? null;
+    return wanted ?? among.find((variant) => variant === this.leader) ?? among[0] ?? null;
   }
 }
 

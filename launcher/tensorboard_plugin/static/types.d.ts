@@ -119,6 +119,7 @@ interface Comparison {
   noise: Noise;
   variants: VariantResult[];
   fastest: string | null;
+  leader: string | null;
   summary: string;
   batch_curves: BatchCurve[];
   interference: string[];

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-TIMEOUT_S = 240
+TIMEOUT_S = 180
 """A command that takes longer hangs."""
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 NAMES = ("hosta", "hostb")
@@ -39,8 +39,8 @@ class Ended:
 class Command:
     """A command that runs on a host."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[str], stderr: Path) -> None:
+        self.process, self.stderr = process, stderr
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -87,15 +87,17 @@ class Hosts:
         """`gpurun ARGS` on a host."""
         argv = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
         argv += ["sh", NAMES[host], str(self.folders[host]), str(self.work), sys.executable, "-m", "gpurun"]
-        process = subprocess.Popen(
-            [*argv, *args],
-            env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._commands.append(Command(process))
+        said = self.work.with_name(f"stderr-{len(self._commands)}")
+        with said.open("w") as stderr:
+            process = subprocess.Popen(
+                [*argv, *args],
+                env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self._commands.append(Command(process, said))
         return self._commands[-1]
 
     def start_both(self, *args: str, env: tuple[dict[str, str], dict[str, str]] = ({}, {})) -> list[Command]:
@@ -134,8 +136,8 @@ def ended(commands: list[Command]) -> list[Ended]:
     """What each command said, once all have ended."""
     results = []
     for command in commands:
-        out, err = command.process.communicate(timeout=TIMEOUT_S)
-        results.append(Ended(command.process.returncode, out, err))
+        out, _ = command.process.communicate(timeout=TIMEOUT_S)
+        results.append(Ended(command.process.returncode, out, command.stderr.read_text()))
     return results
 
 

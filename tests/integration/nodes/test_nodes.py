@@ -41,7 +41,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
-print(*(os.environ[name] for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")))
+names = ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "GPURUN_SECRET")
+print(*(os.environ.get(name) for name in names))
 model = DistributedDataParallel(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -129,12 +130,15 @@ def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) 
 
 def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     hosts.write("train.py", TRAIN)
-    job = ("train.py", "--devices", "cpu:1", "--nodes", "2", "--out", "program")
+    job = ("train.py", "--nodes", "2", "--out", "program", "--set", "devices=[cpu:0@0, cpu:0@1, cpu:1@1]")
     wanted = ("--set", "restarts=1", "--set", "hang_timeout=10s", "--set", "on_hang=continue")
     commands = hosts.start_both("run", *job, *wanted)
     launches = hosts.folders[0] / "program" / "launches"
-    await_file(launches / "01-script-2~2" / "hang.json", "wait_for_ever")
+    await_file(launches / "01-script-3~2" / "hang.json", "wait_for_ever")
     (stacks,) = ended([hosts.start(0, "stacks", "program")])
+    with hosts.cut():
+        await_file(commands[1].stderr, "node 0 (hosta): no heartbeat for 3 s; after 30 s it counts as lost")
+    await_file(commands[1].stderr, "node 0 (hosta): heartbeats again")
     commands[0].kill()
     first, second = ended(commands)
     assert "Rank 1 is in `wait_for_ever`" in stacks.out, stacks
@@ -145,8 +149,8 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
         assert "rank 0 waits in all_reduce" in said
     assert second.code == 4
     assert "node 0 (hosta) is lost" in second.err
-    logs = [(launches / "01-script-2" / "log" / f"rank{rank}.log").read_text() for rank in (0, 1)]
-    assert ["0 0 2 10.213.7.1" in logs[0], "0 1 2 10.213.7.1" in logs[1]] == [True, True]
+    logs = [(launches / "01-script-3" / "log" / f"rank{rank}.log").read_text() for rank in (0, 1)]
+    assert ["0 0 2 10.213.7.1 None" in logs[0], "0 1 2 10.213.7.1 None" in logs[1]] == [True, True]
 
 
 def test_a_cut_link_ends_both_nodes(hosts: Hosts) -> None:

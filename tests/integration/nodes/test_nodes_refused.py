@@ -1,11 +1,13 @@
 """What keeps nodes from coming together is said on each of them, with what to do about it."""
 
+import platform
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.integration.command import gpurun, write
+from tests.integration.nodes.hosts import await_file
 
 JOB = """
     workload: sleep
@@ -58,6 +60,33 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
     for said in (first.err, second_err):
         assert "the nodes have different jobs: `global_batch` is 8 on node 0" in said
         assert "and 16 on node 1" in said
+
+
+def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    ports = {wrong: free_port() for wrong in (0, 1)}
+    waiting = {wrong: start(tmp_path, "job.yaml", 1 - wrong, port) for wrong, port in ports.items()}
+    for wrong in ports:
+        await_file(tmp_path / f"stderr-{ports[wrong]}-{1 - wrong}", "waits for")
+    refused = {wrong: start(tmp_path, "missing.yaml", wrong, port) for wrong, port in ports.items()}
+    for wrong, port in ports.items():
+        codes = [group[wrong].wait(timeout=60) for group in (waiting, refused)]
+        assert codes == [2, 2]
+        said = (tmp_path / f"stderr-{port}-{1 - wrong}").read_text()
+        assert f"node {wrong} ({platform.node()}): " in said
+        assert "missing.yaml" in said
+
+
+def start(folder: Path, job: str, rank: int, port: int) -> subprocess.Popen[bytes]:
+    """A node's command, whose stderr goes to a file."""
+    argv = [job, "--node-rank", str(rank), "--rendezvous", f"localhost:{port}"]
+    with (folder / f"stderr-{port}-{rank}").open("w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpurun", *argv],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
 
 
 def free_port() -> int:

@@ -59,11 +59,10 @@ def test_a_scheduler_of_the_table_says_where_the_nodes_are(monkeypatch: pytest.M
         node_rank=lambda environ: int(environ["NEW_NODE"]),
         rendezvous=lambda environ: environ["NEW_HOST"],
         num_nodes=lambda environ: 2,
-        run_id=lambda environ: "7",
     )
     monkeypatch.setitem(SCHEDULERS, "new", new)
     facts = find_facts(2, NodeFlags(), {"NEW_NODE": "1", "NEW_HOST": "node0:5"})
-    assert (facts.rank, facts.host, facts.port, facts.run_id) == (1, "node0", 5, "7")
+    assert (facts.rank, facts.host, facts.port) == (1, "node0", 5)
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -25,16 +25,16 @@ PET = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234
 @pytest.mark.parametrize(
     ("flags", "environ", "facts"),
     [
-        (NodeFlags(1, "a:5"), {}, Facts(1, "a", 5, "gpurun")),
-        (NodeFlags(1, "a"), {}, Facts(1, "a", 29400, "gpurun")),
-        (NodeFlags(0, "[fd00::1]:5"), {}, Facts(0, "fd00::1", 5, "gpurun")),
-        (NodeFlags(0, "fd00::1"), {}, Facts(0, "fd00::1", 29400, "gpurun")),
-        (NodeFlags(), PET, Facts(1, "head", 1234, "gpurun")),
-        (NodeFlags(), {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "h:7"}, Facts(0, "h", 7, "gpurun")),
-        (NodeFlags(), SLURM, Facts(1, "gpu08", 23456, "123456")),
-        (NodeFlags(0), SLURM, Facts(0, "gpu08", 23456, "123456")),
-        (NodeFlags(None, "b:9"), SLURM, Facts(1, "b", 9, "123456")),
-        (NodeFlags(), {**SLURM, **PET}, Facts(1, "head", 1234, "123456")),
+        (NodeFlags(1, "a:5"), {}, Facts(1, "a", 5)),
+        (NodeFlags(1, "a"), {}, Facts(1, "a", 29400)),
+        (NodeFlags(0, "[fd00::1]:5"), {}, Facts(0, "fd00::1", 5)),
+        (NodeFlags(0, "fd00::1"), {}, Facts(0, "fd00::1", 29400)),
+        (NodeFlags(), PET, Facts(1, "head", 1234)),
+        (NodeFlags(), {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "h:7"}, Facts(0, "h", 7)),
+        (NodeFlags(), SLURM, Facts(1, "gpu08", 23456)),
+        (NodeFlags(0), SLURM, Facts(0, "gpu08", 23456)),
+        (NodeFlags(None, "b:9"), SLURM, Facts(1, "b", 9)),
+        (NodeFlags(), {**SLURM, **PET}, Facts(1, "head", 1234)),
     ],
 )
 def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> None:

@@ -1,9 +1,6 @@
-"""What the nodes of a job agree on, send each other, and conclude from silence: without a network."""
+"""What the nodes of a job agree on and send each other: without a network."""
 
-import contextlib
 import json
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +14,20 @@ from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_place, resolve
-from gpurun.launcher.nodes.exit_order import Timeline
+from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
-from gpurun.launcher.nodes.handshake import disagreement, missing_nodes, program_sha256
-from gpurun.launcher.nodes.messages import Chunk, Hello, LinkOptions, RankExit, decode, encode
-from gpurun.launcher.nodes.node_link import SILENCE_S, SUSPICIOUS_SILENCE_S, Silence
+from gpurun.launcher.nodes.join import disagreement, missing_nodes, program_sha256
+from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import write_bytes
 from gpurun.launcher.rundir.records import FailureRecord
-from gpurun.launcher.worker.entry.store_link import await_listener
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
-FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
-OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "abc")
+FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc", "f00")
+OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "abc", "f00")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +41,10 @@ OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "ab
         ({"job": {**JOB, "global_batch": 16}}, "different jobs: `global_batch` is 8 on node 0 (a) and 16"),
         ({"job": {**JOB, "seed": 1}}, "`seed` is not set on node 0 (a) and 1 on node 1 (b)"),
         ({"program_sha256": "def"}, "train.py differs between node 0 (a) and node 1 (b)"),
+        (
+            {"source_sha256": "bad"},
+            "different sources of gpurun 1: node 0 (a) and node 1 (b) have not",
+        ),
         ({"version": "2"}, "different versions of gpurun: gpurun is 1 on node 0 (a) and 2 on node 1 (b)"),
         ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both claim to be node 0"),
     ],
@@ -75,34 +75,11 @@ def test_messages_survive_the_way() -> None:
         decode(b"\x00junk")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_silence_while_listening_counts(rank: int) -> None:
-    silence = Silence(rank, 0.0)
-    silence.begin(2, 0.0)
-    silence.beats((1, 1), 1.0)
-    assert silence.find(1.0 + SILENCE_S - 0.1) is None
-    silence.resume(100.0)  # this node was busy
-    assert silence.find(100.0) is None
-    assert silence.find(100.0 + SILENCE_S) == (1 - rank, pytest.approx(2 * SILENCE_S - 0.1))
-
-
-def test_node_0_hears_from_a_node_only_by_its_own_heart() -> None:
-    silence = Silence(0, 0.0)
-    silence.begin(3, 0.0)
-    for second in range(10):
-        silence.beats((second, second, 1), float(second))
-    assert silence.find(9.0) == (2, 9.0)
-    silence.beats((10, 10, 2), 9.0)
-    silence.suspicious = True
-    assert silence.find(9.0 + SUSPICIOUS_SILENCE_S) is None
-    assert silence.find(9.1 + SUSPICIOUS_SILENCE_S) is not None
-
-
 MINUTES_NS = 60 * 10**9
 
 
-def exited(rank: int, time_ns: int, code: int = 1) -> RankExit:
-    return RankExit(rank, 100 + rank, code, time_ns, (), False)
+def exited(rank: int, time_ns: int, code: int = 1) -> Exit:
+    return Exit(rank, 100 + rank, code, time_ns)
 
 
 def record(rank: int, time_ns: int, secondary: bool = False) -> FailureRecord:
@@ -260,6 +237,20 @@ def test_ranks_are_spread_over_nodes() -> None:
     }
 
 
+def test_a_list_of_devices_may_name_their_nodes() -> None:
+    own = ["cpu:0@0", "cpu:0@1", "cpu:1@1", "cpu:02@1"]
+    plan = build_plan(spec_of(devices=own, split="1:1:2:4"), CPU_NODES[0], CPU_NODES)
+    assert plan.variants[0].devices == ("cpu:0@0", "cpu:0@1", "cpu:1@1", "cpu:2@1")
+    assert plan.variants[0].split == (8, 8, 16, 32)
+    assert [process.env["LOCAL_WORLD_SIZE"] for process in plan.launches[0].processes] == ["1", "3", "3", "3"]
+    for wrong, words in (
+        (["cpu:0", "cpu:0@1"], "some of `devices` name their node"),
+        (["cpu:0@0", "cpu:0@2"], "devices of node 0, 2, but the job has 2 nodes"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            spec_of(devices=wrong)
+
+
 def test_one_process_stays_on_node_0() -> None:
     plan = build_plan(
         spec_of(devices="cpu:2", compare={"strategy": ["ddp", "dp", "single"]}), CPU_NODES[0], CPU_NODES
@@ -276,23 +267,3 @@ def test_nodes_of_different_kinds_are_refused() -> None:
         build_plan(spec_of(), CPU_NODES[0], mixed)
     with pytest.raises(MachineError, match=r"node 0 \(n0\)"):
         build_plan(spec_of(devices="cuda"), CPU_NODES[0], mixed)
-
-
-def test_node_0_is_found_as_soon_as_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    options = LinkOptions(1, 1, "a", "127.0.0.1", port, "", "b", "127.0.0.1", "id", 60.0)
-    pauses: list[float] = []
-    with contextlib.ExitStack() as servers:
-
-        def sleep(seconds: float) -> None:
-            pauses.append(seconds)
-            if len(pauses) == 50:
-                servers.enter_context(socket.create_server(("127.0.0.1", port)))
-
-        monkeypatch.setattr(time, "sleep", sleep)
-        await_listener(options)
-    assert len(pauses) == 50
-    assert max(pauses) <= 0.1
-    with pytest.raises(TimeoutError):
-        await_listener(msgspec.structs.replace(options, join_timeout_s=0.0))

@@ -91,13 +91,13 @@ def test_nodes_that_do_not_come_are_named() -> None:
         def poll(self, timeout_s: float) -> list[object]:
             return []
 
-    hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None)
+    hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None, "")
     with pytest.raises(MachineError, match=r"1 of 2 nodes joined within 0 s: 0 \(a\); missing: node 1"):
         gather(Silent(), hello, 2, 0.0)  # type: ignore[arg-type]
 
 
 def test_who_waits_says_for_whom_where_and_how_long() -> None:
-    first, second = (waiting_text(Facts(rank, "a", 29400, "id"), 3, 600.0) for rank in (0, 1))
+    first, second = (waiting_text(Facts(rank, "a", 29400), 3, 600.0) for rank in (0, 1))
     assert first == "node 0 of 3 waits for 2 other nodes at a:29400 (up to 10 min)"
     assert second == "node 1 of 3 waits for node 0 at a:29400 (up to 10 min)"
 

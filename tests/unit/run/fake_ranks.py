@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.processes.pool_per_env import Ranks
 from gpurun.launcher.processes.protocol import Exit, StartRequest
-from gpurun.launcher.processes.rank_starter import Ranks
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord
 

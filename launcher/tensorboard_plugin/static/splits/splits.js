@@ -3,7 +3,7 @@
 import { filters, headline, searchField } from '../shared/controls.js';
 import { el, hidden, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, percent, plural } from '../shared/format.js';
-import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
+import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes, slowestRank } from '../model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
@@ -303,7 +303,7 @@ class View {
       ),
       forest: [
         forestRow(row.difference, this.axis),
-        hidden(spokenDifference(row.difference, this.run.comparison?.ci_level)),
+        hidden(spokenDifference(row.difference)),
       ],
       diff: percent(row.difference?.percent ?? NaN),
       verdict: row.difference?.verdict ?? '',
@@ -339,12 +339,12 @@ class View {
    */
   exact(row) {
     if (row.isNoise)
-      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
+      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference).replace(': noise', '')}`;
     const rank = slowestRank(row.ranks);
     return [
       row.label,
       ...this.run.answer.metrics.map((metric) => spokenFigure(metric, row)),
-      spokenDifference(row.difference, this.run.comparison?.ci_level),
+      spokenDifference(row.difference),
       `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
       this.spokenParts(rank, row, this.decimals),
     ]
@@ -373,15 +373,14 @@ class View {
       el(
         'tbody',
         {},
-        this.axisRow(this.run.comparison?.ci_level),
+        this.axisRow(),
         this.others.map((variant) => this.unrankedRow(variant)),
       ),
     );
   }
 
-  /** @param {number | null | undefined} level */
-  axisRow(level) {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are${this.run.hasBatches ? ' of the time per sample,' : ''} of paired rounds or launches, not of the medians in ms.`;
+  axisRow() {
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: the intervals that verdicts rest on. Arrows: beyond the scale.${this.run.hasBatches ? ' Differences are of the time per sample.' : ''}`;
     return el(
       'tr',
       { class: 'axis-row plain' },

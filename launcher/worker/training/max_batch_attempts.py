@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from gpurun.launcher.balance.largest_batch import next_attempt
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.rundir.files import append_lines, read_json
 from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
@@ -26,6 +25,10 @@ NUM_STEPS = 2
 """The first makes the optimizer's state; the second needs memory for it and everything else."""
 MAX_STEP_S = 10.0
 """A batch whose step takes longer is large enough, whatever the memory."""
+RESOLUTION = 32
+"""The search ends when the failed size exceeds the fitting one by at most one part in so many."""
+MAX_SAMPLES = 1 << 20
+"""Samples per device; larger batches aren't limited by memory."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -72,6 +75,18 @@ def search(order: MaxBatchConfig) -> None:
             fails = batch
             note(order, "fails", batch)
     note(order, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
+
+
+def next_attempt(fits: int, fails: int | None) -> int | None:
+    """The batch to try next: doubled until one fails, then halfway; `None` when close enough.
+
+    Args:
+        fits: the largest that fitted; 0 before the first.
+        fails: the smallest that didn't, if there is one.
+    """
+    if fails is None:
+        return max(1, 2 * fits) if fits < MAX_SAMPLES else None
+    return None if fails - fits <= max(1, fits // RESOLUTION) else (fits + fails) // 2
 
 
 def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:

@@ -10,20 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
-from gpurun.launcher.plan.combination import largest_batch
+from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
-from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, with_margin
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
-from gpurun.launcher.worker.training import batch_search as fit
+from gpurun.launcher.worker.training import max_batch_attempts
+from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))
@@ -71,7 +71,7 @@ def job(text: str) -> JobSpec:
 )
 def test_every_split_of_the_job_must_hold_the_batch(text: str, batch: int) -> None:
     caps = (100, 20)
-    assert largest_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
+    assert max_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(text: str, keeps: 
         prepare=lambda *_: None,
         step=lambda *_: filled.append(all(p.grad is not None for p in model.parameters())),
     )
-    assert fit.attempt(trainer, order, 1)
-    assert filled == [keeps] * fit.NUM_STEPS
+    assert max_batch_attempts.attempt(trainer, order, 1)
+    assert filled == [keeps] * max_batch_attempts.NUM_STEPS
 
 
 def points(*figures: tuple[int, float]) -> tuple[BatchPoint, ...]:
@@ -175,7 +175,7 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
         accumulate=1, keeps_gradients=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
     )  # fmt: skip
-    monkeypatch.setattr(fit, "attempt", lambda *_: True)
-    fit.search(order)
+    monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)
+    max_batch_attempts.search(order)
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
     assert (last.outcome, last.message) == ("done", "no more than 1\u202f048\u202f576 are tried")

@@ -1,0 +1,320 @@
+"""The connection between nodes: proof of the secret, order, reconnection, silence."""
+
+import os
+import random
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecError
+from gpurun.launcher.nodes.messages import End, Launch, LogText, Message, encode
+from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
+from gpurun.launcher.nodes.transport.connection import (
+    CLOSED_S,
+    Frame,
+    Lane,
+    Silence,
+    decode_frame,
+    encode_frame,
+)
+from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
+from gpurun.launcher.nodes.transport.endpoints import LinkOptions
+
+SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
+WAIT_S = 30.0
+"""What takes longer hangs."""
+
+
+@given(st.lists(st.sampled_from(["put", "send", "lose", "reconnect"]), max_size=60))
+def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks(steps: list[str]) -> None:
+    ours, theirs = Lane(), Lane()
+    sent: list[bytes] = []
+    arrived: list[bytes] = []
+    lost = False
+
+    def pass_on() -> None:
+        for one, other in ((ours, theirs), (theirs, ours)):
+            while not lost and (frame := one.next_frame()) is not None:
+                payload = other.accept(decode_frame(encode_frame(frame)))
+                arrived.extend([payload] if payload is not None else [])
+
+    for step in [*steps, "reconnect"]:
+        if step == "put":
+            sent.append(str(len(sent)).encode())
+            ours.put(sent[-1])
+        elif step == "lose":
+            lost = True
+            ours.next_frame()
+        elif step == "reconnect":
+            lost = False
+            ours.rewind()
+            theirs.rewind()
+        pass_on()
+    assert arrived == sent
+    assert ours.is_settled
+    assert theirs.is_settled
+
+
+@pytest.mark.parametrize("frame", [Frame(2, 0), Frame(0, 1), Frame(-1, 0), Frame(2**62, 0)])
+def test_a_frame_that_no_end_would_send_is_refused(frame: Frame) -> None:
+    with pytest.raises(ValueError, match="confirming"):
+        Lane().accept(frame)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01\x00\xa1x", encode(LogText("x"))])
+def test_other_bytes_are_no_frame(content: bytes) -> None:
+    with pytest.raises(ValueError, match="not a frame"):
+        decode_frame(content)
+
+
+def test_only_silence_while_listening_counts() -> None:
+    silence = Silence(10.0, 0.0)
+    silence.hear(1, 0.0)
+    silence.hear(2, 0.0)
+    for second in range(1, 10):
+        silence.hear(1, float(second))
+        assert silence.check(float(second)) is None
+    assert silence.check(109.5) is None  # this node was busy or suspended
+    assert silence.check(110.4) is None
+    assert silence.check(110.6) == (2, pytest.approx(10.1))
+
+
+def test_a_node_is_lost_sooner_if_ranks_lost_it_or_its_connection_was_closed() -> None:
+    closed, cut, suspected = (Silence(30.0, 0.0) for _ in range(3))
+    for silence in (closed, cut, suspected):
+        silence.hear(1, 0.0)
+    closed.close(1, 1.0)  # by the node's kernel: it was heard a second ago
+    cut.close(1, 15.0)  # by our own keepalive
+    suspected.suspicious = True
+    late = {"closed": closed, "cut": cut, "suspected": suspected}
+    found = {name: _lost_after_s(silence) for name, silence in late.items()}
+    assert found == {"closed": CLOSED_S + 1, "cut": 31.0, "suspected": 16.0}
+
+
+def _lost_after_s(silence: Silence) -> float:
+    return next(second for second in map(float, range(60)) if silence.check(second) is not None)
+
+
+def options(rank: int, port: int, identity: Identity | None = SECRET, silence_s: float = 30.0) -> LinkOptions:
+    return LinkOptions(
+        rank, 3, "localhost", "127.0.0.1", port, "127.0.0.1", f"host{rank}", WAIT_S, silence_s, identity
+    )
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[LinkLoop]:
+    """One for all links: gRPC warns of several in a process."""
+    shared = LinkLoop()
+    yield shared
+    shared.close()
+
+
+@contextmanager
+def linked(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
+    links = [NodeLink(one, loop) for one in chosen]
+    try:
+        yield links
+    finally:
+        closing = [threading.Thread(target=link.close, args=(0.1,)) for link in links]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+
+def collect(link: NodeLink, count: int) -> list[Message]:
+    found: list[Message] = []
+    while len(found) < count:
+        found += link.poll(WAIT_S)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Cable:
+    """A proxy in front of a port, which can break all connections that go through it."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._ends: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for end in self._ends:
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._ends += [near, far]
+                for pair in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._copy, args=pair))
+                    self._threads[-1].start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                target.sendall(content)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_connections_that_break_cost_no_message_and_no_order(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port)) as (first,):
+        assert first.await_connected(WAIT_S)
+        cable = Cable(port)
+        try:
+            with linked(loop, options(1, cable.port)) as (second,):
+                assert second.await_connected(WAIT_S)
+                sent: list[Message] = [LogText(str(number)) for number in range(60)]
+                for number, message in enumerate(sent):
+                    second.send(0, message)
+                    first.send(1, message)
+                    if number % 20 == 10:
+                        cable.cut()
+                assert collect(first, len(sent)) == sent
+                assert collect(second, len(sent)) == sent
+        finally:
+            cable.close()
+
+
+def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port), options(1, port)) as (first, second):
+        second.send(0, LogText("theirs"))
+        theirs = collect(first, 1)
+        first.send(0, LogText("ours"))
+        assert [*theirs, *collect(first, 1)] == [LogText("theirs"), LogText("ours")]
+
+
+def test_the_first_end_is_the_end_for_all(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, *(options(rank, port) for rank in range(3))) as links:
+        for link in links:
+            assert link.await_connected(WAIT_S)
+        links[2].announce(End(3, "it is over"))
+        said = []
+        for link in links:
+            with pytest.raises(NodesEnded) as ended:
+                link.poll(WAIT_S)
+            said.append((str(ended.value), ended.value.exit_code))
+        assert said == [("it is over", 3)] * 3
+
+
+def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port, silence_s=3.0)) as (first,):
+        with linked(loop, options(1, port)) as (second,):
+            assert second.await_connected(WAIT_S)
+        with pytest.raises(NodesError, match=r"node 1 \(host1\) is lost: its connection was closed for 3 s"):
+            collect(first, 1)
+
+
+def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
+    port = free_port()
+    refused = pytest.raises(MachineError, match="does not have the secret of node 1")
+    with linked(loop, options(0, port), options(1, port, OTHER)) as (_, second), refused:
+        second.await_connected(WAIT_S)
+
+
+Approach = Callable[[socket.socket, random.Random], None]
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+
+
+def garbage(stranger: socket.socket, chance: random.Random) -> None:
+    stranger.sendall(chance.randbytes(chance.randrange(1, 500)))
+
+
+def plain_http2(stranger: socket.socket, chance: random.Random) -> None:
+    stranger.sendall(PREFACE + chance.randbytes(chance.randrange(200)))
+
+
+def half_a_handshake(stranger: socket.socket, chance: random.Random) -> None:
+    hello = ssl.MemoryBIO()
+    side = _lenient().wrap_bio(ssl.MemoryBIO(), hello)
+    with suppress(ssl.SSLWantReadError):
+        side.do_handshake()
+    content = bytearray(hello.read())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    stranger.sendall(content)
+
+
+def without_certificate(stranger: socket.socket, chance: random.Random) -> None:
+    with suppress(OSError), _lenient().wrap_socket(stranger) as tls:
+        tls.sendall(PREFACE + chance.randbytes(100))
+        tls.recv(1)
+
+
+def _lenient() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
+    port, chance = free_port(), random.Random(7)
+    approaches: list[Approach] = [garbage, plain_http2, half_a_handshake, without_certificate]
+    with linked(loop, options(0, port), options(1, port)) as (first, second):
+        assert second.await_connected(WAIT_S)
+        for number in range(200):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
+                approaches[number % len(approaches)](stranger, chance)
+        launch = Launch(1, "01", "workload", b"{}", (), {})
+        with linked(loop, options(2, port, None), options(2, port, OTHER)) as (open_one, other_one):
+            for intruder in (open_one, other_one):
+                intruder.send(0, launch)
+                intruder.announce(End(0, "over"))
+            with pytest.raises(MachineError):
+                other_one.poll(WAIT_S)
+        second.send(0, LogText("still here"))
+        assert collect(first, 1) == [LogText("still here")]
+
+
+def test_a_secret_is_made_once_for_a_user(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
+    assert len(secret) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert find_secret(environ) == secret
+    assert os.listdir(path.parent) == ["secret"]
+    path.chmod(0o640)
+    with pytest.raises(MachineError, match="no one else may read it"):
+        find_secret(environ)
+
+
+def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path) -> None:
+    assert find_secret({"GPURUN_SECRET": "s" * 16}) == b"s" * 16
+    with pytest.raises(SpecError, match="shorter than 16 bytes"):
+        find_secret({"GPURUN_SECRET": "short"})
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="set GPURUN_SECRET to the same value on all nodes"):
+        find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})
