@@ -99,7 +99,7 @@ class Steps(Section):
     """Steps before timing begins, at least; a variant that is not steady yet takes more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
     """Rounds of a run of fixed size, over all launches of a group of processes. In a round every variant runs
-    once, for at least 200 ms, in a random order."""
+    once, for at least 200 ms (1 s on GPUs), in a random order."""
     launches: Annotated[int, whole(1, 100)] | None = None
     """How often a run of fixed size launches each group of processes. By default 1 where only splits are
     compared, which says nothing of other launches, and 6 where several strategies, precisions or device

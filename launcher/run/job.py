@@ -133,7 +133,10 @@ def prepare(
     plan = build_plan(spec, machine, nodes, gate)
     job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
-    run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
+    if resume is None:
+        run = open_run(job.given, spec, plan, machine, job.out)
+    else:
+        run = resume_run(resume, plan, say_on_stderr)
     if found is not None:
         write_json(run.max_batch, found)
     return Prepared(spec, machine, plan, run, job.job_dir)

@@ -1,12 +1,15 @@
 """Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to resume."""
 
 import shutil
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
@@ -19,7 +22,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.paths import check_owner, is_name, refuse_links
-from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 
 MOST_RUNS = 20
 """Earlier runs that are looked at, the newest ones of a job; then as many of others."""
@@ -276,8 +279,13 @@ class StoredInvocation:
     job_dir: str | None = None
 
 
-def resume_run(path: Path, plan: Plan) -> RunDir:
+def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     """A run to resume; what failed or timed out is tried again, what was measured is kept.
+
+    Args:
+        path: as `find_run` takes it.
+        plan: of the job as it is now.
+        say: gets what isn't tried again.
 
     Raises:
         SpecError: no run is there, it was made from another job, or another command works on it.
@@ -288,16 +296,37 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
     stored = read_json(run.plan, Plan)
     if stored.gate is not None:
         raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
-    if stored != plan:
+    if stored != as_read_back(plan):
         raise SpecError(
             f"{run.path} was made from another job, or on another machine: its plan differs\n"
             f"    start a new run, or resume with the job that it was made from: gpurun --resume {run.path}"
         )
-    for variant in plan.variants:
-        status = run.read_status(variant.id)
-        if status is not None and status.status in ("failed", "timeout", "skipped"):
-            forget(run, variant.id)
+    too_large = [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]
+    if too_large:
+        say(f"not tried again, since out of memory: {', '.join(too_large)}")
     return run
+
+
+def _is_tried_again(run: RunDir, variant_id: str) -> bool:
+    """Whether a variant is measured, or will be: one that itself ran out of memory would do so again."""
+    status = run.read_status(variant_id)
+    if status is None or status.status in ("ok", "unsteady"):
+        return True
+    if status.status == "oom" and not _was_killed(run, status):
+        return False
+    forget(run, variant_id)
+    return True
+
+
+def _was_killed(run: RunDir, status: VariantStatus) -> bool:
+    """Whether the kernel's OOM killer ended it: then others may have taken the memory."""
+    path = run.root_cause(status.launch) if status.launch else None
+    return path is not None and path.exists() and read_json(path, RootCause).code == -signal.SIGKILL
+
+
+def as_read_back(plan: Plan) -> Plan:
+    """The plan as its file holds it: JSON has lists, no tuples."""
+    return msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
 
 
 def forget(run: RunDir, variant_id: str) -> None:

@@ -70,8 +70,8 @@ class RunPaths:
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
 
-    def events(self, launch_id: str) -> Path:
-        return self.launch(launch_id) / "events.jsonl"
+    def events(self, launch_id: str, rank: int = 0) -> Path:
+        return self.launch(launch_id) / (f"rank{rank}.events.jsonl" if rank else "events.jsonl")
 
     def launch_facts(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "facts.json"

@@ -39,16 +39,6 @@ export class Run {
     return this.answer.status === 'running';
   }
 
-  /**
-   * Whether traced steps are so far from the timed ones that neither represents the other.
-   * @param {number | null | undefined} tracedMs
-   * @param {number | null} stepMs
-   */
-  isFarFromTimed(tracedMs, stepMs) {
-    if (!tracedMs || !stepMs) return false;
-    return Math.abs(tracedMs / stepMs - 1) > this.answer.traced_as_timed;
-  }
-
   /** Those with figures, fastest first; in the plan's order where they can't be ranked. */
   get ranked() {
     const ranked = this.variants.filter((variant) => variant.isRanked);
@@ -136,6 +126,15 @@ export class Variant {
     return this.result?.ranks ?? [];
   }
 
+  /** The rank that the others wait for. */
+  get slowest() {
+    return this.ranks.find((rank) => rank.rank === this.planned.slowest_rank) ?? null;
+  }
+
+  get timedParts() {
+    return this.planned.timed_parts;
+  }
+
   get isRanked() {
     return this.status === 'ok' && this.stepMs != null;
   }
@@ -148,37 +147,6 @@ export class Variant {
   get figures() {
     return this.planned.figures;
   }
-}
-
-const BEFORE_COMMUNICATION = ['data', 'h2d', 'forward'];
-
-/**
- * The rank that the others wait for: its step without communication is longest.
- * @param {RankFigures[]} ranks
- */
-export function slowestRank(ranks) {
-  /** @type {((rank: RankFigures) => number | null)[]} */
-  const works = [
-    (rank) => minus(rank.step_ms, rank.exposed_comm_ms?.ablation),
-    (rank) => minus(rank.span_ms, rank.exposed_comm_ms?.trace ?? exposedTraced(rank)),
-    (rank) => BEFORE_COMMUNICATION.reduce((sum, name) => sum + (rank.phases_ms?.[name] ?? 0), 0),
-  ];
-  const timed = ranks.filter((rank) => rank.step_ms != null || rank.span_ms != null);
-  for (const work of works) {
-    const known = timed.map(work);
-    if (known.length && known.every((ms) => ms != null)) return timed[known.indexOf(Math.max(...known))];
-  }
-  return timed[0] ?? null;
-}
-
-/** @param {RankFigures} rank */
-function exposedTraced(rank) {
-  return rank.exposed_transfer_ms == null ? null : rank.exposed_transfer_ms + (rank.exposed_wait_ms ?? 0);
-}
-
-/** @param {number | null | undefined} a @param {number | null | undefined} b */
-function minus(a, b) {
-  return a == null || b == null ? null : a - b;
 }
 
 /** @type {{ [N in FilterName]: (variant: Variant) => string | null }} */

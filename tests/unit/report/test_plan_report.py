@@ -122,7 +122,7 @@ SCATTER = Earlier(Path("runs/gpt-splits/1"), shared_percent=2.0, apart_percent=4
         (SHARED, None, "Verdicts will hold for its one launch only; for others: `steps: {launches: 6}`."),
         (ACROSS, None, "No verdict is possible with 2 launches: it takes 6 (`steps: {launches: 6}`)."),
         (ENOUGH, None, None),
-        (ENOUGH, SCATTER, "Differences of 6 % or more can be detected: 6 launches that scatter by 4 %."),
+        (ENOUGH, SCATTER, " % or more can be detected: 6 launches that scatter by 4 %."),
         (REPEATED, None, None),
         (REPEATED, replace(SCATTER, launch_s=5.0), "10 launches that scatter by 4 %."),
         (REPEATED, replace(SCATTER, launch_s=2.0), "20 launches that scatter by 4 %."),

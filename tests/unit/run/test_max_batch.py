@@ -98,13 +98,29 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
 
 
 @pytest.mark.parametrize(
-    ("text", "keeps"), [("", True), ("strategy: dp\n", False), ("compare: {strategy: [single, ddp]}\n", True)]
+    ("text", "keeps", "views"),
+    [
+        ("", True, False),
+        ("strategy: dp\n", False, False),
+        ("compare: {strategy: [single, ddp]}\n", True, False),
+        ("gradient_as_bucket_view: true\n", True, True),
+        ("compare: {gradient_as_bucket_view: [true, false]}\n", True, False),
+    ],
 )
-def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(text: str, keeps: bool, tmp_path: Path) -> None:
+def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
+    text: str, keeps: bool, views: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
     order = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).order(0, 0, None)
-    model, filled = torch.nn.Linear(4, 4), []
+    model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
+    original = max_batch_attempts.buckets_like
+
+    def buckets_like(model: torch.nn.Module) -> list[torch.Tensor]:
+        held.append(1)
+        return original(model)
+
+    monkeypatch.setattr(max_batch_attempts, "buckets_like", buckets_like)
     trainer: Any = SimpleNamespace(
         model=model,
         device=torch.device("cpu"),
@@ -112,7 +128,8 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(text: str, keeps: 
         step=lambda *_: filled.append(all(p.grad is not None for p in model.parameters())),
     )
     assert max_batch_attempts.attempt(trainer, order, 1)
-    assert filled == [keeps] * max_batch_attempts.NUM_STEPS
+    assert filled == [views] * max_batch_attempts.NUM_STEPS
+    assert len(held) == keeps
 
 
 def points(*figures: tuple[int, float]) -> tuple[BatchPoint, ...]:
@@ -171,8 +188,8 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
 ) -> None:
     """No memory runs out in steps that take none."""
     order = MaxBatchConfig(
-        workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
-        accumulate=1, keeps_gradients=False, seed=0, threads=1, limit_bytes=None,
+        workload="sleep", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
+        accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
     )  # fmt: skip
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)

@@ -5,7 +5,7 @@ import { el, hidden, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, percent, plural } from '../shared/format.js';
 import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
-import { passes, slowestRank } from '../model.js';
+import { passes } from '../model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { balancedPanels } from './balanced.js';
 import { batchCharts } from './batches.js';
@@ -112,7 +112,8 @@ class View {
       difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' },
       stepMs: null,
       result: null,
-      ranks: [],
+      slowest: null,
+      timedParts: {},
       figures: {},
     };
     const place = this.passing.indexOf(baseline) + 1;
@@ -316,8 +317,8 @@ class View {
 
   /** @param {Row} row @returns {Child} */
   bar(row) {
-    const rank = slowestRank(row.ranks);
-    const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
+    const rank = row.slowest;
+    const parts = scaledParts(rank, row.stepMs) ?? timedParts(row, rank);
     if (!parts) return '';
     return [
       el(
@@ -340,7 +341,7 @@ class View {
   exact(row) {
     if (row.isNoise)
       return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference).replace(': noise', '')}`;
-    const rank = slowestRank(row.ranks);
+    const rank = row.slowest;
     return [
       row.label,
       ...this.run.answer.metrics.map((metric) => spokenFigure(metric, row)),
@@ -360,7 +361,7 @@ class View {
    */
   spokenParts(rank, row, decimals) {
     const traced = tracedParts(rank);
-    const parts = traced ?? timedParts(rank, row.stepMs);
+    const parts = traced ?? timedParts(row, rank);
     return rank && parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
   }
 
