@@ -96,7 +96,7 @@ def joined(
     say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
     link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
     try:
-        yield _join(link, hello, spec.nodes, flags.join_timeout_s)
+        yield meet(link, hello, spec.nodes, flags.join_timeout_s)
     except NodesEnded:
         raise
     except BaseException as error:
@@ -155,7 +155,12 @@ class _Missing(MachineError):
     """Not all nodes joined."""
 
 
-def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+def meet(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+    """Returns when all nodes have joined, and node 0 has found that they agree.
+
+    Raises:
+        GpurunError: nodes are missing, or disagree.
+    """
     if hello.rank == 0:
         nodes = gather(link, hello, num_nodes, timeout_s)
         hosts = tuple(node.host for node in nodes)
