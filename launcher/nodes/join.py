@@ -58,16 +58,20 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine:
     )
 
 
-def refuse_to_join(error: GpurunError, flags: NodeFlags) -> None:
+def refuse_to_join(error: GpurunError, flags: NodeFlags, say: Callable[[str], None]) -> None:
     """Announces to the other nodes an error that keeps this one from joining, if they come within seconds.
 
     The job itself may be what is wrong: nothing is taken from it.
+
+    Args:
+        say: shows what this node waits for.
     """
     with contextlib.suppress(GpurunError):  # it would hide the first error
         known = facts_without_job(flags, os.environ)
         if known is None:
             return
         facts, num_nodes = known
+        say(f"node {facts.rank} can't join, and reports that to the other nodes (up to {REFUSE_S:g} s)")
         place = find_place(facts.host, facts.port, flags.interface, os.environ)
         options = link_options(facts, place, flags, num_nodes or MAX_NODES, REFUSE_S)
         NodeLink(options).refuse(_end_of(error, facts.rank, platform.node()), (num_nodes or 2) - 1, REFUSE_S)

@@ -428,7 +428,8 @@ _OTHER_SECRET = (
 )
 _NOT_REACHED = (
     "node {o.rank} ({o.own_host}) didn't reach node 0 at {o.host}:{o.port} within {o.join_timeout_s:g} s\n"
-    "    check that gpurun is running there as node 0, and that no firewall blocks the port"
+    "    check that gpurun is running there as node 0, that no firewall blocks the port, and that --insecure "
+    "is given on all nodes or on none"
 )
 
 
