@@ -7,11 +7,11 @@ TRAINER := .venv-trainer
 NODE_MODULES := node_modules/.ready
 SITE := .venv-site
 
-.PHONY: help setup trainer demo test lint bench docs pictures site clean
+.PHONY: help setup trainer demo test gpu-test lint bench docs pictures site clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: $(READY) ## Make the virtual environment with pinned versions (torch's CPU build)
 
@@ -50,6 +50,9 @@ $(NODE_MODULES): package.json package-lock.json $(READY)
 	@echo "setting up node_modules (once; some seconds)"
 	@$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
+
+gpu-test: $(READY) ## Run the tests that need GPUs, and print one report to attach to an issue
+	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 lint: $(READY) $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's modules ESLint, tsc
 	$(BIN)/ruff check .

@@ -75,7 +75,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.base.journal import Journal
     from gpurun.launcher.worker.base.process_group import Group
     from gpurun.launcher.worker.training.load_workload import load_workload
-    from gpurun.launcher.worker.training.timed_rounds import Bench, load_of
+    from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
     from gpurun.launcher.worker.training.traces import TraceRequests
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
@@ -115,7 +115,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     cpu = torch.device("cpu")
     requests = TraceRequests(order, rank, None)
     clock, journal = runtime_of(cpu).clock(cpu), Journal(order, rank)
-    bench = Bench(order, trainer, clock, Group(), journal, cpu, requests, load_of(order, rank))
+    ours = TimedRounds(order, trainer, clock, Group(), journal, cpu, requests, load_of(order, rank))
 
     torch.manual_seed(0)
     bare = built()
@@ -135,7 +135,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     def bare_ns(num_steps: int, first: int) -> float:
         batches = [draw(step) for step in range(first, first + num_steps)]
         with no_garbage_collection():
-            bench.peers.barrier()
+            ours.peers.barrier()
             start = time.perf_counter_ns()
             for inputs, targets in batches:
                 optimizer.zero_grad()
@@ -145,10 +145,10 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
             return (time.perf_counter_ns() - start) / num_steps
 
     def ours_ns(num_steps: int, first: int) -> float:
-        timings = bench.run_steps(variant, num_steps)
+        timings = ours.run_steps(variant, num_steps)
         return sum(timing.step_ns for timing in timings) / num_steps
 
-    bench.warm_up(variant)
+    ours.warm_up(variant)
     num_steps = STEPS
     bare_ns(20, 0)
     rounds = []
@@ -156,7 +156,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
         blocks = [("bare", bare_ns), ("ours", ours_ns)]
         random.Random(round_).shuffle(blocks)
         times = {name: run(num_steps, round_ * num_steps) for name, run in blocks}
-        rounds.append(bench.peers.maximum([times["bare"], times["ours"]]))
+        rounds.append(ours.peers.maximum([times["bare"], times["ours"]]))
     if rank == 0:
         out.write_text(json.dumps(rounds))
     dist.barrier()

@@ -34,6 +34,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--devices", help="what `-m gpu` runs on instead of GPUs: cpu:2 is a rehearsal")
     parser.addoption("--update", action="store_true", help="write the snapshots of whole pages anew")
 
 

@@ -1,6 +1,7 @@
 """The three standard streams, which may be closed (daemons, cron) or on a full disk."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ class Watched:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
-            if isinstance(error, BrokenPipeError):
+            if isinstance(error, BrokenPipeError) or error.errno == errno.EIO:  # the terminal is closed
                 self.is_reader_gone = True
             elif self._is_needed:
                 raise MachineError(f"can't write the output: {error.strerror}") from error

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.rundir.records import GpuLoad, StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
 
 MOST_NAMED = 2
@@ -37,9 +37,9 @@ def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     return max(0.0, median(shares)) if shares else None
 
 
-def throttled(timed: Sequence[StepRecord]) -> str | None:
-    """The reason that was found after most of a rank's blocks, if there is one."""
-    reasons = Counter(step.throttled for step in timed)
+def throttled(timed: Sequence[StepRecord | GpuLoad]) -> str | None:
+    """The reason that was found in most of a rank's steps, or of a GPU's blocks, if there is one."""
+    reasons = Counter(each.throttled for each in timed)
     return reasons.most_common(1)[0][0] if reasons else None
 
 

@@ -178,6 +178,12 @@ class RankFigures:
     """Of its step: time in which a thread of it was ready to run, but other processes had the cores."""
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
+    sm_clock_mhz: float | None = None
+    """Of the GPU in timed steps; the mean over blocks."""
+    power_w: float | None = None
+    """Likewise."""
+    alloc_retries: int = 0
+    """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
 

@@ -1,6 +1,6 @@
 """What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.slowest import slowest_rank
@@ -90,7 +90,18 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
         return ()
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
-    return () if found is None else (found,)
+    return (*full_memory(ranks), *([found] if found else []))
+
+
+def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:
+    """GPUs on which timed steps waited for memory."""
+    for rank in ranks:
+        if rank.alloc_retries:
+            times = plural(rank.alloc_retries, "time")
+            yield (
+                f"the memory of {rank.device} is nearly full: timed steps waited {times} while torch "
+                "released cached memory; try a smaller batch"
+            )
 
 
 def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float) -> str | None:

@@ -131,15 +131,23 @@ class Following:
 
 
 def following(comparison: Comparison) -> Following:
-    """Close rivals get the launches; what is shown to be slower than the leader, or the same, gets none.
+    """Close rivals get the launches; a variant gets none once it is clear how it compares with the leader and
+    with the baseline.
 
-    The baseline stays: all figures of the table are relative to it.
+    The baseline stays: all figures of the table are relative to it. A row of the table that is open doesn't
+    prolong the run, but is measured as long as it goes on.
     """
     ranked = [one.id for one in comparison.variants if is_ranked(one)]
     if comparison.leader is None:
         return Following(False, tuple(ranked))
     left = {comparison.leader, comparison.baseline, *(pair.variant for pair in comparison.open)}
+    left |= {one.id for one in comparison.variants if has_open_row(one)}
     return Following(not comparison.open, tuple(one for one in ranked if one in left))
+
+
+def has_open_row(result: VariantResult) -> bool:
+    """Whether its verdict against the baseline is still to be found."""
+    return result.vs_baseline is not None and result.vs_baseline.verdict == "inconclusive"
 
 
 def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:

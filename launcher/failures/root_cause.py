@@ -18,13 +18,19 @@ from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
 
+MAX_HEADLINE = 300
+"""Characters of a message that are shown in one line."""
 _ADDRESS_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _REAP_DELAY_NS = 500_000_000
 """A killed process closes its sockets before its parent notices its death: GPU memory is freed in between.
 
-Deaths by signals that a lost peer can't cause therefore count as this much earlier. SIGABRT is not one of
-them: NCCL's watchdog aborts a rank that lost its peer.
+Deaths by signals that a lost peer can't cause therefore count as up to this much earlier. SIGABRT is not one
+of them: NCCL's watchdog aborts a rank that lost its peer.
 """
+_FOLLOWS = re.compile(
+    r"RuntimeError|Dist\w*Error|Connection|TimeoutError|EOFError|OSError|SystemExit|/torch/distributed/"
+)
+"""Types of exceptions, also such as were caught on the way, that a lost peer may cause."""
 
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
@@ -62,6 +68,7 @@ class Failure:
     def headline(self) -> str:
         """One line: `rank 1 raised ValueError: …`."""
         words = first_words(self.message)
+        words = words if len(words) <= MAX_HEADLINE else f"{words[:MAX_HEADLINE]}…"
         return f"rank {self.rank} {self.status}" + (f": {words}" if words else "")
 
     @property
@@ -102,11 +109,38 @@ def root_cause(exits: Sequence[Exit], records: Sequence[FailureRecord], stopped_
     if not ranks:
         raise ValueError("no rank has ended")
     suspects = [_suspect(rank, ended.get(rank), by_rank.get(rank), stopped_at_ns) for rank in ranks]
-    culprit = min(suspects, key=lambda suspect: (suspect.tier, suspect.time_ns))
+    culprit = _culprit(suspects)
     others = [s for s in suspects if s is not culprit and not _ended_well(s.exit)]
     also = tuple(s.rank for s in others if s.tier == 0)
     victims = tuple(s.rank for s in others if s.tier != 0)
     return replace(_failure(culprit, victims), also=also, code=_code(culprit.exit))
+
+
+def _culprit(suspects: Sequence[_Suspect]) -> _Suspect:
+    """The first that failed on its own; a rank that was killed counts as earlier, if the first one may only
+    have met its closed sockets."""
+    first = min(suspects, key=lambda suspect: (suspect.tier, suspect.time_ns))
+    if not _may_follow(first):
+        return first
+    killed = [
+        each
+        for each in suspects
+        if each.tier == first.tier and _was_killed(each) and each.time_ns - _REAP_DELAY_NS <= first.time_ns
+    ]
+    return min(killed, key=lambda suspect: suspect.time_ns, default=first)
+
+
+def _was_killed(suspect: _Suspect) -> bool:
+    """Whether it ended by a signal that a lost peer can't cause."""
+    exit_ = suspect.exit
+    return exit_ is not None and -exit_.returncode in _ADDRESS_SIGNALS and not exit_.stopped
+
+
+def _may_follow(suspect: _Suspect) -> bool:
+    """Whether it may have failed because it lost a peer, though its words don't say so."""
+    if suspect.record is None:
+        return not _was_killed(suspect)
+    return _FOLLOWS.search(f"{suspect.record.type}\n{suspect.record.traceback}") is not None
 
 
 def _code(exit_: Exit | None) -> int | None:
@@ -204,14 +238,9 @@ def _suspect(
     rank: int, exit_: Exit | None, record: FailureRecord | None, stopped_at_ns: int | None
 ) -> _Suspect:
     times = [record.time_ns] if record else []
-    times += [_death_ns(exit_)] if exit_ else []
+    times += [exit_.time_ns] if exit_ else []
     time_ns = min(times)
     return _Suspect(rank, _tier(exit_, record, time_ns, stopped_at_ns), time_ns, exit_, record)
-
-
-def _death_ns(exit_: Exit) -> int:
-    own_fault = -exit_.returncode in _ADDRESS_SIGNALS and not exit_.stopped
-    return exit_.time_ns - (_REAP_DELAY_NS if own_fault else 0)
 
 
 def _tier(exit_: Exit | None, record: FailureRecord | None, time_ns: int, stopped_at_ns: int | None) -> int:

@@ -96,7 +96,8 @@ class Steps(Section):
     warmup: Annotated[int, whole(0, 100_000)] = 10
     """Steps before timing begins, at least; a variant that is not steady yet takes more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
-    """Rounds at the most. In a round every variant runs once, for at least 200 ms, in a random order."""
+    """Rounds at the most. In a round every variant runs once, for at least 200 ms (1 s on GPUs), in a
+    random order."""
     early_stop: bool = setting(True, instead=_ALL_STEPS)
     """Whether to stop as soon as every comparison is decided. The error rate stays the same: looking early
     costs some precision, which the intervals show."""

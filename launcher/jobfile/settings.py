@@ -133,7 +133,8 @@ class Settings:
         builds_model=True,
         has_column=True,
     )
-    """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs only."""
+    """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs from Ampere on.
+    All others compute float32 products in float32; torch's own default lets cuDNN use TF32."""
     compile: bool = setting(
         False,
         compare="`[false, true]` compares the model as it is with the compiled one.",
@@ -151,6 +152,15 @@ class Settings:
     )
     """Memory layout of images: channel by channel (`false`), or pixel by pixel (`true`), which convolutions
     on tensor cores prefer."""
+    cudnn_benchmark: bool = setting(
+        False,
+        compare="`[false, true]` compares cuDNN's first choice of algorithms with the fastest ones.",
+        baseline="Whether the baseline's convolutions try their algorithms.",
+        for_training=True,
+        absent=False,
+    )
+    """Whether convolutions on an NVIDIA GPU try cuDNN's algorithms for each new shape during the warm-up, and
+    keep the fastest, as `torch.backends.cudnn.benchmark`. `false` is torch's default."""
     threads: Annotated[int | Literal["auto"], THREADS] = setting(
         "auto",
         compare="Numbers of threads of a CPU device to compare.",
@@ -179,6 +189,17 @@ class Settings:
     """MiB of gradients that `ddp` averages in one all-reduce, as `bucket_cap_mb` of DistributedDataParallel:
     smaller buckets overlap more of the backward pass, larger ones cost fewer collectives. 25 is torch's
     default, with a first bucket of 1 MiB."""
+    gradient_as_bucket_view: bool = setting(
+        False,
+        compare="`[false, true]` compares gradients of their own with views into the buckets.",
+        baseline="Whether the baseline's gradients are views into the buckets.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_buckets,
+        absent=False,
+        option=True,
+    )
+    """Whether gradients of `ddp` are views into its buckets, as the option of this name of
+    DistributedDataParallel: it saves a copy of all gradients. `false` is torch's default."""
     params: Annotated[Mapping[str, Any], MAPPING] = setting(
         {},
         compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "

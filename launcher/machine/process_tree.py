@@ -11,6 +11,8 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
+from gpurun.launcher.errors import MachineError
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
@@ -30,6 +32,22 @@ class _Stat(NamedTuple):
     pid: int
     parent: int
     alive: bool
+
+
+def check_proc() -> None:
+    """Returns if /proc shows this process: everything here relies on it.
+
+    Raises:
+        MachineError: it shows those of another PID namespace, as after `unshare --pid` alone.
+    """
+    try:
+        shown = os.readlink("/proc/self")
+    except OSError as error:
+        raise MachineError(f"can't read /proc: {error.strerror}; mount it") from error
+    if shown != str(os.getpid()):
+        raise MachineError(
+            "/proc shows the processes of another PID namespace; mount this one's: unshare -pf --mount-proc"
+        )
 
 
 def become_subreaper() -> None:
@@ -101,11 +119,14 @@ def _all_processes() -> list[_Stat]:
 
 
 def _stat(pid: str) -> _Stat | None:
-    """One line of /proc; `None` when the process went away meanwhile."""
+    """One line of /proc; `None` when the process went away meanwhile, or is another user's that /proc hides.
+
+    Source: proc(5), hidepid.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command's name is in parentheses, and may itself contain any character.
     fields = line[line.rindex(b")") + 2 :].split()

@@ -168,10 +168,10 @@ def _process(
     )
 
 
-def device_env(device: str, rank: int, machine: MachineLike) -> Mapping[str, str]:
-    """The environment of a process that has one device to itself, and no peers."""
+def device_env(devices: tuple[str, ...], rank: int, machine: MachineLike) -> Mapping[str, str]:
+    """The environment of a process that has these devices to itself, and no peers."""
     alone = Place(rank, 1, node=0, local_rank=rank, local_world_size=1)
-    return {**_rank_env(alone), **visible_gpus((device,), machine)}
+    return {**_rank_env(alone), **visible_gpus(devices, machine)}
 
 
 def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch:

@@ -111,7 +111,7 @@ def _value(spec: JobSpec, name: str, stated: Mapping[str, Any], kind: JobKind, s
     return setting.shape.merge(own, stated[name]) if name in stated else own
 
 
-def largest_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) -> int:
+def max_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) -> int:
     """The largest global batch that every split of the job can hold on devices with these caps.
 
     Args:

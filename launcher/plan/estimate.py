@@ -9,8 +9,8 @@ ABLATION_ROUNDS = 6
 
 _STEP_S = 0.03
 """A step of a small model; warm-up, gradient check and trace are counted in steps."""
-_BLOCK_S = 0.25
-"""A round's block of steps lasts at least 200 ms, plus its barriers."""
+_BLOCK_OVERHEAD = 1.25
+"""A block lasts at least as long as the kind of device asks for, plus a step and its barriers."""
 _STEADY_STEPS = 10
 """Steps beyond `warmup` until a variant is seen to be steady."""
 
@@ -37,10 +37,10 @@ def estimate_s(plan: Plan, spec: JobSpec) -> float:
 
 
 def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
-    start = accelerator_of(launch.processes[0].devices[0]).start_s
+    kind = accelerator_of(launch.processes[0].devices[0])
     num_variants = len(launch.variants)
     has_baseline = plan.baseline in launch.variants  # measured twice in every round
     blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(spec, launch) * num_variants / 2
     extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
     steps = num_variants * (spec.steps.warmup + _STEADY_STEPS + extra_steps)
-    return start + blocks * _BLOCK_S + steps * _STEP_S
+    return kind.start_s + blocks * _BLOCK_OVERHEAD * kind.block_ms / 1e3 + steps * _STEP_S

@@ -69,6 +69,7 @@ def order_for(
         seed=first.seed or 0,
         compile=first.compile,
         channels_last=first.channels_last,
+        cudnn_benchmark=first.cudnn_benchmark,
         threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
         variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
         baseline=plan.baseline if plan.baseline in launch.variants else None,
@@ -131,13 +132,14 @@ def variant_order(
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:
     """torch device of each rank or replica, as its process sees them: only its own are visible."""
-    kind = accelerator_of(variant.devices[0])
-    if kind.is_host:
-        return (kind.name,) * len(variant.devices)
-    if STRATEGIES[variant.strategy].process_per_device:
-        return (kind.device(0),) * len(variant.devices)  # every rank sees its own GPU only
-    visible = list(dict.fromkeys(variant.devices))
-    return tuple(kind.device(visible.index(device)) for device in variant.devices)
+    owned = STRATEGIES[variant.strategy].devices_by_process(variant.devices)
+    return tuple(name for own in owned for name in visible_names(own))
+
+
+def visible_names(devices: Sequence[str]) -> tuple[str, ...]:
+    """What torch calls the devices in a process that sees no others."""
+    kind, visible = accelerator_of(devices[0]), list(dict.fromkeys(devices))
+    return tuple(kind.name if kind.is_host else kind.device(visible.index(name)) for name in devices)
 
 
 def backend_for(variant: Variant, machines: Sequence[MachineLike]) -> str | None:

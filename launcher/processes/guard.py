@@ -20,7 +20,13 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.process_tree import SHIELDED, become_subreaper, descendants, kill_descendants
+from gpurun.launcher.machine.process_tree import (
+    SHIELDED,
+    become_subreaper,
+    check_proc,
+    descendants,
+    kill_descendants,
+)
 from gpurun.launcher.machine.resource_limits import start_problem
 
 SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
@@ -37,10 +43,11 @@ def split_process() -> "Guard":
 
     Raises:
         RuntimeError: this process has more than one Python thread already.
-        MachineError: no process can be started.
+        MachineError: no process can be started, or /proc is not this process's.
     """
     if threading.active_count() != 1:
         raise RuntimeError("split_process() must come before any thread is started")
+    check_proc()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     become_subreaper()
     try:
@@ -175,8 +182,10 @@ def _detach(keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    os.closerange(3, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+    for fd in map(int, os.listdir("/proc/self/fd")):  # in a container the limit may be a billion
+        if fd > 2 and fd != keep:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(fd)
 
 
 class _Supervisor:

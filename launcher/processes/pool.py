@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
-from gpurun.launcher.machine.process_tree import kill_descendants, send_signal
+from gpurun.launcher.machine.process_tree import descendants, kill_descendants, send_signal
 from gpurun.launcher.machine.resource_limits import start_problem
 from gpurun.launcher.masking import Secrets, revealed
 from gpurun.launcher.processes.channel import ServingProcess
@@ -177,9 +177,12 @@ class WorkerPool:
             return
         server, self._server = self._server, None
         server.close()
-        kill_descendants(server.pid)
-        send_signal(server.pid, signal.SIGKILL)
-        kill_descendants(server.pid)
+        if server.pid in descendants(
+            self._guard.supervisor
+        ):  # else its number may be another process's by now
+            kill_descendants(server.pid)
+            send_signal(server.pid, signal.SIGKILL)
+            kill_descendants(server.pid)
         self._requested.clear()
         self._running.clear()
 

@@ -178,6 +178,17 @@ def _peak_gib(result: VariantResult) -> float | None:
     return max((rank.peak_gib for rank in result.ranks if rank.peak_gib is not None), default=None)
 
 
+def _slowest_clock_mhz(result: VariantResult) -> float | None:
+    return min((rank.sm_clock_mhz for rank in result.ranks if rank.sm_clock_mhz is not None), default=None)
+
+
+def _power_w(result: VariantResult) -> float | None:
+    """Of all GPUs, each once; `None` unless all are known."""
+    by_device = {rank.device: rank.power_w for rank in result.ranks}
+    known = [watts for watts in by_device.values() if watts is not None]
+    return sum(known) if known and len(known) == len(by_device) else None
+
+
 def _exposed_percent(result: VariantResult) -> float | None:
     """From the trace where there is one, as a share of the traced step; else from the ablation."""
     slowest = slowest_rank(result.ranks)
@@ -275,6 +286,26 @@ METRICS: tuple[Metric, ...] = (
         text=_fixed(2),
         better="lower",
         drop=4,
+    ),
+    Metric(
+        key="sm_clock_mhz",
+        title="clock of the slowest GPU",
+        short="SM MHz",
+        unit="MHz",
+        value=_slowest_clock_mhz,
+        text=_fixed(0),
+        better="higher",
+        drop=11,
+    ),
+    Metric(
+        key="power_w",
+        title="power of all GPUs",
+        short="W",
+        unit="W",
+        value=_power_w,
+        text=_fixed(0),
+        better="lower",
+        drop=10,
     ),
     Metric(
         key="exposed_comm_percent",

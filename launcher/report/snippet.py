@@ -121,7 +121,11 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
         return "To train with"
     other = first_uneven(comparison, has_snippet=False)
     leads = other is not None and other.id == comparison.first
-    return f"To train with the fastest uneven split{f' of {uneven.strategy}' if leads else ''},"
+    which = f"the fastest uneven split{f' of {uneven.strategy}' if leads else ''}"
+    faster = next((one for one in comparison.variants if one.id == comparison.fastest), None)
+    if faster is None:
+        return f"To train with {which},"
+    return f"{variant_label(faster)} was shown to be faster. To train with {which} all the same,"
 
 
 def _no_lines(variant: VariantResult) -> str:

@@ -5,7 +5,7 @@ next one.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
@@ -15,7 +15,7 @@ from gpurun.launcher.failures.root_cause import Failure, root_cause
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, located
-from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.rundir.records import Event, FailureRecord
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,8 @@ class Stopped:
     """What ranks wrote down of their failures."""
     finished: frozenset[str] = frozenset()
     """Variants of the launch that are measured."""
+    last: Mapping[int, Event] = field(default_factory=dict)
+    """The newest event of each rank that has written some."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +329,7 @@ def _on_stopped(state: State, stopped: Stopped) -> Next:
     if full:
         return state, ReportFullDisk(full[0])
     cause = root_cause(exits, stopped.records, stopped.stopped_ns)
-    return state, Explain(located(cause, _watch(state)))
+    return state, Explain(located(cause, stopped.last.get(cause.rank), _watch(state)))
 
 
 def _on_explained(state: State, failure: Failure) -> Next:

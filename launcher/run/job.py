@@ -118,17 +118,20 @@ def prepare(job: Job, machine: Machine, pool: WorkerPool, nodes: Sequence[Node] 
         MachineError: the machine lacks what the job asks for, or the run directory can't be written.
         VariantError: `global_batch: max` could not be found.
     """
-    spec, resume, fit = job.spec, job.resumed, None
+    spec, resume, found = job.spec, job.resumed, None
     if wants_max(spec):
-        fit = find_run(resume).read_max_batch() if resume else None
-        fit = fit or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
-        spec = with_batch(spec, fit)
+        found = find_run(resume).read_max_batch() if resume else None
+        found = found or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
+        spec = with_batch(spec, found)
     plan = build_plan(spec, machine, nodes)
     job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
-    run = open_run(job.given, spec, plan, machine, job.out) if resume is None else resume_run(resume, plan)
-    if fit is not None:
-        write_json(run.max_batch, fit)
+    if resume is None:
+        run = open_run(job.given, spec, plan, machine, job.out)
+    else:
+        run = resume_run(resume, plan, say_on_stderr)
+    if found is not None:
+        write_json(run.max_batch, found)
     return Prepared(spec, machine, plan, run, job.job_dir)
 
 

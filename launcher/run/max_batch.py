@@ -8,22 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.balance.largest_batch import with_margin
 from gpurun.launcher.errors import MachineError, VariantError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
-from gpurun.launcher.plan.combination import largest_batch
+from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.plan.devices import job_devices
+from gpurun.launcher.plan.launch_config import visible_names
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
 from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig
-from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.strategies import STRATEGIES, Strategy
 from gpurun.launcher.units import format_count, plural
 
 MAX_STARTS = 40
 """Processes that one device may use up; doubling and halving need fewer attempts than that."""
+MARGIN = 0.05
+"""Share of the fitting batch to leave free, for fragmentation and communication buffers."""
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
@@ -35,9 +37,9 @@ def wants_max(spec: JobSpec) -> bool:
     return spec.global_batch == "max" and not spec.compare.global_batch
 
 
-def with_batch(spec: JobSpec, fit: MaxBatch) -> JobSpec:
+def with_batch(spec: JobSpec, found: MaxBatch) -> JobSpec:
     """The job with the batch that was found, in place of `max`."""
-    return replace(spec, global_batch=fit.global_batch)
+    return replace(spec, global_batch=found.global_batch)
 
 
 def find_max_batch(
@@ -55,12 +57,12 @@ def find_max_batch(
     rooms = [Room(1 << 60)] * len(devices)
     with tempfile.TemporaryDirectory() as name:
         for number, (precision, params) in enumerate(_kinds(spec)):
-            search = Search(
-                spec, machine, pool, job_dir, Path(name) / str(number), devices, precision, params
-            )
-            rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
+            for together in _ways(spec, devices):
+                folder = Path(name) / f"{number}-{together:d}"
+                search = Search(spec, machine, pool, job_dir, folder, devices, precision, params, together)
+                rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
     caps = [room.samples for room in rooms]
-    batch = largest_batch(replace(spec, global_batch=1), caps)
+    batch = max_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
     say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
     return MaxBatch(batch, tuple(caps))
@@ -84,6 +86,20 @@ def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
     precisions = spec.compare.precision or (spec.precision,)
     params = [{**spec.params, **more} for more in spec.compare.params or ({},)]
     return itertools.product(precisions, params)
+
+
+def _strategies(spec: JobSpec) -> list[Strategy]:
+    return [STRATEGIES[name] for name in spec.compare.strategy or (spec.strategy,)]
+
+
+def _ways(spec: JobSpec, devices: Sequence[str]) -> list[bool]:
+    """Whether to try all devices in one process, too: on GPUs, the first one then gathers what all have made.
+
+    Only where nothing else is wanted, that is the only way.
+    """
+    if accelerator_of(devices[0]).is_host or len(set(devices)) == 1:
+        return [False]
+    return sorted({strategy.has_replicas for strategy in _strategies(spec)})
 
 
 def _accumulate(spec: JobSpec) -> int:
@@ -112,6 +128,12 @@ class Search:
     devices: tuple[str, ...]
     precision: str
     params: Mapping[str, Any]
+    together: bool = False
+    """Whether one process has all devices."""
+
+    @property
+    def num_processes(self) -> int:
+        return 1 if self.together else len(self.devices)
 
     def run(self) -> list[Room]:
         """The samples that each device can hold.
@@ -121,7 +143,7 @@ class Search:
             VariantError: the workload fails for another reason, or takes too long.
         """
         deadline = time.monotonic() + self.spec.timeout_s
-        open_ = set(range(len(self.devices)))
+        open_ = set(range(self.num_processes))
         try:
             for _ in range(MAX_STARTS):
                 self.pool.start([self.request(index) for index in sorted(open_)])
@@ -131,7 +153,8 @@ class Search:
                     break
         finally:
             self.pool.stop(0.0)
-        return [self.found(index) for index in range(len(self.devices))]
+        found = [self.found(index) for index in range(self.num_processes)]
+        return found * len(self.devices) if self.together else found
 
     def wait(self, num_ranks: int, deadline: float) -> None:
         """Waits until all processes have ended, in whatever way."""
@@ -160,16 +183,20 @@ class Search:
 
     def found(self, index: int) -> Room:
         attempts = self.attempts(index)
-        fits, _ = bounds(attempts)
+        fits, fails = bounds(attempts)
         if not fits:
             raise MachineError(self.too_small(index))
-        return Room(with_margin(fits), attempts[-1].message if attempts[-1].outcome == "done" else "")
+        # Of the smallest batch that failed for another reason than memory, or of the end of the search.
+        failed = [one for one in attempts if one.batch == fails and one.message]
+        reasons = [f"{format_count(one.batch)} fail: {one.message}" for one in failed]
+        ended = [one.message for one in attempts[-1:] if one.outcome == "done" and one.message]
+        return Room(with_margin(fits), next(iter([*reasons, *ended]), ""))
 
     def timeout_text(self) -> str:
         """That the time is up, what is known by then, and what to do."""
-        fitted = [bounds(self.attempts(index))[0] for index in range(len(self.devices))]
+        fitted = [bounds(self.attempts(index))[0] for index in range(self.num_processes)]
         known = ", ".join(
-            f"{format_count(fits)} on {device}" for fits, device in zip(fitted, self.devices, strict=True)
+            f"{format_count(fits)} on {device}" for fits, device in zip(fitted, self.devices, strict=False)
         )
         return (
             f"the largest batch was not found within {self.spec.timeout_s:g} s\n"
@@ -196,28 +223,31 @@ class Search:
         return StartRequest(
             rank=index,
             args=(str(order),),
-            env=dict(device_env(self.devices[index], index, self.machine)),
+            env=dict(device_env(self.own(index), index, self.machine)),
             log=str(self.folder / f"{index}.log"),
             cwd=str(self.job_dir),
-            entry="gpurun.launcher.worker.training.batch_search:main",
+            entry="gpurun.launcher.worker.training.max_batch_attempts:main",
         )
+
+    def own(self, index: int) -> tuple[str, ...]:
+        """The devices of one process."""
+        return self.devices if self.together else (self.devices[index],)
 
     def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
         num_devices, kind = len(self.devices), accelerator_of(self.devices[0])
+        views = self.spec.compare.gradient_as_bucket_view or (self.spec.gradient_as_bucket_view,)
         share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
         return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
             params=self.params,
-            device=kind.name if kind.is_host else kind.device(0),
+            devices=visible_names(self.own(index)),
             index=index,
             num_devices=num_devices,
             precision=self.precision,
             accumulate=_accumulate(self.spec),
-            keeps_gradients=any(
-                STRATEGIES[name].keeps_gradients
-                for name in self.spec.compare.strategy or (self.spec.strategy,)
-            ),
+            keeps_gradients=not self.together and any(one.keeps_gradients for one in _strategies(self.spec)),
+            gradients_are_views=all(views),
             seed=self.spec.seed,
             threads=max(1, self.machine.cpu_cores // num_devices),
             limit_bytes=int(share) if kind.is_host else None,
@@ -233,3 +263,8 @@ def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
     ended = {one.batch for one in attempts if one.outcome == "fits"}
     fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
     return fits, min(fails, default=None)
+
+
+def with_margin(fits: int) -> int:
+    """The samples to use on a device that held `fits`."""
+    return max(1, int(fits * (1 - MARGIN))) if fits else 0

@@ -1,10 +1,13 @@
 """Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to resume."""
 
 import shutil
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
@@ -15,6 +18,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.paths import check_owner, is_name, refuse_links
+from gpurun.launcher.rundir.records import RootCause, VariantStatus
 
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
@@ -260,8 +264,13 @@ class StoredInvocation:
     job_dir: str | None = None
 
 
-def resume_run(path: Path, plan: Plan) -> RunDir:
+def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     """A run to resume; what failed or timed out is tried again, what was measured is kept.
+
+    Args:
+        path: as `find_run` takes it.
+        plan: of the job as it is now.
+        say: gets what isn't tried again.
 
     Raises:
         SpecError: no run is there, it was made from another job, or another command works on it.
@@ -269,16 +278,37 @@ def resume_run(path: Path, plan: Plan) -> RunDir:
     run = find_run(path)
     check_owner(run)
     refuse_if_alive(run)
-    if read_json(run.plan, Plan) != plan:
+    if read_json(run.plan, Plan) != as_read_back(plan):
         raise SpecError(
             f"{run.path} was made from another job, or on another machine: its plan differs\n"
             f"    start a new run, or resume with the job that it was made from: gpurun --resume {run.path}"
         )
-    for variant in plan.variants:
-        status = run.read_status(variant.id)
-        if status is not None and status.status in ("failed", "timeout", "skipped"):
-            forget(run, variant.id)
+    too_large = [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]
+    if too_large:
+        say(f"not tried again, since out of memory: {', '.join(too_large)}")
     return run
+
+
+def _is_tried_again(run: RunDir, variant_id: str) -> bool:
+    """Whether a variant is measured, or will be: one that itself ran out of memory would do so again."""
+    status = run.read_status(variant_id)
+    if status is None or status.status in ("ok", "unsteady"):
+        return True
+    if status.status == "oom" and not _was_killed(run, status):
+        return False
+    forget(run, variant_id)
+    return True
+
+
+def _was_killed(run: RunDir, status: VariantStatus) -> bool:
+    """Whether the kernel's OOM killer ended it: then others may have taken the memory."""
+    path = run.root_cause(status.launch) if status.launch else None
+    return path is not None and path.exists() and read_json(path, RootCause).code == -signal.SIGKILL
+
+
+def as_read_back(plan: Plan) -> Plan:
+    """The plan as its file holds it: JSON has lists, no tuples."""
+    return msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
 
 
 def forget(run: RunDir, variant_id: str) -> None:

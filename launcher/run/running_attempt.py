@@ -4,8 +4,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch
@@ -17,7 +15,7 @@ from gpurun.launcher.run.attempts import attempt_id, finished_variants
 from gpurun.launcher.run.start_requests import Starter, end_program, program_of
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
-from gpurun.launcher.rundir.files import complete_lines
+from gpurun.launcher.rundir.files import complete_lines, decoded_lines, num_bytes
 from gpurun.launcher.rundir.records import Event
 
 POLL_S = 0.2
@@ -62,9 +60,12 @@ class RunningAttempt:
 
     def new_events(self) -> tuple[Event, ...]:
         """Events that were written since the last call."""
-        text = complete_lines(self.run.events(self.name), self.events_read)
+        path = self.run.events(self.name)
+        if num_bytes(path) < self.events_read:
+            self.events_read = 0  # someone has removed it, and it was begun anew
+        text = complete_lines(path, self.events_read)
         self.events_read += len(text)
-        return tuple(msgspec.json.decode(line, type=Event) for line in text.splitlines())
+        return tuple(decoded_lines(text, Event))
 
     def read_steps(self) -> tuple[int, ...]:
         """Completed steps of every rank, on all nodes."""
@@ -95,7 +96,15 @@ class RunningAttempt:
         finished = frozenset(finished_variants(self.run, self.launch))
         if finished >= set(action.variants):
             self.relay.finish()
-        return do.Stopped(exits, stopped_ns, tuple(self.run.read_failures(self.name)), finished)
+        failures = tuple(self.run.read_failures(self.name))
+        return do.Stopped(exits, stopped_ns, failures, finished, self.last_events())
+
+    def last_events(self) -> dict[int, Event]:
+        """The newest event of each rank of a workload; a program's ranks have none of their own."""
+        if program_of(self.starter.plan, self.launch) is not None:
+            return {}
+        found = {p.rank: self.run.read_events(self.name, p.rank) for p in self.launch.processes}
+        return {rank: events[-1] for rank, events in found.items() if events}
 
     def host_of(self, rank: int) -> str:
         """The machine that a rank runs on."""

@@ -183,11 +183,18 @@ class Watch:
         return replace(self, deadline_s=self.now_s + (LAST_WORDS_S if self.has_failed else LEFT_BEHIND_S))
 
 
-def located(cause: Failure, watch: Watch) -> Failure:
-    """The cause with what the launch was doing, where the rank itself could not say it.
+def located(cause: Failure, last: Event | None, watch: Watch) -> Failure:
+    """The cause with what the rank was doing, where it left no record of its failure.
 
-    Only while devices are measured for a balanced split are all ranks certain to be in the same stage.
+    Args:
+        cause: the failure.
+        last: the newest event of that rank. Rank 0's may be of the next variant: ranks don't wait for each
+            other in blocks without communication.
+        watch: of the launch. Only while devices are measured for a balanced split are all ranks certain to be
+            in the same stage as rank 0.
     """
-    if cause.stage is not None or not watch.is_balancing:
+    if cause.stage is not None:
         return cause
-    return replace(cause, stage=BALANCE, variant=watch.variant)
+    if last is not None:
+        return replace(cause, stage=last.stage, variant=last.variant)
+    return replace(cause, stage=BALANCE, variant=watch.variant) if watch.is_balancing else cause

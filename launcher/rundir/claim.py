@@ -1,6 +1,7 @@
 """Which command works on a run directory: a claim that keeps a second command out."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -15,6 +16,9 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir, unwritable, write_json
 
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say: exFAT, many in user space."""
+
 
 @dataclass(frozen=True)
 class Running:
@@ -26,12 +30,15 @@ class Running:
     """Of the command."""
     start_ticks: int
     """When that process began: its number may have been reused since."""
+    pid_namespace: int = 0
+    """In which `pid` counts: containers may share host name and boot. 0 in older claims."""
     launch: str | None = None
     """The attempt of a launch that runs now; `None` between two attempts."""
 
     @property
     def is_here(self) -> bool:
-        return self.host == platform.node()
+        """Whether its process can be seen from here."""
+        return self.host == platform.node() and self.pid_namespace in (0, pid_namespace())
 
     @property
     def may_live(self) -> bool:
@@ -49,7 +56,8 @@ def claimed(run: RunDir) -> Iterator[None]:
         SpecError: another command works on it.
         MachineError: the directory can't be written.
     """
-    me = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
+    pid = os.getpid()
+    me = Running(platform.node(), boot_id(), pid, start_ticks(pid) or 0, pid_namespace())
     create(run, me)
     try:
         yield
@@ -96,6 +104,11 @@ def _create_whole(path: Path, content: bytes) -> None:
     try:
         draft.write_bytes(content)
         os.link(draft, path)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        with path.open("xb") as file:
+            file.write(content)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -146,10 +159,19 @@ def running_launch(run: RunDir) -> str:
     if found is None or not found.may_live:
         raise SpecError(f"{run.path}: this run is not in progress; for its output: gpurun logs {run.path}")
     if not found.is_here:
-        raise SpecError(f"{run.path} is running on {found.host}: run this command there")
+        where = "in another container" if found.host == platform.node() else f"on {found.host}"
+        raise SpecError(f"{run.path} is running {where}: run this command there")
     if found.launch is None:
         raise SpecError(f"{run.path}: no rank is running right now; try again")
     return found.launch
+
+
+def pid_namespace() -> int:
+    """Number of the namespace in which this process's id counts."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def boot_id() -> str:

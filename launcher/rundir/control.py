@@ -101,7 +101,10 @@ def socket_path(folder: Path, rank: int) -> Path:
 def make_folder(folder: Path) -> None:
     """Creates the directory of all blocks, for its owner alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(FOLDER_MODE)
+    with contextlib.suppress(
+        PermissionError
+    ):  # exFAT has no permissions of files; whoever mounted it sets all
+        folder.chmod(FOLDER_MODE)
 
 
 def read_states(folder: Path) -> Mapping[int, RankState]:

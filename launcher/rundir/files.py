@@ -7,7 +7,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -83,8 +83,8 @@ class RunDir(RunPaths):
         """In order; empty for a run of a fixed size, and before the first look."""
         return tuple(read_lines(self.looks, Look))
 
-    def read_events(self, launch_id: str) -> list[Event]:
-        return list(read_lines(self.events(launch_id), Event))
+    def read_events(self, launch_id: str, rank: int = 0) -> list[Event]:
+        return list(read_lines(self.events(launch_id, rank), Event))
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -117,8 +117,13 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """The complete lines of an append-only file, without a line that a crash or a full disk cut off."""
+    return decoded_lines(complete_lines(path), kind)
+
+
+def decoded_lines(text: bytes, kind: type[T]) -> Iterator[T]:
+    """Lines of JSON without damaged ones: a full disk leaves a part of a line, to which the next is glued."""
     decoder = msgspec.json.Decoder(kind)
-    for line in complete_lines(path).splitlines():
+    for line in text.splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             yield decoder.decode(line)
 
@@ -143,12 +148,23 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
     encoded = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        with path.open("ab+", buffering=0) as file:
+            whole_bytes = _end_of_lines(file)
             written = file.write(encoded)
+            if written != len(encoded):
+                file.truncate(whole_bytes)
     except OSError as error:
         raise unwritable(path, error) from error
     if written != len(encoded):
         raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """The size of an append-only file; a line that was cut off is ended, or the next would be part of it."""
+    size = file.seek(0, os.SEEK_END)
+    if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+        size += file.write(b"\n")
+    return size
 
 
 def num_bytes(path: Path) -> int:

@@ -39,7 +39,7 @@ class RunPaths:
     @property
     def max_batch(self) -> Path:
         """The result of `global_batch: max`."""
-        return self.path / "fit.json"
+        return self.path / "max_batch.json"
 
     @property
     def comparison(self) -> Path:
@@ -65,8 +65,8 @@ class RunPaths:
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
 
-    def events(self, launch_id: str) -> Path:
-        return self.launch(launch_id) / "events.jsonl"
+    def events(self, launch_id: str, rank: int = 0) -> Path:
+        return self.launch(launch_id) / (f"rank{rank}.events.jsonl" if rank else "events.jsonl")
 
     def launch_facts(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "facts.json"

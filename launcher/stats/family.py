@@ -6,7 +6,7 @@ or two versions of one variant against a threshold.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, median, stdev, variance
 from typing import Literal, TypeVar
@@ -85,6 +85,7 @@ class Family:
     values: Mapping[str, Mapping[int, float]]
     looks: tuple[Look, ...] = ()
     """Taken so far; launches after the last one count at the next. Without any, all launches count."""
+    _levels: dict[tuple[int, float], float] = field(default_factory=dict, repr=False, compare=False)
 
     def differences(self, variant: str, other: str) -> list[float]:
         """d = ln(t / t of the other) for every repetition that both have."""
@@ -100,7 +101,13 @@ class Family:
         found = self.differences(variant, other)
         if len(found) < MIN_LAUNCHES:
             return None
-        return t_interval(found, level_at(self.looks, self.launches(variant, other), alpha))
+        return t_interval(found, self.level(self.launches(variant, other), alpha))
+
+    def level(self, launches: int, alpha: float) -> float:
+        """Of an interval from so many launches."""
+        if (launches, alpha) not in self._levels:
+            self._levels[launches, alpha] = level_at(self.looks, launches, alpha)
+        return self._levels[launches, alpha]
 
     def launches(self, variant: str, other: str) -> int:
         """The number of launches after which the last one common to both had run."""

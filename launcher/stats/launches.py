@@ -6,7 +6,7 @@ Student's t distribution takes the standard library alone; scipy is the referenc
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import fmean, stdev, variance
+from statistics import fmean, variance
 
 from gpurun.launcher.stats.verdict import Interval
 
@@ -17,7 +17,8 @@ def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
     if num_values < 2:
         return None
     centre = fmean(values)
-    half_width = t_quantile(1 - alpha / 2, num_values - 1) * stdev(values) / math.sqrt(num_values)
+    error = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (num_values - 1) / num_values)
+    half_width = t_quantile(1 - alpha / 2, num_values - 1) * error
     return centre - half_width, centre + half_width
 
 

@@ -10,17 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.helper_process import helper_argv
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.run.open import find_run
 
+WsgiApp = Callable[[dict[str, Any], Any], Any]
+FONTS = "/font-roboto/"
 START_LIMIT_S = 60.0
 """TensorBoard needs 2 s on an idle machine; a cold disk or a busy one takes longer."""
 GRACE_S = 5.0
@@ -106,13 +108,29 @@ def serve() -> None:
     from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 
     plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
-    board = program.TensorBoard(plugins=[*plugins, GpurunPlugin])
+
+    def server(app: WsgiApp, flags: Any) -> Any:
+        return program.create_port_scanning_werkzeug_server(with_fonts(app, flags.path_prefix), flags)
+
+    board = program.TensorBoard(plugins=[*plugins, GpurunPlugin], server_class=server)
     board.configure([sys.argv[0], *json.load(sys.stdin)])
     try:
         print(board.launch(), flush=True)
     except program.TensorBoardServerException as error:
         sys.exit(error.msg)
     signal.pause()
+
+
+def with_fonts(app: WsgiApp, prefix: str) -> WsgiApp:
+    """TensorBoard, which asks for its fonts without the prefix of all other addresses."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ.get("PATH_INFO", "")
+        return app(
+            {**environ, "PATH_INFO": prefix + path if path.startswith(FONTS) else path}, start_response
+        )
+
+    return answer
 
 
 def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:

@@ -33,7 +33,7 @@ class ProgramCommand(click.Command):
 @click.option(
     "-m", "module", metavar="MODULE", help="Run a module, as `python -m` does, instead of a script."
 )
-@click.option("--devices", default="auto", metavar="DEVICES", help="auto, cuda, cpu:2, or cuda:0,cuda:1.")
+@click.option("--devices", default="auto", metavar="DEVICES", help="auto, cpu:2, or GPUs as in a job file.")
 @out_option
 @click.option(
     "--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes; run the same command on each."

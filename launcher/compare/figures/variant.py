@@ -28,7 +28,7 @@ from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
+from gpurun.launcher.rundir.records import Balance, GpuLoad, Prediction, StepRecord
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.looks import look_at
@@ -178,7 +178,8 @@ def _one_rank(
 ) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = [step for step in steps if step.kind == "timed"]
-    peaks = [step.peak_bytes for step in timed if step.peak_bytes is not None]
+    loads = gpu_loads(measured, rank)
+    peaks = [one.peak_bytes for one in loads or timed if one.peak_bytes is not None]
     trace = run.trace(measured.variant.id, rank)
     return RankFigures(
         rank=rank,
@@ -190,9 +191,29 @@ def _one_rank(
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
-        throttled=throttled(timed),
+        throttled=throttled(loads or timed),
+        sm_clock_mhz=mean_of(load.sm_clock_mhz for load in loads),
+        power_w=mean_of(load.power_w for load in loads),
+        alloc_retries=sum(load.alloc_retries for load in loads),
         host=host,
     )
+
+
+def gpu_loads(measured: Measured, position: int) -> list[GpuLoad]:
+    """What the GPU at a position of the split did in each timed block; nothing for a CPU device."""
+    variant = measured.variant
+    strategy, devices = STRATEGIES[variant.strategy], variant.devices
+    rank = 0 if strategy.has_replicas else position
+    own = dict.fromkeys(devices[index] for index in strategy.positions_of(rank, len(devices)))
+    index = list(own).index(devices[position])
+    timed = (step for step in measured.steps.get(rank, ()) if step.kind == "timed")
+    return [step.gpus[index] for step in timed if len(step.gpus) > index]
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone: bool = False) -> RankFigures:

@@ -32,7 +32,7 @@ compare:                   # every combination of these is measured
 
 steps:
   warmup: 10               # at least this many steps before timing begins
-  rounds: 28               # at most; in each round every variant runs for 200 ms
+  rounds: 28               # at most; a round runs every variant for 200 ms, on GPUs for 1 s
   early_stop: true         # stop as soon as every comparison is decided
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant

@@ -62,7 +62,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The result of `global_batch: max`; `fit.json`."""
+    """The result of `global_batch: max`; `max_batch.json`."""
 
     global_batch: int
     caps: tuple[int, ...]

@@ -82,6 +82,8 @@ class LaunchConfig:
     """Whether the model is compiled, separately for each shape of its inputs."""
     channels_last: bool = False
     """Whether images have the channels-last memory format."""
+    cudnn_benchmark: bool = False
+    """Whether convolutions try their algorithms for each new shape."""
     ablation_rounds: int = 0
     """In how many of the first rounds every variant also runs a block without communication (`ddp`)."""
     draw: str = ""
@@ -144,21 +146,23 @@ class LaunchHead:
 
 @dataclass(frozen=True)
 class MaxBatchConfig:
-    """What one device needs to find the largest batch that it holds."""
+    """What a process needs to find the largest batch that each of its devices holds."""
 
     workload: str
     job_dir: str
     params: Mapping[str, Any]
-    device: str
-    """As its process sees it."""
+    devices: tuple[str, ...]
+    """Those of this process, as it sees them: one, or all where one process has them."""
     index: int
-    """Its position among the job's devices."""
+    """Position of the first among the job's devices."""
     num_devices: int
     precision: str
     accumulate: int
     """Micro-batches of a batch."""
     keeps_gradients: bool
-    """Whether gradients occupy memory all the time, as in DDP's buckets."""
+    """Whether as much memory as all gradients take is occupied all the time, as by DDP's buckets."""
+    gradients_are_views: bool
+    """Whether that is the gradients' only memory."""
     seed: int
     threads: int
     limit_bytes: int | None

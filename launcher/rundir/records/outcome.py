@@ -10,7 +10,8 @@ Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profil
 
 @dataclass(frozen=True)
 class Event:
-    """What rank 0 does now, or the command; a line of `launches/ID/events.jsonl`."""
+    """What a rank does now, or the command; a line of `launches/ID/events.jsonl`, which is rank 0's and the
+    command's, or of another rank's file."""
 
     time_ns: int
     stage: Stage

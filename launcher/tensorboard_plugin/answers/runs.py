@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpurun.launcher.compare.causes import TRACED_AS_TIMED
+from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Variant
@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
+    RANK_ROWS,
     TIMED_BARS,
     TRACED_BARS,
     cost_sentences,
@@ -24,6 +25,7 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     far_note,
     step_sentence,
     system_line,
+    timed_parts,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     changed_s,
@@ -102,8 +104,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         **_conclusion(listed, comparison),
         "facts": fact_lines(comparison) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
-        "bars": {"traced": TRACED_BARS, "timed": TIMED_BARS},
-        "traced_as_timed": TRACED_AS_TIMED,
+        "bars": {"traced": TRACED_BARS, "timed": TIMED_BARS, "ranks": RANK_ROWS},
         "metrics": described(comparison.variants) if comparison else [],
         "variants": variants(listed, comparison),
     }
@@ -145,11 +146,20 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
                 "cost_sentences": cost_sentences(each, comparison.variants),
                 "step_sentence": step_sentence(each),
                 "far_note": far_note(each),
+                "slowest_rank": slowest.rank if (slowest := slowest_rank(each.ranks)) else None,
+                "timed_parts": _timed_parts(each),
             }
             for each in comparison.variants
             if is_name(each.id)
         ]
     return [_entry(listed, each, None) for each in (plan.variants if plan else ()) if is_name(each.id)]
+
+
+def _timed_parts(variant: VariantResult) -> dict[str, Mapping[str, float]]:
+    """By rank, of those without a trace, the parts of their step in ms."""
+    step_ms = None if variant.step_ms is None else variant.step_ms.median
+    untraced = (rank for rank in variant.ranks if not rank.span_ms)
+    return {str(rank.rank): parts for rank in untraced if (parts := timed_parts(rank, step_ms))}
 
 
 def variant_ids(listed: Listed) -> list[str]:
@@ -180,13 +190,15 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "cost_sentences": [],
         "step_sentence": None,
         "far_note": None,
+        "slowest_rank": None,
+        "timed_parts": {},
         "traces": _traces(listed, variant.id),
     }
 
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a directory of traces."""
-    missing = ("strategy", "precision", "reason", "explanation", "step_sentence", "far_note")
+    missing = ("strategy", "precision", "reason", "explanation", "step_sentence", "far_note", "slowest_rank")
     unknown: Mapping[str, Any] = dict.fromkeys(missing)
     return {
         "id": TRACES,
@@ -197,6 +209,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         "split": [],
         "figures": {},
         "cost_sentences": [],
+        "timed_parts": {},
         "status": "ok",
         "traces": _traces(listed, TRACES),
         "problems": unopened(listed, TRACES),

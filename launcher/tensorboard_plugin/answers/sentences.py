@@ -28,6 +28,11 @@ TRACED_BARS = (
 )
 TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
 """What the bars of variants without traces are."""
+RANK_ROWS = (
+    "One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. "
+    "A click opens that rank next to the slowest one."
+)
+"""How a variant of many ranks is drawn."""
 RANKED_LATER = "Variants that run in turns are ranked together, when their launch is done."
 NOT_RANKED_YET = "Nothing can be ranked yet."
 NAMED_FROM = 0.005
@@ -67,7 +72,7 @@ def step_sentence(variant: VariantResult) -> str | None:
         return None
     label, step_ms = variant_label(variant), variant.step_ms.median
     rank = slowest_rank(variant.ranks)
-    parts = _parts_ms(rank, step_ms) if rank is not None else {}
+    parts = (_traced_parts(rank) or timed_parts(rank, step_ms)) if rank is not None else {}
     total_ms = sum(parts.values())
     if rank is None or not total_ms:
         return f"{label} takes {format_ms(step_ms)} ms a step."
@@ -79,14 +84,21 @@ def step_sentence(variant: VariantResult) -> str | None:
     return f"{text}{traced_and_timed(rank.span_ms, variant) if rank.span_ms else ''}."
 
 
-def _parts_ms(rank: RankFigures, step_ms: float) -> Mapping[str, float]:
-    """The parts of a traced step, compute first; without a trace, what phases and ablation show."""
-    if rank.span_ms:
-        return {name: max(0.0, ms) for name, ms in parts_ms(rank).items()}
+def _traced_parts(rank: RankFigures) -> Mapping[str, float]:
+    """The parts of a traced step in ms, compute first; empty without a trace."""
+    return {name: max(0.0, ms) for name, ms in parts_ms(rank).items()} if rank.span_ms else {}
+
+
+def timed_parts(rank: RankFigures, step_ms: float | None) -> Mapping[str, float]:
+    """The parts that phases and ablation show, in ms, compute first; empty where no phase was timed.
+
+    Transfer includes the waiting. Without `step_ms` the step is as long as its phases.
+    """
     phases = rank.phases_ms
     phases_ms = sum(phases.values())
     if not phases_ms:
         return {}
+    step_ms = phases_ms if step_ms is None else step_ms
     scale = step_ms / max(phases_ms, step_ms)
     exposed_ms = max(0.0, rank.exposed_comm_ms.ablation or 0.0)
     busy_ms = sum(phases.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
@@ -106,7 +118,7 @@ def far_note(variant: VariantResult) -> str | None:
         return None
     return (
         f"The traced steps of {variant_label(variant)} are far from the timed ones: "
-        "these bars aren't the steps that were ranked."
+        "what they show isn't what was ranked."
     )
 
 

@@ -12,6 +12,7 @@ export class Run {
     this.byId = new Map(this.variants.map((variant) => [variant.id, variant]));
     this.baseline = this.byId.get(this.comparison?.baseline ?? '') ?? null;
     this.fastest = this.byId.get(this.comparison?.fastest ?? '') ?? null;
+    this.leader = this.byId.get(this.comparison?.leader ?? '') ?? this.fastest;
   }
 
   get name() {
@@ -38,16 +39,6 @@ export class Run {
     return this.answer.status === 'running';
   }
 
-  /**
-   * Whether traced steps are so far from the timed ones that neither represents the other.
-   * @param {number | null | undefined} tracedMs
-   * @param {number | null} stepMs
-   */
-  isFarFromTimed(tracedMs, stepMs) {
-    if (!tracedMs || !stepMs) return false;
-    return Math.abs(tracedMs / stepMs - 1) > this.answer.traced_as_timed;
-  }
-
   /** Those with figures, fastest first; in the plan's order where they can't be ranked. */
   get ranked() {
     const ranked = this.variants.filter((variant) => variant.isRanked);
@@ -66,13 +57,13 @@ export class Run {
   }
 
   /**
-   * The variant to begin with: the one asked for, else the fastest, else any that has what is needed.
+   * The variant to begin with: the one asked for, else the leader, else any that has what is needed.
    * @param {string | null} id
    * @param {Variant[]} [among]
    */
   choose(id, among = this.variants) {
     const wanted = among.find((variant) => variant.id === id);
-    return wanted ?? among.find((variant) => variant === this.fastest) ?? among[0] ?? null;
+    return wanted ?? among.find((variant) => variant === this.leader) ?? among[0] ?? null;
   }
 }
 
@@ -135,6 +126,15 @@ export class Variant {
     return this.result?.ranks ?? [];
   }
 
+  /** The rank that the others wait for. */
+  get slowest() {
+    return this.ranks.find((rank) => rank.rank === this.planned.slowest_rank) ?? null;
+  }
+
+  get timedParts() {
+    return this.planned.timed_parts;
+  }
+
   get isRanked() {
     return this.status === 'ok' && this.stepMs != null;
   }
@@ -147,37 +147,6 @@ export class Variant {
   get figures() {
     return this.planned.figures;
   }
-}
-
-const BEFORE_COMMUNICATION = ['data', 'h2d', 'forward'];
-
-/**
- * The rank that the others wait for: its step without communication is longest.
- * @param {RankFigures[]} ranks
- */
-export function slowestRank(ranks) {
-  /** @type {((rank: RankFigures) => number | null)[]} */
-  const works = [
-    (rank) => minus(rank.step_ms, rank.exposed_comm_ms?.ablation),
-    (rank) => minus(rank.span_ms, rank.exposed_comm_ms?.trace ?? exposedTraced(rank)),
-    (rank) => BEFORE_COMMUNICATION.reduce((sum, name) => sum + (rank.phases_ms?.[name] ?? 0), 0),
-  ];
-  const timed = ranks.filter((rank) => rank.step_ms != null || rank.span_ms != null);
-  for (const work of works) {
-    const known = timed.map(work);
-    if (known.length && known.every((ms) => ms != null)) return timed[known.indexOf(Math.max(...known))];
-  }
-  return timed[0] ?? null;
-}
-
-/** @param {RankFigures} rank */
-function exposedTraced(rank) {
-  return rank.exposed_transfer_ms == null ? null : rank.exposed_transfer_ms + (rank.exposed_wait_ms ?? 0);
-}
-
-/** @param {number | null | undefined} a @param {number | null | undefined} b */
-function minus(a, b) {
-  return a == null || b == null ? null : a - b;
 }
 
 /** @type {{ [N in FilterName]: (variant: Variant) => string | null }} */

@@ -39,8 +39,6 @@ interface RunAnswer {
   facts: string[];
   knee: KneeSentences;
   bars: BarSentences;
-  /** Up to this share of the timed step, traced ones count as equal to it. */
-  traced_as_timed: number;
   metrics: Metric[];
   variants: PlannedVariant[];
 }
@@ -95,6 +93,10 @@ interface PlannedVariant {
   step_sentence: string | null;
   /** Where its traced steps aren't the ones that rank it. */
   far_note: string | null;
+  /** The rank that the others wait for. */
+  slowest_rank: number | null;
+  /** By rank, of those without a trace: the parts of the step in ms; those that are left out take none. */
+  timed_parts: { [rank: string]: { [part: string]: number } };
   traces: TraceFile[];
   /** Only of `traces`. */
   problems?: Problem[];
@@ -119,6 +121,7 @@ interface Comparison {
   noise: Noise;
   variants: VariantResult[];
   fastest: string | null;
+  leader: string | null;
   summary: string;
   batch_curves: BatchCurve[];
   interference: string[];
@@ -195,10 +198,11 @@ interface BatchCurve {
 }
 
 /** What is said of batch curves with a knee, and of those without. */
-/** What the bars of variants with and without traces are. */
+/** What the bars of variants with and without traces are, and the rows of one with many ranks. */
 interface BarSentences {
   traced: string;
   timed: string;
+  ranks: string;
 }
 
 interface KneeSentences {
@@ -860,7 +864,9 @@ interface Row {
   difference: DrawnDifference | null;
   stepMs: number | null;
   result: VariantResult | null;
-  ranks: RankFigures[];
+  /** The rank that the others wait for. */
+  slowest: RankFigures | null;
+  timedParts: PlannedVariant['timed_parts'];
   figures: { [metric: string]: MetricFigure };
 }
 

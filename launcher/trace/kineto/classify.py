@@ -52,6 +52,8 @@ LAUNCH_CATEGORIES = frozenset(
         "xpu_driver",
     }
 )
+WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|cu)EventQuery")
+"""Calls of a GPU's runtime in which the host waits for it."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 DEVICES_NOT_READ = {

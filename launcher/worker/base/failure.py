@@ -15,6 +15,10 @@ from gpurun.launcher.masking import hidden
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import FailureRecord
 
+MAX_MESSAGE, MAX_TRACEBACK = 4_000, 16_000
+"""Characters. An exception may quote a whole tensor or batch, which no one reads, and which takes minutes to
+search for known words."""
+
 Kind = Literal["exception", "oom", "exit", "user"]
 
 _OUT_OF_MEMORY = re.compile(
@@ -49,9 +53,11 @@ def record_failure(
         stage=stage,
         kind=kind_of(error),
         type=encodable(type(error.__cause__ if is_explained else error).__name__),
-        message=hidden(message_of(error), os.environ.items()),
+        message=shortened(hidden(message_of(error), os.environ.items()), MAX_MESSAGE),
         # The message of a user's mistake has the place; our own frames would only hide it.
-        traceback="" if is_explained_to_user(error) else hidden(traceback_of(error), os.environ.items()),
+        traceback=""
+        if is_explained_to_user(error)
+        else shortened(hidden(traceback_of(error), os.environ.items()), MAX_TRACEBACK),
         secondary=is_secondary(error),
     )
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))
@@ -123,6 +129,13 @@ def traceback_of(error: BaseException) -> str:
     except Exception:
         frames = "".join(traceback.format_tb(error.__traceback__))
         return encodable(f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n")
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most about so many characters: its beginning and its end. The rank's log has all of it."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n… {len(text) - most:,} characters are left out …\n{text[-most // 2 :]}"
 
 
 def encodable(text: str) -> str:

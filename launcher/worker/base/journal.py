@@ -22,7 +22,7 @@ from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 
 @dataclass
 class Journal:
-    """Append-only step records of every rank; events and facts of rank 0 alone."""
+    """Append-only step records and events of every rank; facts of rank 0 alone."""
 
     order: LaunchConfig
     rank: int
@@ -36,11 +36,11 @@ class Journal:
         return RunDir(Path(self.order.run_dir))
 
     def enter(self, stage: Stage, variant: str | None = None, round_: int = 0) -> None:
-        """Sets what this rank does from now on; a failure is attributed to it."""
+        """Sets what this rank does from now on, and writes it down: a failure is attributed to it, also where
+        the rank is left no time for a record."""
         self.stage, self.variant = stage, variant
-        if self.rank == 0:
-            event = Event.now(stage, variant, round_, self.order.rounds)
-            append_lines(self.run.events(self.order.launch), [event])
+        event = Event.now(stage, variant, round_, self.order.rounds)
+        append_lines(self.run.events(self.order.launch, self.rank), [event])
 
     def add_facts(self, variant: str, **facts: Any) -> None:
         """Adds to what this launch found out about `variant`, and keeps it at once."""

@@ -50,6 +50,8 @@ def definition(obj: Any) -> Place | None:
         obj = type(obj)
     try:
         file = inspect.getsourcefile(obj)
+        if file and hasattr(obj, "__code__"):  # asked for at every batch: without reading the file
+            return Place(file, obj.__code__.co_firstlineno)
         return Place(file, inspect.getsourcelines(obj)[1]) if file else None
     except (OSError, TypeError):
         return None

@@ -1,6 +1,7 @@
 """From a fork of the server to a rank: resets everything that a process should not inherit."""
 
 import contextlib
+import errno
 import faulthandler
 import gc
 import importlib
@@ -128,7 +129,12 @@ def make_observable(directory: Path, rank: int) -> None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
         answer_about_collectives(directory, rank)
     # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
-    _kept.append(ControlBlock(directory, rank, create=True))
+    try:
+        _kept.append(ControlBlock(directory, rank, create=True))
+    except OSError as error:
+        if error.errno not in (errno.ENODEV, errno.EINVAL):
+            raise
+        print_to_log(f"{directory}: files can't be shared in memory there, so that stacks can't be shown")
 
 
 def answer_about_collectives(directory: Path, rank: int) -> None:

@@ -14,14 +14,14 @@ from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, close_group, init_group
-from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench, site_of
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import load_meter
+from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
 from gpurun.launcher.worker.profiling.on_request import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.launcher.worker.training.timed_rounds import Bench, load_of
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
 from gpurun.launcher.worker.training.traces import TraceRequests, profile
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
@@ -83,7 +83,7 @@ def measure(journal: Journal, peers: Peers) -> None:
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
     if isinstance(workload, Probe):
         site = site_of(order, rank)
-        ProbeBench(workload, site, journal, peers, noise=NoiseMeter(), load=load_meter(site.devices)).run()
+        ProbeRounds(workload, site, journal, peers, noise=NoiseMeter(), load=load_meter(site.devices)).run()
         journal.enter("done")
         return
     device = torch.device(order.devices[rank])
@@ -92,7 +92,7 @@ def measure(journal: Journal, peers: Peers) -> None:
     journal.order = resolve_balanced(order, trainer, clock, peers, journal)
     check(trainer, journal)
     requests = TraceRequests(order, rank, open_block(journal.run, order.launch, rank))
-    Bench(journal.order, trainer, clock, peers, journal, device, requests, load_of(order, rank)).run()
+    TimedRounds(journal.order, trainer, clock, peers, journal, device, requests, load_of(order, rank)).run()
     profile(trainer, journal, peers)
     journal.enter("done")
     trainer.close()

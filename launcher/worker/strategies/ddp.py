@@ -45,6 +45,7 @@ class Ddp:
         find_unused: bool,
         skippable: bool = False,
         bucket_mb: int = TORCHS_BUCKET_MB,
+        gradient_as_bucket_view: bool = False,
     ) -> None:
         """Broadcasts rank 0's weights.
 
@@ -56,13 +57,14 @@ class Ddp:
             skippable: a split may leave a rank without samples.
             bucket_mb: MiB of gradients that are averaged in one all-reduce; at 25, torch's default, the first
                 bucket holds 1 MiB.
+            gradient_as_bucket_view: gradients are views into the buckets, not copied from them.
         """
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
         self.model = DistributedDataParallel(
             Skippable(model) if skippable else model,
             device_ids=None if accelerator_of(device.type).is_host else [device],
             bucket_cap_mb=None if bucket_mb == TORCHS_BUCKET_MB else bucket_mb,
-            gradient_as_bucket_view=True,  # saves a copy of all gradients, in memory and in time
+            gradient_as_bucket_view=gradient_as_bucket_view,
             find_unused_parameters=find_unused,
         )
 

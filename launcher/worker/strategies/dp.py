@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -61,6 +62,13 @@ class StockDataParallel(DataParallel[nn.Module]):
         return parallel_apply(calls, [inputs[i] for i in used], None, [self.device_ids[i] for i in used])
 
 
+def stock(model: nn.Module, devices: Sequence[torch.device]) -> StockDataParallel:
+    """Without torch's advice to leave out the slower of unlike GPUs: to compare that is what a job is for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*There is an imbalance between your GPUs")
+        return StockDataParallel(model, device_ids=list(devices))
+
+
 def call_replica(replica: Callable[..., Tree], state: ThreadState, index: int, *inputs: Any) -> Tree:
     """One replica's outputs, computed in the state of the thread that called the model."""
     with state.restored(index):
@@ -75,7 +83,7 @@ class Dp(OneProcess):
         self.model: CpuDataParallel | StockDataParallel = (
             CpuDataParallel(model, len(devices))
             if accelerator_of(self.device.type).is_host
-            else StockDataParallel(model, device_ids=list(devices))
+            else stock(model, devices)
         )
 
     @classmethod

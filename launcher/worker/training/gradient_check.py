@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
@@ -158,7 +159,7 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> lis
 def model_warnings(trainer: Trainer) -> list[str]:
     """What model and batch say by themselves, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
-    found += channels_last_notes(trainer)
+    found += channels_last_notes(trainer) + cudnn_notes(trainer)
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
@@ -167,6 +168,13 @@ def channels_last_notes(trainer: Trainer) -> list[str]:
     if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
         return []
     return ["channels_last changes nothing: the model has no two-dimensional convolution"]
+
+
+def cudnn_notes(trainer: Trainer) -> list[str]:
+    """What to say where `cudnn_benchmark` changes nothing."""
+    if not trainer.cudnn_benchmark or not accelerator_of(trainer.device.type).is_host:
+        return []
+    return ["cudnn_benchmark changes nothing: a CPU has no cuDNN"]
 
 
 def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:

@@ -36,7 +36,7 @@ MAX_PREFETCH_STEPS = 64
 
 
 @dataclass
-class Bench:
+class TimedRounds:
     """Measures all variants of one launch on one rank; every rank runs the same sequence of blocks."""
 
     order: LaunchConfig

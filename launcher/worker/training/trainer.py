@@ -13,6 +13,7 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
 from gpurun.launcher.worker.strategies.base import Strategy, strategy_of
@@ -61,10 +62,11 @@ class Trainer:
         # Before torch's DataLoader fails with a message of its own: none of these variants can run.
         check_dataset_size(workload, min(sum(variant.split) for variant in order.variants))
         self.workload, self.model = workload, workload.model
-        self.channels_last = order.channels_last
+        self.channels_last, self.cudnn_benchmark = order.channels_last, order.cudnn_benchmark
         self.precision = PRECISIONS[order.precision]
         device = torch.device(order.devices[rank])
         self.precision.prepare_model(self.model)
+        runtime_of(device).set_convolution_search(order.cudnn_benchmark)
         self.model.to(device)
         if order.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

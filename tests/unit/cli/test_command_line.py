@@ -1,17 +1,23 @@
 """The table of commands, and the table of schedulers that the commands look into."""
 
+import errno
 import gc
 import importlib
+import io
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import COMMANDS, cli, main
+from gpurun.launcher.cli.streams import Cleaned
+from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
@@ -94,3 +100,36 @@ def test_options_of_submit_come_from_the_table(monkeypatch: pytest.MonkeyPatch) 
     assert "Time limit, such as 2:00:00 (Slurm) or 2:00 (LSF)." in shown
     assert re.search("--bsub OPTION +Any other option of bsub", shown)
     assert "runs/NAME/submit.sbatch or runs/NAME/submit.lsf" in shown
+
+
+class ClosedTerminal(io.StringIO):
+    """What stdout is after SIGHUP."""
+
+    def __init__(self, number: int, file: IO[bytes]) -> None:
+        super().__init__()
+        self.number, self.file = number, file
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, "gone")
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+
+def test_a_closed_terminal_is_no_error_and_a_full_disk_is() -> None:
+    """So that SIGHUP ends a run with 130, as every other interruption does."""
+    with tempfile.TemporaryFile() as file:
+        stream = Cleaned(ClosedTerminal(errno.EIO, file), is_needed=True)
+        stream.write("the table")
+        assert stream.is_reader_gone
+        with pytest.raises(MachineError, match="can't write the output"):
+            Cleaned(ClosedTerminal(errno.ENOSPC, file), is_needed=True).write("the table")
+
+
+def test_only_text_and_colours_reach_the_terminal() -> None:
+    shown = io.StringIO()
+    stream = Cleaned(shown, is_needed=True)
+    stream.write("\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b[2J\x9b1Ma\tb\r\n")
+    stream.write("\x1b")
+    stream.write("]52;c;Y3VybA==\x07\u202egnp.exe")
+    assert shown.getvalue() == "\x1b[32mgreen\x1b[0m 1Ma\tb\n]52;c;Y3VybA==gnp.exe"

@@ -5,6 +5,7 @@ import sysconfig
 import textwrap
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.job import outcome_error
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.training.load_workload import load_workload
 from tests.unit.compare import test_compare as hand_made
 
@@ -53,12 +55,39 @@ def test_the_earliest_exception_is_the_cause() -> None:
     assert failure.headline == "rank 0 raised ValueError: boom"
 
 
+def test_of_a_huge_message_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
+    """The search for known words alone would take minutes."""
+    try:
+        raise ValueError("first " + "x" * 5_000_000 + " last")
+    except ValueError as error:
+        found = record_failure(tmp_path, "01", 0, None, "round", error)
+    assert len(found.message) < 5_000
+    assert len(found.traceback) < 20_000
+    assert found.message.startswith("first ")
+    assert found.message.endswith(" last")
+    failure = root_cause([ended(0, 1, 10.1)], [found], None)
+    assert len(explain(failure, "y" * (1 << 16), "log")) < 100_000
+    assert len(failure.headline) < 500
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
 def test_a_killed_rank_is_reaped_after_its_peers_complained(number: int) -> None:
     """The peer's words are not among those that we know; still the dead rank began."""
-    failure = root_cause([ended(0, 1, 10.1), ended(1, -number, 10.2)], [record(0, 10.0)], None)
-    assert (failure.rank, failure.kind) == (1, "signal")
-    assert signal.Signals(number).name in failure.headline
+    lost = replace(record(0, 10.0), type="RuntimeError")
+    wrapped = replace(record(0, 10.0), type="TrainingError", traceback="RuntimeError: x\nTrainingError: boom")
+    for complaint in (lost, wrapped):
+        failure = root_cause([ended(0, 1, 10.1), ended(1, -number, 10.2)], [complaint], None)
+        assert (failure.rank, failure.kind) == (1, "signal")
+        assert signal.Signals(number).name in failure.headline
+
+
+def test_of_two_faults_the_first_is_the_cause_where_the_second_can_not_explain_it() -> None:
+    """A ValueError doesn't come from a lost peer, however soon after it another rank is killed."""
+    exits = [ended(0, -signal.SIGKILL, 10.01), ended(1, 1, 10.1)]
+    failure = root_cause(exits, [record(1, 10.0)], None)
+    assert (failure.rank, failure.error, failure.also) == (1, "ValueError", (0,))
+    failure = root_cause(exits, [record(1, 10.02)], None)
+    assert (failure.rank, failure.kind, failure.also) == (0, "signal", (1,))
 
 
 def test_an_abort_by_a_watchdog_is_no_cause_when_a_peer_was_earlier() -> None:

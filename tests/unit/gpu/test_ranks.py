@@ -1,9 +1,11 @@
 """What a rank does with its GPUs, with a `torch.cuda` that is made up after torch's own sources."""
 
+import inspect
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,32 +15,31 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import gpurun
 from gpurun.launcher.inspect.collectives import Collective, find_gap, last_ones, parse_history
 from gpurun.launcher.inspect.snapshot import ask_history
-from gpurun.launcher.machine.gpus import nvml as driver
-from gpurun.launcher.machine.gpus.gpu import Sensors
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.launch_config import order_for
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
-    LaunchConfig,
     ProfileConfig,
     VariantConfig,
 )
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base import process_group
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
 from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
-from gpurun.launcher.worker.strategies import dp
+from gpurun.launcher.worker.strategies import ddp, dp
 from gpurun.launcher.worker.training.balanced_split import Ranks
-from gpurun.launcher.worker.training.timed_rounds import load_of
+from tests.unit.gpu.configs import launch
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.gpu.test_drivers import spec_of
+from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.unit.worker.test_program_steps import an_order
-
-ROOT = Path(__file__).parents[3]
 
 
 class OnGpu(torch.optim.SGD):
@@ -208,111 +209,6 @@ def test_all_readers_of_tf32_agree(name: str, expected: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-# 8, 9, 10, 12: what a block's GPUs did
-
-
-class Gpu:
-    """A GPU whose every figure is set by the test."""
-
-    def __init__(self) -> None:
-        self.energy_mj, self.hot_ns, self.now_ns = 1000, 0, 0
-
-    def sensors(self) -> Sensors:
-        return Sensors(
-            energy_mj=lambda: self.energy_mj,
-            hot_ns=lambda: self.hot_ns,
-            mean_clock_mhz=lambda since_us: 1500.0,
-        )
-
-
-def meter_of(gpus: Sequence[Gpu]) -> LoadMeter:
-    meters = [
-        GpuMeter(CudaRuntime(), torch.device("cuda", index), gpu.sensors(), now_ns=lambda: gpus[0].now_ns)
-        for index, gpu in enumerate(gpus)
-    ]
-    return LoadMeter(torch.device("cuda", 0), meters)
-
-
-def test_peaks_and_heat_are_those_of_every_gpu_of_the_rank(cuda: FakeCuda) -> None:
-    gpus = [Gpu(), Gpu()]
-    meter = meter_of(gpus)
-    cuda.peaks = {0: 7, 1: 7}
-    meter.clear()
-    assert cuda.peaks == {0: 0, 1: 0}
-    with meter.counting():
-        gpus[0].now_ns += 1_000_000_000
-        gpus[1].hot_ns += 300_000_000
-        cuda.peaks = {0: 10, 1: 30}
-    first, second = meter.loads()
-    assert (first.peak_bytes, second.peak_bytes, meter.peak_bytes()) == (10, 30, 30)
-    assert (first.throttled, second.throttled) == (None, "too hot")
-    assert first.sm_clock_mhz == 1500.0
-
-
-@pytest.mark.parametrize(
-    ("strategy", "devices", "rank", "own"),
-    [
-        ("dp", ("cuda:0", "cuda:1"), 0, [0, 1]),
-        ("ddp", ("cuda:0", "cuda:0"), 1, [0]),  # each process sees its own GPU only
-        ("dp", ("cuda:1", "cuda:1"), 0, [1]),  # one GPU that is listed twice
-        ("ddp", ("cpu", "cpu"), 1, []),
-    ],
-)
-def test_the_meter_is_that_of_the_ranks_own_gpus(
-    strategy: str, devices: tuple[str, ...], rank: int, own: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver, "load_nvml", lambda: None)
-    meter = load_of(launch(Path(), strategy=strategy, devices=devices), rank)
-    assert [gpu.device.index for gpu in meter.gpus] == own
-
-
-def test_heat_that_lasts_a_moment_is_not_reported(cuda: FakeCuda) -> None:
-    gpu = Gpu()
-    meter = meter_of([gpu])
-    meter.clear()
-    with meter.counting():
-        gpu.now_ns += 1_000_000_000
-        gpu.hot_ns += 5_000_000
-    assert meter.loads()[0].throttled is None
-
-
-def test_energy_is_that_of_the_timed_part_alone(cuda: FakeCuda) -> None:
-    gpu = Gpu()
-    meter = meter_of([gpu])
-    meter.clear()
-    for _ in range(2):
-        gpu.energy_mj += 5000  # inputs are drawn
-        with meter.counting():
-            gpu.energy_mj += 200_000
-            gpu.now_ns += 1_000_000_000
-    assert meter.energy_mj() == 400_000
-    assert meter.loads()[0].power_w == 200.0
-    gpu.energy_mj = 0  # the driver was loaded again
-    with meter.counting():
-        gpu.energy_mj = 10
-    assert meter.energy_mj() == 400_010
-
-
-def test_without_all_counters_there_is_no_energy(cuda: FakeCuda) -> None:
-    meter = meter_of([Gpu(), Gpu()])
-    meter.gpus[1].sensors = Sensors(power_w=lambda: 70.0)
-    meter.clear()
-    with meter.counting():
-        meter.sample()
-    assert meter.energy_mj() is None
-    assert meter.loads()[1].power_w == 70.0
-
-
-def test_allocations_that_had_to_wait_are_counted(cuda: FakeCuda) -> None:
-    """torch 2.13, torch/cuda/memory.py, `memory_stats`: "num_alloc_retries"."""
-    meter = meter_of([Gpu()])
-    cuda.retries[0] = 3
-    meter.clear()
-    with meter.counting():
-        cuda.retries[0] = 5
-    assert meter.loads()[0].alloc_retries == 2
-
-
 # 13: traced steps run as timed ones
 
 
@@ -469,16 +365,6 @@ def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
     assert (on_cpu["backend"], on_cpu["device_id"]) == ("gloo", None)
 
 
-def launch(folder: Path, **changes: Any) -> LaunchConfig:
-    fields: dict[str, Any] = {
-        "launch": "01-ddp-2", "run_dir": str(folder), "workload": "mlp", "job_dir": str(folder), "params": {},
-        "strategy": "ddp", "devices": ("cpu", "cpu"), "backend": "gloo", "precision": "fp32", "seed": 0,
-        "threads": 1, "variants": (VariantConfig("a", (4, 4), 1),), "baseline": None, "warmup": 10,
-        "rounds": 1, "looks": (),
-    }  # fmt: skip
-    return LaunchConfig(**{**fields, **changes})
-
-
 # 17: memory that runs out in a collective
 
 
@@ -522,3 +408,47 @@ def test_memory_that_runs_out_while_others_wait_in_a_collective_ends_the_rank() 
         ranks.whole_ms((4, 4), 1)
     assert peers.gathered == 0
     assert ranks.own_ms((4, 4), 1) == [math.inf]  # without communication no one waits
+
+
+# 22: torch's own defaults
+
+
+def test_dp_on_unlike_gpus_prints_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.13, torch/nn/parallel/data_parallel.py: `_check_balance` warns of unlike GPUs."""
+    advice = "\n    There is an imbalance between your GPUs. You may want to exclude GPU 1"
+
+    def unlike(self: Any, module: Any, device_ids: Any = None) -> None:
+        warnings.warn(advice, stacklevel=2)
+
+    monkeypatch.setattr(DataParallel, "__init__", unlike)
+    dp.stock(nn.Linear(1, 1), [torch.device("cuda", 0), torch.device("cuda", 1)])
+
+
+def test_cudnn_searches_only_where_the_job_says_so() -> None:
+    before = torch.backends.cudnn.benchmark
+    try:
+        for searches in (True, False):
+            CudaRuntime().set_convolution_search(searches)
+            assert torch.backends.cudnn.benchmark is searches
+    finally:
+        torch.backends.cudnn.benchmark = before
+    machine = FakeMachine(8, (FakeGpu("GPU-a"),))
+    spec = spec_of("devices: cuda\ncompare: {cudnn_benchmark: [false, true]}\n")
+    plan = build_plan(spec, machine)
+    orders = [
+        order_for(plan, spec, one, run_dir=Path(), job_dir=Path(), machine=machine, looks=(), prior={})
+        for one in plan.launches[:2]
+    ]
+    assert [order.cudnn_benchmark for order in orders] == [False, True]
+
+
+def test_ddps_options_are_torchs_unless_the_job_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = inspect.signature(DistributedDataParallel).parameters
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(ddp, "DistributedDataParallel", lambda model, **options: given.update(options))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    ddp.Ddp(nn.Linear(1, 1), torch.device("cpu"), 0, find_unused=False)
+    ours = {name: value for name, value in given.items() if own[name].default != value}
+    assert ours == {}
+    ddp.Ddp(nn.Linear(1, 1), torch.device("cpu"), 0, find_unused=False, gradient_as_bucket_view=True)
+    assert given["gradient_as_bucket_view"] is True

@@ -42,6 +42,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "threads": (1, 2),
     "accumulate": (1, 2),
     "bucket_mb": (10, 50),
+    "cudnn_benchmark": (False, True),
+    "gradient_as_bucket_view": (False, True),
     "params": ({"layers": 1}, {"layers": 2}),
     "args": (["--one"], ["--two"]),
     "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
@@ -49,7 +51,16 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 """Two values of every setting; a new field needs a line here."""
 
-OTHER_WORK = ("script", "args", "compile", "channels_last", "seed", "threads", "precision")
+OTHER_WORK = (
+    "script",
+    "args",
+    "compile",
+    "channels_last",
+    "cudnn_benchmark",
+    "seed",
+    "threads",
+    "precision",
+)
 VARYING = [name for name, setting in SETTINGS.items() if setting.compare]
 MACHINE = FakeMachine()
 

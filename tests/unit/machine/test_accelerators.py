@@ -1,11 +1,8 @@
 """Kinds of device are looked up in one table: another kind is a row and a runtime, and nothing else."""
 
-import ast
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,73 +15,9 @@ from gpurun.launcher.worker import ORDER
 from gpurun.launcher.worker.accelerators import runtime
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.base.failure import is_out_of_memory
-from tests.unit.test_house import everything_imported, modules
+from tests.unit.test_house import everything_imported
 
 ROOT = Path(__file__).parents[3]
-
-DEVICE_WORD = re.compile(r"(?<![\w/])cuda(?!\w)")
-MAY_NAME_CUDA = (
-    "launcher/machine/accelerators.py",  # the table
-    "launcher/worker/accelerators/",  # the runtimes
-    "launcher/jobfile/",  # its help and its messages show devices
-    "launcher/cli/commands/run.py",  # so does the help of --devices
-    "launcher/trace/",  # Kineto's names
-    "launcher/tensorboard_plugin/timeline/index/sources.py",  # Kineto's names
-)
-DEVICE_TYPES = ("cpu", "cuda")
-
-
-def texts(tree: ast.Module) -> Iterator[ast.Constant]:
-    """All text in the code that isn't a docstring or the description of a field."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            yield node
-
-
-def test_only_the_table_and_the_runtimes_name_a_kind_of_gpu() -> None:
-    named = [
-        f"{module.path}:{text.lineno}: {text.value!r}"
-        for module in modules().values()
-        if not module.path.as_posix().startswith(MAY_NAME_CUDA)
-        for text in texts(module.tree)
-        if DEVICE_WORD.search(str(text.value))
-    ]
-    assert not named, "\n".join(named)
-
-
-def test_only_its_runtime_uses_torch_cuda() -> None:
-    used = [
-        f"{module.path}:{node.lineno}"
-        for module in modules().values()
-        if module.path.as_posix() != "launcher/worker/accelerators/cuda.py"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "cudnn")
-    ]
-    assert not used, "\n".join(used)
-
-
-def test_no_code_compares_a_device_type() -> None:
-    """Workloads may ask for the CPU: they are below the table."""
-    compared = [
-        f"{module.path}:{node.lineno}"
-        for module in modules().values()
-        if module.package != "workloads"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Compare | ast.Call)
-        for text in asked(node)
-        if isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES
-    ]
-    others = ("launcher/compare/causes.py", "launcher/worker/meters/cpu_time.py")  # a trace; /proc/stat
-    assert not [place for place in compared if not place.startswith(others)]
-
-
-def asked(node: ast.Compare | ast.Call) -> list[ast.expr]:
-    """What something is compared with, or must start with."""
-    if isinstance(node, ast.Compare):
-        return [node.left, *node.comparators]
-    is_prefix = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "removeprefix")
-    return list(node.args) if is_prefix else []
 
 
 def test_directories_of_the_worker_import_in_one_order() -> None:

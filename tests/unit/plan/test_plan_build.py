@@ -148,7 +148,7 @@ def test_an_order_holds_all_that_workers_need() -> None:
         profile=ProfileConfig(3),
         ablation_rounds=6,
         draw="/run",
-        options={"bucket_mb": 25},
+        options={"bucket_mb": 25, "gradient_as_bucket_view": False},
     )
     assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchConfig) == order
 

@@ -12,6 +12,7 @@ from gpurun.launcher.compare.label import split_label
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import write_json
+from tests.known import known
 from tests.unit.compare import test_compare as hand_made
 
 files = hand_made.files
@@ -71,3 +72,25 @@ def test_a_balanced_split_that_was_never_found_keeps_its_name(files: Any) -> Non
     comparison = compared(files)
     assert split_label(BALANCED) == "balanced"
     assert "ddp      balanced  failed" in render_table(comparison, 120, plain=True)
+
+
+def test_a_faster_split_takes_the_claim_back_though_all_drift_together(files: Any) -> None:
+    """Steps differ by 4 % in pairs, while launches scatter by 15 %, which is in each step's own interval."""
+    variants = (BALANCED, hand_made.UNEVEN)
+    launches = [hand_made.launch(f"{r + 1:02d}-ddp-2", "ddp-2", r, variants, 5) for r in range(6)]
+    write_json(files.run.plan, hand_made.plan(variants, launches, baseline=BALANCED.id))
+    curves = tuple(
+        fit_curve({n: [a + b * n] * 6 for n in (8, 16, 32, 64)}, None) for a, b in ((5, 1), (3, 1))
+    )
+    write_json(files.run.balance(BALANCED.id), balance_of(curves, (40, 24), 1.0))
+    for launch, level_ms in zip(launches, (80.0, 95.0, 110.0, 88.0, 120.0, 101.0), strict=True):
+        files.rounds(BALANCED, launch.id, [level_ms] * 5)
+        files.rounds(hand_made.UNEVEN, launch.id, [level_ms * 0.96 * (1 + 0.001 * launch.repetition)] * 5)
+    files.close(*variants)
+    comparison = compare_run(files.run)
+    balanced, other = comparison.variants
+    assert known(known(balanced.step_ms).ci)[0] < known(known(other.step_ms).ci)[1]  # these overlap
+    assert known(balanced.balanced).beaten_by == (other.id,)
+    text = "\n".join(balanced_lines(comparison.variants))
+    assert "which no split of whole samples beats" not in text
+    assert "Measured faster than that: ddp 48/16" in text

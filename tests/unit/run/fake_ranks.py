@@ -12,7 +12,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord
 
 Steps = tuple[int, ...]
-Line = tuple[float, "Event | Exit | FailureRecord | Steps | BaseException"]
+Line = tuple[float, "Event | OfRank | Exit | FailureRecord | Steps | BaseException"]
 """Seconds after the start, and what happens then."""
 Script = Sequence[Line]
 """What the ranks of one attempt do, in order."""
@@ -39,6 +39,14 @@ class FakeClock:
         if self.breaks_sleep:
             raise self.breaks_sleep
         self.passed_s += seconds
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """What another rank than 0 does."""
+
+    rank: int
+    event: Event
 
 
 @dataclass
@@ -91,6 +99,8 @@ class FakeRanks:
         if isinstance(what, Event):
             stamped = replace(what, time_ns=now_ns, monotonic_ns=monotonic_ns)
             append_lines(self.run.events(self.name), [stamped])
+        elif isinstance(what, OfRank):
+            append_lines(self.run.events(self.name, what.rank), [what.event])
         elif isinstance(what, Exit):
             self._exits.append(replace(what, time_ns=now_ns))
             self._running.discard(what.rank)

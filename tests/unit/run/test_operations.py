@@ -16,7 +16,15 @@ from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pau
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
 from gpurun.launcher.machine.resource_limits import check_open_files, remedy, start_problem
-from gpurun.launcher.rundir.claim import Running, boot_id, claimed, entered, read, running_launch
+from gpurun.launcher.rundir.claim import (
+    Running,
+    boot_id,
+    claimed,
+    entered,
+    pid_namespace,
+    read,
+    running_launch,
+)
 from gpurun.launcher.rundir.control import (
     ControlBlock,
     block_path,
@@ -154,7 +162,8 @@ def test_a_run_belongs_to_one_command(tmp_path: Path) -> None:
 
 
 def claim(**changes: object) -> Running:
-    me = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
+    pid = os.getpid()
+    me = Running(platform.node(), boot_id(), pid, start_ticks(pid) or 0, pid_namespace())
     return replace(me, **changes)  # type: ignore[arg-type]
 
 

@@ -15,12 +15,14 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import decisions as do
 from gpurun.launcher.run.job import finish
+from gpurun.launcher.run.open import resume_run
+from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.run.watch import Limits
-from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord, VariantStatus
-from tests.unit.run.fake_ranks import FakeClock, FakeRanks, Script
+from tests.unit.run.fake_ranks import FakeClock, FakeRanks, OfRank, Script
 
 EVEN, SPLIT = "ddp-2-even", "ddp-2-6-2"
 SPLITS = "compare: {split: [even, [6, 2]]}\n"
@@ -109,6 +111,59 @@ def test_a_launch_that_ends_well_leaves_its_variants_measured(tmp_path: Path) ->
     assert case.statuses() == ["ok", "ok"]
     assert case.run.comparison.exists()
     assert not case.run.control("01-ddp-2").exists()
+
+
+@pytest.mark.parametrize("code", [-9, -6, 9])
+def test_a_rank_that_dies_silently_costs_the_variant_that_it_ran(tmp_path: Path, code: int) -> None:
+    """Without communication rank 0 is in the next variant's block by then."""
+    script: Script = [
+        (1.0, OfRank(1, stage("round", EVEN))),
+        (1.0, stage("round", EVEN)),
+        (2.0, stage("round", SPLIT)),
+        *exits(0, code)[1:],
+    ]
+    case = Case(tmp_path, SPLITS, [script, WELL]).done()
+    assert case.statuses() == ["failed", "ok"]
+    assert f"during round of {EVEN}" in "\n".join(case.said)
+
+
+def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [])
+    attempt = RunningAttempt(case.session.starter, case.plan.launches[0], 1, case.ranks, case.session.relay)
+    path = case.run.events(attempt.name)
+    append_lines(path, [stage("build"), stage("round", EVEN)])
+    assert len(attempt.new_events()) == 2
+    path.unlink()
+    assert attempt.new_events() == ()
+    path.write_bytes(b'{"time_ns": 1, "sta')
+    append_lines(path, [stage("round", EVEN), stage("round", SPLIT)])
+    assert [event.variant for event in attempt.new_events()] == [EVEN, SPLIT]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SPLITS,
+        "script: train.py\ncompare: {args: [[--width, 64], [--width, 128]]}\n",
+        "script: train.py\ncompare: {env: [{A: 1}, {A: 2}]}\n",
+        "compare: {split: [even, [6, 2]], params: [{layers: 1}, {layers: 2}]}\n",
+    ],
+)
+def test_a_run_is_resumed_by_the_job_that_it_was_made_from(tmp_path: Path, job: str) -> None:
+    case = Case(tmp_path, job, [])
+    assert resume_run(case.run.path, case.plan, case.said.append).path == case.run.path
+    assert case.said == []
+
+
+def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(tmp_path: Path) -> None:
+    killed = replace(exits(0, -9)[1][1], oom_killed=True)
+    script: Script = [(1.0, stage("round", SPLIT)), (1.0, OfRank(1, stage("round", SPLIT))), (2.0, killed)]
+    too_large = replace(record(0, "OutOfMemoryError", "round", EVEN), kind="oom")
+    case = Case(tmp_path, SPLITS, [script, [(1.0, too_large), *exits(1, 1)]]).done()
+    assert case.statuses() == ["oom", "oom"]
+    resume_run(case.run.path, case.plan, case.said.append)
+    assert case.statuses() == ["oom", None]
+    assert case.said[-1] == f"not tried again, since out of memory: {EVEN}"
 
 
 def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None:

@@ -57,3 +57,48 @@ def test_quiet_steps_are_found_to_be_the_same_early() -> None:
 
 def test_power_by_the_last_look() -> None:
     assert simulate.power_in_a_launch(2000, seed=6) >= 0.95
+
+
+def share(runs: Any, is_one: Any) -> float:
+    found = [bool(is_one(run)) for run in runs]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(
+    ("effects_percent", "icc", "times"),
+    [((0.0, 0.0), 0.5, 1.0), ((0.0,) * 4, 0.25, 3.0), ((0.0, 0.0, 20.0, 20.0), 0.3, 1.0)],
+    ids=["two", "one scatters more", "two ahead of two"],
+)
+def test_runs_until_decided_are_rarely_wrong(
+    effects_percent: tuple[float, ...], icc: float, times: float
+) -> None:
+    """5 %, and three standard errors; `benchmarks/RESULTS.md` has the rates of 2,000 runs."""
+    model = simulate.Model(effects_percent, 0.10, icc, times=times)
+    runs = simulate.runs_until_decided(model, 180, 400, seed=21)
+    assert share(runs, lambda run: run.is_false) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_a_lead_of_ten_percent_is_found_before_the_budget_is_spent() -> None:
+    model = simulate.Model((0.0, *(10.0,) * 7), 0.10, 0.3)
+    runs = list(simulate.runs_until_decided(model, 120, 40, seed=22))
+    assert share(runs, lambda run: run.fastest == 0) >= 0.9
+    assert sum(run.seconds for run in runs) / 40 < 100
+
+
+def test_wrong_conclusions_of_simulated_runs_are_counted() -> None:
+    assert simulate.is_false((0.0, 0.0), 0, ("inconclusive",))
+    assert simulate.is_false((0.0, 0.0), None, ("slower",))
+    assert simulate.is_false((0.0, 5.0), 1, ("inconclusive",))
+    assert not simulate.is_false((0.0, 5.0), 0, ("slower",))
+    assert not simulate.is_false((5.0, 0.0, 0.0), None, ("faster", "faster"))
+
+
+@pytest.mark.parametrize(("effect_percent", "wrong"), [(3.0, "slower"), (3.0, "not slower"), (0.0, "slower")])
+def test_a_gate_is_rarely_wrong(effect_percent: float, wrong: str) -> None:
+    outcomes = simulate.gate_outcomes(400, effect_percent, seed=23)
+    assert outcomes[wrong] <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_a_gate_is_mostly_decided_where_nothing_or_much_changed() -> None:
+    assert simulate.gate_outcomes(200, 0.0, seed=24)["undecided"] <= 0.2
+    assert simulate.gate_outcomes(200, 10.0, seed=25)["slower"] >= 0.8

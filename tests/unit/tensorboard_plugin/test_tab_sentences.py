@@ -13,6 +13,7 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     operators_said,
     step_sentence,
     system_line,
+    timed_parts,
 )
 
 COMPARISON = msgspec.json.decode(
@@ -78,6 +79,9 @@ def test_a_step_is_divided_as_the_bars_are() -> None:
     assert step_sentence(untraced) == (
         "ddp 32/32 computes for 80 % of its step; the largest other part is input, 10.0 of 100 ms."
     )
+    parts = timed_parts(untraced.ranks[0], 100.0)
+    assert parts == {"compute": 80.0, "transfer": 0.0, "copy": 0.0, "input": 10.0, "idle": 10.0}
+    assert sum(timed_parts(untraced.ranks[0], None).values()) == 90.0
     assert step_sentence(replace(untraced, ranks=())) == "ddp 32/32 takes 100 ms a step."
     assert step_sentence(replace(untraced, step_ms=None)) is None
 

@@ -15,7 +15,7 @@ from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.launcher.worker.training.timed_rounds import Bench
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds
 from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
@@ -82,7 +82,7 @@ def bench(
     rounds: int = 28,
     early: bool = True,
     **changes: Any,
-) -> tuple[Bench, FakeTrainer]:
+) -> tuple[TimedRounds, FakeTrainer]:
     variants = tuple(VariantConfig(name, (4, 4), 1) for name in step_ms)
     fields: dict[str, Any] = {
         "launch": "01-ddp-2",
@@ -108,7 +108,8 @@ def bench(
     journal = Journal(order, 0)
     device, requests = torch.device("cpu"), TraceRequests(order, 0, None)
     load = LoadMeter(device)
-    return Bench(order, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load), trainer
+    measured = TimedRounds(order, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load)
+    return measured, trainer
 
 
 def records(tmp_path: Path, variant: str) -> list[StepRecord]:

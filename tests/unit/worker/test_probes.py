@@ -22,8 +22,8 @@ from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantCon
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
-from gpurun.launcher.worker.bench.micro_benchmark import ProbeBench
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
+from gpurun.launcher.worker.micro_benchmark import ProbeRounds
 from gpurun.workloads.probes import allreduce, h2d
 from gpurun.workloads.probes import crossover as crossover_probe
 from gpurun.workloads.probes import matmul as matmul_probe
@@ -93,7 +93,7 @@ def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
     )  # fmt: skip
     work = FakeWork()
     journal = Journal(order, 0)
-    ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns).run()
+    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns).run()
     records = RunDir(tmp_path).read_points("v")
     assert [record.round for record in records] == [1, 1, 2, 2, 3, 3]
     assert {(r.series, r.time_ns, r.repetitions) for r in records} == {("quick", 1e6, 10), ("slow", 40e6, 1)}
@@ -197,7 +197,7 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path) -> None:
     work, journal = FakeWork(), Journal(order, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
     meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
-    ProbeBench(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
+    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"
     assert busy.startswith("rank 0 waited for a free core in ")

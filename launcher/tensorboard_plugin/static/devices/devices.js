@@ -120,7 +120,7 @@ class Devices {
   chosen() {
     const { run, state } = this.app;
     const measured = this.progress.variants.filter((one) => one.ranks.some((rank) => rank.step.length));
-    const wanted = [state.get('variant'), this.progress.stage?.variant, run.fastest?.id].map((id) =>
+    const wanted = [state.get('variant'), this.progress.stage?.variant, run.leader?.id].map((id) =>
       measured.find((one) => one.id === id),
     );
     return wanted.find(Boolean) ?? measured[0] ?? null;

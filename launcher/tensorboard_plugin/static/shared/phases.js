@@ -60,29 +60,14 @@ export function scaledParts(rank, stepMs) {
 }
 
 /**
- * Without a trace: what phases and ablation show. Transfer then includes the waiting.
- * @param {RankFigures | null | undefined} rank
- * @param {number | null} stepMs
+ * Without a trace: what the server makes of phases and ablation.
+ * @param {{ timedParts: { [rank: string]: { [part: string]: number } } }} variant
+ * @param {RankFigures | null} rank
  * @returns {Part[] | null}
  */
-export function timedParts(rank, stepMs) {
-  if (!rank) return null;
-  const phases = rank.phases_ms;
-  const total = Object.values(phases).reduce((sum, ms) => sum + ms, 0);
-  if (!(total > 0)) return null;
-  const scale = (stepMs ?? total) / Math.max(total, stepMs ?? total);
-  const exposed = Math.max(0, rank.exposed_comm_ms?.ablation ?? 0);
-  const busy = (phases.forward ?? 0) + (phases.backward ?? 0) + (phases.optimizer ?? 0);
-  const parts = {
-    compute: Math.max(0, busy - exposed),
-    transfer: Math.min(exposed, busy),
-    wait: 0,
-    copy: phases.h2d ?? 0,
-    input: phases.data ?? 0,
-    other_steps: 0,
-    idle: Math.max(0, (stepMs ?? total) - total),
-  };
-  return PHASES.map((name) => ({ name, ms: parts[name] * (name === 'idle' ? 1 : scale) }));
+export function timedParts(variant, rank) {
+  const parts = rank && variant.timedParts[rank.rank];
+  return parts ? PHASES.map((name) => ({ name, ms: parts[name] ?? 0 })) : null;
 }
 
 /** @param {string} name */

@@ -197,23 +197,14 @@ export function forestScale({ scale, step }) {
 }
 
 /**
- * `98.4 %`.
- * @param {number} level
- */
-export function levelText(level) {
-  return `${number(100 * level, 1).replace(/\.0$/, '')} %`;
-}
-
-/**
  * The difference in words, for hover and screen readers.
  * @param {DrawnDifference | null} difference
- * @param {number | null | undefined} level
  */
-export function spokenDifference(difference, level) {
+export function spokenDifference(difference) {
   if (!isKnown(difference)) return 'no difference measured';
   if (difference.verdict === 'baseline') return 'the baseline';
   const interval = difference.ci
-    ? `, ${level ? `${levelText(level)} ` : ''}interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`
-    : ', too few rounds for an interval';
+    ? `, interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`
+    : ', too few launches for an interval';
   return `${percent(difference.percent)} %${interval}: ${difference.verdict}`;
 }

@@ -3,9 +3,9 @@
 import { filters, headline, searchField } from '../shared/controls.js';
 import { el, hidden, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, percent, plural } from '../shared/format.js';
-import { forestAxis, forestRow, forestScale, levelText, spokenDifference } from './forest.js';
+import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
-import { passes, slowestRank } from '../model.js';
+import { passes } from '../model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { balancedPanels } from './balanced.js';
 import { batchCharts } from './batches.js';
@@ -112,7 +112,8 @@ class View {
       difference: { percent: noise.aa_percent, ci: noise.ci, verdict: 'noise' },
       stepMs: null,
       result: null,
-      ranks: [],
+      slowest: null,
+      timedParts: {},
       figures: {},
     };
     const place = this.passing.indexOf(baseline) + 1;
@@ -303,7 +304,7 @@ class View {
       ),
       forest: [
         forestRow(row.difference, this.axis),
-        hidden(spokenDifference(row.difference, this.run.comparison?.ci_level)),
+        hidden(spokenDifference(row.difference)),
       ],
       diff: percent(row.difference?.percent ?? NaN),
       verdict: row.difference?.verdict ?? '',
@@ -316,8 +317,8 @@ class View {
 
   /** @param {Row} row @returns {Child} */
   bar(row) {
-    const rank = slowestRank(row.ranks);
-    const parts = scaledParts(rank, row.stepMs) ?? timedParts(rank, row.stepMs);
+    const rank = row.slowest;
+    const parts = scaledParts(rank, row.stepMs) ?? timedParts(row, rank);
     if (!parts) return '';
     return [
       el(
@@ -339,12 +340,12 @@ class View {
    */
   exact(row) {
     if (row.isNoise)
-      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference, this.run.comparison?.ci_level).replace(': noise', '')}`;
-    const rank = slowestRank(row.ranks);
+      return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference).replace(': noise', '')}`;
+    const rank = row.slowest;
     return [
       row.label,
       ...this.run.answer.metrics.map((metric) => spokenFigure(metric, row)),
-      spokenDifference(row.difference, this.run.comparison?.ci_level),
+      spokenDifference(row.difference),
       `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
       this.spokenParts(rank, row, this.decimals),
     ]
@@ -360,7 +361,7 @@ class View {
    */
   spokenParts(rank, row, decimals) {
     const traced = tracedParts(rank);
-    const parts = traced ?? timedParts(rank, row.stepMs);
+    const parts = traced ?? timedParts(row, rank);
     return rank && parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
   }
 
@@ -373,15 +374,14 @@ class View {
       el(
         'tbody',
         {},
-        this.axisRow(this.run.comparison?.ci_level),
+        this.axisRow(),
         this.others.map((variant) => this.unrankedRow(variant)),
       ),
     );
   }
 
-  /** @param {number | null | undefined} level */
-  axisRow(level) {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: ${level ? `${levelText(level)} ` : ''}interval. Arrows: beyond the scale. Differences are${this.run.hasBatches ? ' of the time per sample,' : ''} of paired rounds or launches, not of the medians in ms.`;
+  axisRow() {
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: the intervals that verdicts rest on. Arrows: beyond the scale.${this.run.hasBatches ? ' Differences are of the time per sample.' : ''}`;
     return el(
       'tr',
       { class: 'axis-row plain' },

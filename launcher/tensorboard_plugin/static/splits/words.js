@@ -29,7 +29,7 @@ export function whyUnranked(variant) {
  */
 export function subSentence(run) {
   const { details, facts } = run.answer;
-  return [details, ...facts, rounds(run.fastest?.result)].filter(Boolean).join(' ');
+  return [details, ...facts, rounds(run.leader?.result)].filter(Boolean).join(' ');
 }
 
 /** @param {VariantResult | null | undefined} best */

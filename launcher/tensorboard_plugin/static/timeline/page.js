@@ -40,7 +40,7 @@ export function buildPage(host, view) {
   replace(
     host,
     headline(sentence(view), subSentence(view)),
-    problemNotes(view.meta.problems, [...farFromTimed(view), ...view.meta.warnings]),
+    problemNotes(view.meta.problems, [view.variant.planned.far_note, ...view.meta.warnings].filter((note) => note != null)),
     controls(view),
     el('div', { class: 'timeline' }, view.overviewCanvas, view.ruler, view.body),
     view.panel,
@@ -84,16 +84,6 @@ function subSentence({ app, variant, meta, endNs }) {
       ? `: steps take ${three(traced)} ms here, the timed ones ${three(variant.stepMs)} ms`
       : '';
   return `${found} Recorded after the measurement, with the profiler on${steps}.`;
-}
-
-/**
- * A warning where what is seen here is far from what was timed.
- * @param {TimelineFacts} view
- */
-function farFromTimed({ app, variant, meta }) {
-  return !app.run.isTraces && app.run.isFarFromTimed(meanStepMs(meta.steps), variant.stepMs)
-    ? ['Traced steps are far from the timed ones: what is seen here is not what was measured.']
-    : [];
 }
 
 /** @param {TracedStep[]} steps */

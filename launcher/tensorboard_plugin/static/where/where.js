@@ -4,7 +4,7 @@ import { filters, headline } from '../shared/controls.js';
 import { el, found, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
 import { drawHeat } from './heat.js';
-import { passes, slowestRank } from '../model.js';
+import { passes } from '../model.js';
 import { legend, MEANING, partName, shownPhases, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
 import { brokenState, indexingState, problemNotes, untracedState } from '../shared/states.js';
@@ -15,8 +15,6 @@ import { tipped } from '../shared/tip.js';
 const FIRST = 12;
 /** From one bar's top to the next. */
 const BAR_PX = 25;
-const RANKS_SENTENCE =
-  'One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. A click opens that rank next to the slowest one.';
 /** From this many ranks on, a thin row per rank. */
 export const MANY_RANKS = 9;
 
@@ -38,7 +36,7 @@ export async function showWhere(host, app) {
   replace(
     host,
     leader
-      ? headline(leader.planned.step_sentence ?? '', many ? RANKS_SENTENCE : whatBarsAre(all, run.answer.bars))
+      ? headline(leader.planned.step_sentence ?? '', many ? run.answer.bars.ranks : whatBarsAre(all, run.answer.bars))
       : headline('No variant has figures yet.', null),
     problemNotes([], shown.map((variant) => variant.planned.far_note).filter((note) => note != null)),
     el(
@@ -58,7 +56,7 @@ export async function showWhere(host, app) {
 
 /** @param {Variant[]} variants @param {BarSentences} said */
 function whatBarsAre(variants, said) {
-  const isTraced = variants.map((variant) => Boolean(slowestRank(variant.ranks)?.span_ms));
+  const isTraced = variants.map((variant) => Boolean(variant.slowest?.span_ms));
   const sentences = [isTraced.includes(true) ? said.traced : null, isTraced.includes(false) ? said.timed : null];
   return sentences.filter(Boolean).join(' ');
 }
@@ -110,7 +108,7 @@ export function drawBlocks(grid, app, variants) {
 /** @param {Variant} variant @returns {Bars} */
 function blockOf(variant) {
   const ranks = variant.ranks.flatMap((rank) => {
-    const parts = tracedParts(rank) ?? timedParts(rank, variant.stepMs);
+    const parts = tracedParts(rank) ?? timedParts(variant, rank);
     return parts ? [{ rank: rank.rank, who: who(variant, rank), parts }] : [];
   });
   // One process with several devices has one trace, and one bar for all of them.

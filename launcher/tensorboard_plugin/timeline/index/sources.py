@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8, Int32
 from gpurun.launcher.trace.analysis.tables import compute_ops
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
+from gpurun.launcher.trace.kineto.classify import WAITING_CALLS, GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange, Spans, Trace
 
 NONE = -1
@@ -23,7 +22,6 @@ _GPU_KINDS = {
     GpuKind.MEMSET: BlockKind.COPY,
 }
 _RANGE_KINDS = {HostKind.DATA: BlockKind.INPUT, HostKind.COMM: BlockKind.TRANSFER}
-_WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|cu)EventQuery")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +71,7 @@ def gpu_ranges(trace: Trace, launch: Int64, names: NameTable) -> Ranges:
 def launch_ranges(trace: Trace, names: NameTable) -> Ranges:
     """Calls of the CUDA or HIP API."""
     calls = trace.launches
-    waits = np.array(
-        [_WAITING_CALLS.match(name or "") is not None for name in trace.launch_names], dtype=bool
-    )
+    waits = np.array([WAITING_CALLS.match(name or "") is not None for name in trace.launch_names], dtype=bool)
     kind = np.full(len(calls), BlockKind.CPU, dtype=np.int8)
     if len(calls):
         kind[waits[calls.name]] = BlockKind.CPU_WAIT

@@ -31,7 +31,7 @@ BUSY = "these times include interference from other programs. Stop them, then ru
 
 
 @dataclass(frozen=True)
-class ProbeBench:
+class ProbeRounds:
     """One micro-benchmark on one rank; every rank runs the same sequence of blocks."""
 
     probe: Probe

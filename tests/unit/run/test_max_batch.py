@@ -10,20 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.balance.largest_batch import MAX_SAMPLES, RESOLUTION, next_attempt, with_margin
 from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.compare.model import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
-from gpurun.launcher.plan.combination import largest_batch
+from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
-from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, with_margin
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
-from gpurun.launcher.worker.training import batch_search as fit
+from gpurun.launcher.worker.training import max_batch_attempts
+from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))
@@ -71,7 +71,7 @@ def job(text: str) -> JobSpec:
 )
 def test_every_split_of_the_job_must_hold_the_batch(text: str, batch: int) -> None:
     caps = (100, 20)
-    assert largest_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
+    assert max_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,38 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
 
 
 @pytest.mark.parametrize(
-    ("text", "keeps"), [("", True), ("strategy: dp\n", False), ("compare: {strategy: [single, ddp]}\n", True)]
+    ("text", "keeps", "views"),
+    [
+        ("", True, False),
+        ("strategy: dp\n", False, False),
+        ("compare: {strategy: [single, ddp]}\n", True, False),
+        ("gradient_as_bucket_view: true\n", True, True),
+        ("compare: {gradient_as_bucket_view: [true, false]}\n", True, False),
+    ],
 )
-def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(text: str, keeps: bool, tmp_path: Path) -> None:
+def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
+    text: str, keeps: bool, views: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
     order = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).order(0, 0, None)
-    model, filled = torch.nn.Linear(4, 4), []
+    model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
+    original = max_batch_attempts.buckets_like
+
+    def buckets_like(model: torch.nn.Module) -> list[torch.Tensor]:
+        held.append(1)
+        return original(model)
+
+    monkeypatch.setattr(max_batch_attempts, "buckets_like", buckets_like)
     trainer: Any = SimpleNamespace(
         model=model,
         device=torch.device("cpu"),
         prepare=lambda *_: None,
         step=lambda *_: filled.append(all(p.grad is not None for p in model.parameters())),
     )
-    assert fit.attempt(trainer, order, 1)
-    assert filled == [keeps] * fit.NUM_STEPS
+    assert max_batch_attempts.attempt(trainer, order, 1)
+    assert filled == [views] * max_batch_attempts.NUM_STEPS
+    assert len(held) == keeps
 
 
 def points(*figures: tuple[int, float]) -> tuple[BatchPoint, ...]:
@@ -171,11 +188,11 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
 ) -> None:
     """No memory runs out in steps that take none."""
     order = MaxBatchConfig(
-        workload="sleep", job_dir=".", params={}, device="cpu", index=0, num_devices=1, precision="fp32",
-        accumulate=1, keeps_gradients=False, seed=0, threads=1, limit_bytes=None,
+        workload="sleep", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
+        accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
     )  # fmt: skip
-    monkeypatch.setattr(fit, "attempt", lambda *_: True)
-    fit.search(order)
+    monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)
+    max_batch_attempts.search(order)
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
     assert (last.outcome, last.message) == ("done", "no more than 1\u202f048\u202f576 are tried")

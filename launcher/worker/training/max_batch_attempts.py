@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from gpurun.launcher.balance.largest_batch import next_attempt
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.rundir.files import append_lines, read_json
 from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish, print_to_log
@@ -24,8 +24,14 @@ from gpurun.workloads.probes.base import Probe
 
 NUM_STEPS = 2
 """The first makes the optimizer's state; the second needs memory for it and everything else."""
+TOGETHER = next(name for name, strategy in STRATEGIES.items() if strategy.has_replicas)
+"""The strategy of one process with several devices."""
 MAX_STEP_S = 10.0
 """A batch whose step takes longer is large enough, whatever the memory."""
+RESOLUTION = 32
+"""The search ends when the failed size exceeds the fitting one by at most one part in so many."""
+MAX_SAMPLES = 1 << 20
+"""Samples per device; larger batches aren't limited by memory."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -60,7 +66,15 @@ def search(order: MaxBatchConfig) -> None:
     while (batch := next_attempt(fits, fails)) is not None:
         note(order, "begins", batch)
         start = time.monotonic()
-        if attempt(trainer, order, batch):
+        try:
+            has_room = attempt(trainer, order, batch)
+        except RuntimeError as error:
+            if not fits or isinstance(error, GpurunError):
+                raise
+            # Too large for something else than memory; after such an error a GPU takes no more work here.
+            note(order, "fails", batch, text_of(error).strip().partition("\n")[0])
+            return
+        if has_room:
             fits = batch
             note(order, "fits", batch)
             if time.monotonic() - start > NUM_STEPS * MAX_STEP_S:
@@ -74,16 +88,29 @@ def search(order: MaxBatchConfig) -> None:
     note(order, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
 
 
+def next_attempt(fits: int, fails: int | None) -> int | None:
+    """The batch to try next: doubled until one fails, then halfway; `None` when close enough.
+
+    Args:
+        fits: the largest that fitted; 0 before the first.
+        fails: the smallest that didn't, if there is one.
+    """
+    if fails is None:
+        return max(1, 2 * fits) if fits < MAX_SAMPLES else None
+    return None if fails - fits <= max(1, fits // RESOLUTION) else (fits + fails) // 2
+
+
 def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
-    """Whether training steps of so many samples fit in memory."""
-    split = (0,) * order.index + (batch,)
-    variant = VariantConfig("fit", split, order.accumulate)
+    """Whether training steps with so many samples on each device fit in memory."""
+    variant = VariantConfig("fit", split_of(order, batch), order.accumulate)
     try:
+        buckets = buckets_like(trainer.model) if order.keeps_gradients else []
         for step in range(NUM_STEPS):
-            if order.keeps_gradients:
-                fill_gradients(trainer.model)
+            if buckets and order.gradients_are_views:
+                give_gradients(trainer.model, buckets)
             trainer.step(trainer.prepare(variant, step), NoClock())
-        runtime_of(trainer.device).synchronize(trainer.device)
+        for device in devices_of(order):
+            runtime_of(device).synchronize(device)
         return True
     except (RuntimeError, MemoryError) as error:
         check_memory(error)
@@ -91,15 +118,29 @@ def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
     return False
 
 
-def fill_gradients(model: torch.nn.Module) -> None:
-    """Gives every parameter a gradient before the step, where DDP's buckets lie."""
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+def split_of(order: MaxBatchConfig, batch: int) -> tuple[int, ...]:
+    """As many samples on each device of this process, and none on those before."""
+    return (0,) * order.index + (batch,) * len(order.devices)
+
+
+def devices_of(order: MaxBatchConfig) -> list[torch.device]:
+    return [torch.device(name) for name in order.devices]
+
+
+def buckets_like(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Memory as DDP's buckets take it: a gradient of every parameter."""
+    return [torch.zeros_like(parameter) for parameter in model.parameters() if parameter.requires_grad]
+
+
+def give_gradients(model: torch.nn.Module, buckets: Sequence[torch.Tensor]) -> None:
+    """Has the step add up its gradients in the buckets."""
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    for parameter, bucket in zip(trained, buckets, strict=True):
+        parameter.grad = bucket
 
 
 def trainer_of(order: MaxBatchConfig) -> Trainer:
-    """A trainer for the device alone, at its place among the job's devices."""
+    """A trainer for the process' devices alone, at their place among the job's."""
     torch.set_num_threads(order.threads)
     torch.manual_seed(order.seed)
     workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
@@ -111,13 +152,13 @@ def trainer_of(order: MaxBatchConfig) -> Trainer:
         workload=order.workload,
         job_dir=order.job_dir,
         params=order.params,
-        strategy="single",
-        devices=(order.device,) * (order.index + 1),
+        strategy="single" if len(order.devices) == 1 else TOGETHER,
+        devices=(order.devices[0],) * order.index + order.devices,
         backend=None,
         precision=order.precision,
         seed=order.seed,
         threads=order.threads,
-        variants=(VariantConfig("fit", (0,) * order.index + (1,), order.accumulate),),
+        variants=(VariantConfig("fit", split_of(order, 1), order.accumulate),),
         baseline=None,
         warmup=0,
         rounds=0,

@@ -1,1 +1,0 @@
-"""Micro-benchmarks, which have cases instead of steps."""

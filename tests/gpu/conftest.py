@@ -1,0 +1,51 @@
+"""Tests that need GPUs, `pytest -m gpu`: where the driver shows GPUs that torch can't use they fail.
+
+`make gpu-test` prints one report. `pytest -m gpu --devices cpu:2` is a rehearsal on CPU devices.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.machine import REPORT, Devices, Report, devices_here, why_not_usable, write_report
+
+REPORT_FILE = Path("build/gpu-report.md")
+results: dict[str, str] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture
+def devices(request: pytest.FixtureRequest) -> Devices:
+    """All devices; skips where there is no GPU, and fails where there is one that can't be used."""
+    wanted = request.config.getoption("--devices")
+    if not wanted and (reason := why_not_usable()):
+        pytest.skip(reason)
+    return devices_here(wanted)
+
+
+@pytest.fixture
+def report() -> Report:
+    return REPORT
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    answer: pytest.TestReport = yield  # type: ignore[assignment]
+    if Path(__file__).parent in item.path.parents and (answer.when == "call" or not answer.passed):
+        results[item.name] = answer.outcome
+        if answer.failed:
+            REPORT.found(item.name, f"```\n{str(answer.longrepr)[-3000:]}\n```")
+    return answer  # type: ignore[return-value]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if results and set(results.values()) != {"skipped"}:
+        terminalreporter.section(f"report, kept in {REPORT_FILE}: attach it to an issue")
+        terminalreporter.write(write_report(REPORT_FILE, results))

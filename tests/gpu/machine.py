@@ -1,0 +1,95 @@
+"""The machine that the tests of this directory run on: real GPUs, or CPU devices as a rehearsal."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.machine.accelerators import CUDA, inspect_gpus
+from gpurun.launcher.machine.host import host_record, inspect_machine
+
+LIMITS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1.2e-2, "bf16": 1e-1, "fp16": 1.2e-2}
+"""Largest relative difference to the gradient of one device."""
+
+
+@dataclass
+class Report:
+    """What the tests found, for a person who reads it elsewhere."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def found(self, name: str, text: str) -> None:
+        """A figure of this machine."""
+        self.lines.append(f"{name}: {text}")
+
+    def hold(self, check: Mapping[str, Any]) -> None:
+        """A check as `{"name", "status", "found", "remedy"}`; one that failed fails the test."""
+        self.found(str(check["name"]), f"{check['status']}: {check['found']}")
+        if check["status"] == "skipped":
+            pytest.skip(str(check["found"]))
+        assert check["status"] == "ok", f"{check['name']}: {check['found']}. {check['remedy']}"
+
+
+REPORT = Report()
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a job of these tests runs on."""
+
+    kind: str
+    """`cuda`, or `cpu` in a rehearsal."""
+    count: int
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == CUDA.name
+
+    def first(self, count: int) -> str:
+        """As the value of `devices` in a job file."""
+        return json.dumps([f"{self.kind}:{index}" for index in range(count)])
+
+    def name(self, index: int) -> str:
+        """What torch calls a device in a program that sees all."""
+        return f"{self.kind}:{index}" if self.is_gpu else self.kind
+
+
+def devices_here(wanted: str | None) -> Devices:
+    """The GPUs that the driver shows; what `--devices cpu:2` names in a rehearsal."""
+    if wanted:
+        kind, _, count = wanted.partition(":")
+        return Devices(kind, int(count or 1))
+    return Devices(CUDA.name, len(inspect_gpus(os.environ).gpus))
+
+
+def why_not_usable() -> str | None:
+    """Why there is nothing to test; `None` where there are GPUs, or a driver that doesn't answer."""
+    found = inspect_gpus(os.environ)
+    if found.gpus or found.nvml_error:
+        return None
+    return "; ".join(found.notes) or "no GPU here"
+
+
+def report_text(results: Mapping[str, str]) -> str:
+    """The whole report: the machine, what the tests found, how each ended."""
+    record = host_record(inspect_machine())
+    gpus = record.pop("gpus")
+    shown = ("name", "uuid", "bus", "memory_gib", "capability", "peer_links", "numa_node", "unusable")
+    lines = ["# gpurun on GPUs", "", "## Machine", ""]
+    lines += [f"- {key}: {value}" for key, value in record.items() if key != "topology"]
+    lines += [f"- GPU {gpu['index']}: " + ", ".join(f"{key} {gpu[key]}" for key in shown) for gpu in gpus]
+    lines += ["", "## Found", "", *(f"- {line}" for line in REPORT.lines)]
+    lines += ["", "## Tests", "", *(f"- {outcome}: {name}" for name, outcome in results.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write_report(path: Path, results: Mapping[str, str]) -> str:
+    """The report, kept at `path`."""
+    text = report_text(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return text

@@ -1,0 +1,166 @@
+"""Jobs on 1 to n devices: every strategy, precision and split, and what may go wrong in one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.machine import LIMITS, Devices, Report
+from tests.integration.command import Result, gpurun, misbehaving, write
+
+MATRIX = """
+    workload: gpt
+    params: {{layers: 2, width: 64, heads: 2, context: 64}}
+    devices: {devices}
+    global_batch: 24
+    precision: {precision}
+    compare:
+      strategy: [single, ddp, dp]
+      split: {splits}
+    steps: {{rounds: 2, launches: 1, early_stop: false, warmup: 0}}
+    profile: {{steps: 2}}
+"""
+
+
+def splits_of(count: int) -> list[str]:
+    """Even, twice as much on the first as on any other, and what the devices themselves come to."""
+    return ["even"] if count == 1 else ["even", ":".join(["2", *["1"] * (count - 1)]), "balanced"]
+
+
+def run(folder: Path, text: str, *args: str) -> Result:
+    write(folder, "job.yaml", text)
+    result = gpurun(folder, "job.yaml", "--out", "run", *args)
+    assert result.code in (0, 1, 3), result.err
+    return result
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+def test_every_strategy_and_split(precision: str, devices: Devices, report: Report, tmp_path: Path) -> None:
+    """Each is steady enough to be timed, computes one device's gradient, and leaves a trace with its work."""
+    if precision == "tf32" and not devices.is_gpu:
+        pytest.skip("tf32 needs an NVIDIA GPU")
+    for count in range(1, devices.count + 1):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        text = MATRIX.format(
+            devices=devices.first(count), precision=precision, splits=json.dumps(splits_of(count))
+        )
+        result = run(folder, text)
+        assert result.code == 0, result.err
+        for variant in result.comparison["variants"]:
+            hold_variant(variant, precision, devices, report)
+
+
+def hold_variant(variant: dict[str, Any], precision: str, devices: Devices, report: Report) -> None:
+    name = f"{precision} {variant['id']} on {len(variant['devices'])}"
+    assert variant["status"] == "ok", f"{name}: {variant}"
+    step_ms = variant["step_ms"]["median"]
+    error = variant["gradient_error"]
+    report.found(name, f"{step_ms:.3f} ms, gradient off by {error}")
+    assert error is None or error <= LIMITS[precision], name
+    for rank in variant["ranks"]:
+        assert rank["peak_gib"] is not None or not devices.is_gpu, name
+    traced = [rank for rank in variant["ranks"] if rank["trace"]]
+    assert traced, f"{name} has no trace"
+    assert all((rank["compute_ms"] or 0) > 0 for rank in traced), f"{name}: a trace without work"
+
+
+def test_a_batch_as_large_as_memory_allows(devices: Devices, report: Report, tmp_path: Path) -> None:
+    """What was found also runs, under `dp` too, whose first device gathers what all have made."""
+    if not devices.is_gpu:
+        pytest.skip("takes all memory, which a GPU has to itself")
+    result = run(
+        tmp_path,
+        f"""
+        workload: gpt
+        params: {{layers: 2, width: 256, heads: 4, context: 256}}
+        devices: {devices.first(devices.count)}
+        global_batch: max
+        compare: {{strategy: [ddp, dp]}}
+        steps: {{rounds: 1, launches: 1, early_stop: false}}
+        profile: {{steps: 0}}
+        """,
+    )
+    report.found("largest batch", next(line for line in result.err.splitlines() if "max is" in line))
+    assert result.code == 0, result.err
+    assert all(variant["status"] == "ok" for variant in result.comparison["variants"])
+
+
+def job_on(devices: Devices, folder: Path, splits: str, others: str) -> str:
+    """The job of a misbehaving model on two of these devices, with other splits."""
+    text = (folder / "job.yaml").read_text()
+    return text.replace("cpu:2", devices.first(2)).replace(splits, others)
+
+
+def test_memory_that_runs_out_is_blamed_on_its_rank_and_free_afterwards(
+    devices: Devices, report: Report, tmp_path: Path
+) -> None:
+    """The next launch begins at once, on the same devices."""
+    if devices.count < 2:
+        pytest.skip("needs two devices")
+    body = """
+        from gpurun import device_index
+        if device_index() == 1 and x.shape[0] == 5:
+            torch.empty(1 << 50, device=x.device)
+    """
+    misbehaving(tmp_path, body)
+    text = (
+        (tmp_path / "job.yaml")
+        .read_text()
+        .replace("cpu:2", devices.first(2))
+        .replace("[6, 2], [5, 3]", "[3, 5]")
+    )
+    result = run(tmp_path, text, "--set", "gradient_check=false")
+    by_split = {tuple(one["split"]): one for one in result.comparison["variants"]}
+    assert by_split[(4, 4)]["status"] == "ok"
+    failed = by_split[(3, 5)]
+    report.found("out of memory", f"{failed['status']}: {failed['reason']}")
+    assert failed["status"] == "oom"
+    assert "rank 1" in failed["reason"]
+
+
+@pytest.mark.parametrize("signal_name", ["SIGKILL"])
+def test_a_rank_that_is_killed_in_a_collective_is_named(
+    signal_name: str, devices: Devices, report: Report, tmp_path: Path
+) -> None:
+    if devices.count < 2:
+        pytest.skip("needs two devices")
+    body = f"""
+        from gpurun import device_index
+        if device_index() == 1 and x.shape[0] == 5:
+            os.kill(os.getpid(), signal.{signal_name})
+    """
+    misbehaving(tmp_path, body)
+    text = (
+        (tmp_path / "job.yaml")
+        .read_text()
+        .replace("cpu:2", devices.first(2))
+        .replace("[6, 2], [5, 3]", "[3, 5]")
+    )
+    result = run(tmp_path, text, "--set", "gradient_check=false")
+    by_split = {tuple(one["split"]): one for one in result.comparison["variants"]}
+    report.found(signal_name, by_split[(3, 5)]["reason"])
+    assert by_split[(4, 4)]["status"] == "ok"
+    assert "rank 1" in by_split[(3, 5)]["reason"]
+
+
+def test_a_rank_that_sleeps_is_the_one_that_the_others_wait_for(
+    devices: Devices, report: Report, tmp_path: Path
+) -> None:
+    """Under NCCL the others are in a collective on the GPU, which only its flight recorder can show."""
+    if devices.count < 2:
+        pytest.skip("needs two devices")
+    body = """
+        from gpurun import device_index
+        if device_index() == 1 and calls > 12:
+            time.sleep(600)
+    """
+    misbehaving(tmp_path, body)
+    text = (
+        (tmp_path / "job.yaml").read_text().replace("cpu:2", devices.first(2)).replace(", [6, 2], [5, 3]", "")
+    )
+    result = run(tmp_path, text, "--set", "hang_timeout=10s", "--set", "gradient_check=false")
+    (variant,) = result.comparison["variants"]
+    report.found("a hang", variant["reason"])
+    assert "rank 1" in variant["reason"]
