@@ -13,7 +13,7 @@ SITE := .venv-site
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: $(READY) ## Make the virtual environment with pinned versions (torch's CPU build)
+setup: $(READY) ## Make the virtual environment with pinned versions
 
 # An editable install by path: setuptools' import hook would cost every command 20 ms. pip compiles all packages but
 # editable ones, and where PYTHONDONTWRITEBYTECODE is set (many containers) nothing else would: 60 ms.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
-from gpurun.launcher.trace.explain import Kind, cause_named
+from gpurun.launcher.trace.explain import TRANSFER_OR_WAIT, Kind, cause_named
 from gpurun.launcher.units import format_ms
 
 MENTION_FROM = 0.05
@@ -119,7 +119,7 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     who = "every rank" if is_every else f"rank {slowest.rank}"
     spent = cause_named(kind, on_cpu(ranks)).spent
     if kind == "transfer" and slowest.wait_ms is None:
-        spent = "on communication, or waiting for it, that nothing overlaps"
+        spent = TRANSFER_OR_WAIT
     return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} spends {{ms}} {spent}")
 
 

@@ -65,6 +65,10 @@ _ON_CPU = CAUSES | {
 }
 
 
+TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
+"""Instead of what `transfer` says, where waiting can't be separated from it."""
+
+
 def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False) -> Cause:
     """The cause, with the words and the advice that fit.
 
@@ -128,8 +132,16 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
     on_cpu = all(rank.device.startswith(CPU) for rank in report.ranks)
     cause = cause_named(loss.kind, on_cpu)
     spent = cause.spent or _waiting(report)
+    if loss.kind == "transfer" and _is_waiting_unknown(report):
+        spent = TRANSFER_OR_WAIT
     advice = "" if loss.kind == "straggler" and not report.stragglers else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
+
+
+def _is_waiting_unknown(report: TraceReport) -> bool:
+    """Whether of most collectives it isn't known how much of them is waiting."""
+    unknown = [part.wait_us is None for each in report.collectives for part in each.ranks]
+    return 2 * sum(unknown) > len(unknown)
 
 
 def _waiting(report: TraceReport) -> str:

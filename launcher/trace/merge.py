@@ -16,9 +16,9 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import find_traces
-from gpurun.launcher.trace.analysis.match import Collective
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.events import time_texts
 from gpurun.launcher.trace.kineto.file_blocks import TraceFile

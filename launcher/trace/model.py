@@ -114,6 +114,7 @@ class GroupTotal:
     """Communication of one process group."""
 
     group: str
+    """As in `CollectiveReport`."""
     count: int
     num_bytes: int | None
     comm_us: float
@@ -184,6 +185,9 @@ class CollectiveReport:
     """One collective over all ranks that show it."""
 
     group: str
+    """Its name, with its ranks where several groups have that name."""
+    group_ranks: tuple[int, ...] | None
+    """All ranks of the group; `None` if the traces don't say."""
     seq: int
     kind: str
     bytes: int | None

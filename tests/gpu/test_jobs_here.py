@@ -31,7 +31,9 @@ def splits_of(count: int) -> list[str]:
 def run(folder: Path, text: str, *args: str) -> Result:
     write(folder, "job.yaml", text)
     result = gpurun(folder, "job.yaml", "--out", "run", *args)
-    assert result.code in (0, 1, 3), result.err
+    assert (folder / "run/comparison.json").exists(), (
+        result.err
+    )  # also where variants fail, as they should here
     return result
 
 
@@ -153,14 +155,14 @@ def test_a_rank_that_sleeps_is_the_one_that_the_others_wait_for(
         pytest.skip("needs two devices")
     body = """
         from gpurun import device_index
-        if device_index() == 1 and calls > 12:
+        if device_index() == 1 and calls > 30:
             time.sleep(600)
     """
     misbehaving(tmp_path, body)
     text = (
         (tmp_path / "job.yaml").read_text().replace("cpu:2", devices.first(2)).replace(", [6, 2], [5, 3]", "")
     )
-    result = run(tmp_path, text, "--set", "hang_timeout=10s", "--set", "gradient_check=false")
+    result = run(tmp_path, text, "--set", "hang_timeout=40s", "--set", "gradient_check=false")
     (variant,) = result.comparison["variants"]
     report.found("a hang", variant["reason"])
     assert "rank 1" in variant["reason"]

@@ -398,6 +398,7 @@ interface MetaAnswer extends Ready {
   base_time_ns: string;
   end_ns: number;
   apart: boolean;
+  linked: boolean;
   num_events: number;
   classes: string[];
   ranks: MetaRank[];

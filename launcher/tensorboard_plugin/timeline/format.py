@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from gpurun.launcher.trace.model import RankTrace, StragglerReport
 
-FORMAT = 5
+FORMAT = 6
 """Increase it with every change here or in the meaning of entries; older indexes are then rebuilt."""
 INDEX_FILE = "index.json"
 
@@ -135,6 +135,8 @@ class Header:
     problems: tuple[Problem, ...]
     apart: bool = False
     """Whether the ranks' traces have no time in common; then each rank's times count from its own start."""
+    linked: bool = True
+    """Whether collectives or messages link the clocks of all ranks; else those of some are as recorded."""
 
     def length(self, column: str) -> int:
         """Entries of a column."""

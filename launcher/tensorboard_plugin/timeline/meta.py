@@ -22,6 +22,7 @@ def meta_answer(index: Index) -> dict[str, Any]:
     return {
         "warnings": header.warnings,
         "apart": header.apart,
+        "linked": header.linked,
         "base_time_ns": str(header.base_time_ns),
         "end_ns": header.end_ns,
         "num_events": header.num_events,

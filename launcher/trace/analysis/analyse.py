@@ -8,22 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError, TraceError
-from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
-from gpurun.launcher.trace.analysis.match import (
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.match import (
     Collective,
     Matched,
-    Part,
     RankCollectives,
     bandwidths,
     last_rank,
     match,
     stragglers,
 )
+from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
 from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
 from gpurun.launcher.trace.parallel import Read, read_all
+from gpurun.launcher.units import plural
 
+MENTION_SLACK_NS = 10_000
+"""From here on it is said how well a clock is known."""
+MAX_RANKS_SHOWN = 8
 MAX_UNIX_NS = 1 << 63
 """Later times, after the year 2262, aren't Unix times; then only differences count."""
 
@@ -83,6 +88,8 @@ def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
     warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]
     warnings += _doubts(ranked, matched)
+    if matched.collectives:
+        warnings += _clock_notes(matched.clocks)
     return Analysis(_report(ranked, matched, warnings), ranked, matched)
 
 
@@ -118,13 +125,54 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
     if len(ranges) > 1:
         named = "; ".join(f"rank {rank}: {_step_range(digest)}" for rank, digest in ranked.digests)
         found.append(f"the ranks recorded different steps ({named})")
-    alone = sum(not each.matched for each in matched.collectives)
+    unknown = matched.unknown_groups + matched.unknown_peers
+    alone = sum(not each.matched for each in matched.collectives) - unknown
+    if matched.unknown_groups and len(ranks) > 1:
+        found.append(
+            f"between which ranks {plural(matched.unknown_groups, 'collective')} ran isn't recorded: "
+            "their waiting is unknown and counts as transfer, and they don't align clocks"
+        )
+    if matched.unknown_peers and len(ranks) > 1:
+        found.append(
+            f"{matched.unknown_peers} sends and receives don't name the other rank: "
+            "their waiting is unknown and counts as transfer"
+        )
     if alone and len(ranks) > 1:
         found.append(
             f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: "
             "their waiting is counted as transfer"
         )
     return found
+
+
+def _clock_notes(clocks: Clocks) -> list[str]:
+    """How well the clocks are known of ranks that share no collective with the lowest one."""
+    found = []
+    unlinked = [rank for part in clocks.unlinked for rank in part]
+    if unlinked:
+        found.append(
+            f"nothing links the clocks of {_ranks_text(unlinked)} with that of the lowest rank: "
+            "their times are as recorded"
+        )
+    one_way = [rank for rank, slack_ns in clocks.slack.items() if slack_ns is None]
+    if one_way:
+        found.append(
+            f"messages run only one way between {_ranks_text(one_way)} and the lowest rank: "
+            "the clocks are aligned as if the fastest of them took no time"
+        )
+    loose = {rank: ns for rank, ns in clocks.slack.items() if ns is not None and ns >= MENTION_SLACK_NS}
+    if loose:
+        found.append(
+            f"only messages link the clocks of {_ranks_text(list(loose))} with that of the lowest rank: "
+            f"known to ±{max(loose.values()) / 1000:,.0f} µs"
+        )
+    return found
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, sorted(ranks)[:MAX_RANKS_SHOWN]))
+    more = f" and {len(ranks) - MAX_RANKS_SHOWN} more" if len(ranks) > MAX_RANKS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
 
 
 def _step_range(digest: Digest) -> str:
@@ -173,6 +221,7 @@ def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveR
     transfer_ns = each.transfer_ns
     return CollectiveReport(
         group=each.group,
+        group_ranks=each.group_ranks,
         seq=each.seq,
         kind=each.kind,
         bytes=each.num_bytes,

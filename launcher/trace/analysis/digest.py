@@ -12,7 +12,8 @@ import numpy as np
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
-from gpurun.launcher.trace.analysis.local_collectives import LocalCollective, local_collectives
+from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
+from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.steps import (
     HostStep,
     Launched,
@@ -23,7 +24,6 @@ from gpurun.launcher.trace.analysis.steps import (
     step_at,
     windows,
 )
-from gpurun.launcher.trace.analysis.stretches import stretches
 from gpurun.launcher.trace.analysis.tables import Chosen, Mask, NameTime, compute_ops, kernel_times, op_times
 from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union

@@ -1,7 +1,11 @@
-"""Finds enclosing ranges, for ranges that nest within their thread, without a loop over them."""
+"""Finds enclosing ranges, without a loop over them, and divides long traces into parts that none crosses.
+
+Sorting and nesting take several times the memory of their columns, so they work on parts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -10,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.columns import Spans
+from gpurun.launcher.trace.kineto.columns import Spans, Timed
 
 NONE = -1
 
@@ -92,3 +96,41 @@ def nest(spans: Spans) -> Nesting | None:
     depths = np.arange(len(starts), dtype=np.int32)
     depths -= np.searchsorted(sorted_ends, starts, "right").astype(np.int32)
     return Nesting(order, starts, ends, sorted_ends, depths, first_ns, stride_ns)
+
+
+SIZE = 1 << 17
+"""Approximate number of ranges in a stretch; more if there is no free moment to cut at."""
+_EVER = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From `begin_ns` up to, but not including, `end_ns`."""
+
+    begin_ns: int
+    end_ns: int
+
+    def holds(self, times_ns: Int64) -> NDArray[np.bool_]:
+        """Which of these times are inside."""
+        return (times_ns >= self.begin_ns) & (times_ns < self.end_ns)
+
+
+def stretches(*columns: Timed) -> Iterator[Stretch]:
+    """Stretches from the beginning to the end of time; every range is inside one of them.
+
+    A cut is a moment in which a range of any column starts while none is open.
+    """
+    wanted = np.concatenate([column.start[SIZE::SIZE] for column in columns])
+    cuts = _free(columns, wanted).tolist() if len(wanted) else []
+    for begin_ns, end_ns in pairwise([_EVER.min, *cuts, _EVER.max]):
+        yield Stretch(int(begin_ns), int(end_ns))
+
+
+def _free(columns: Sequence[Timed], wanted: Int64) -> Int64:
+    """The first moments from the wanted ones on in which a cut is possible."""
+    covered = columns[0].covered
+    for column in columns[1:]:
+        if len(column):
+            covered = covered.join(column.covered)
+    place = np.unique(np.searchsorted(covered.starts, wanted))
+    return covered.starts[place[place < len(covered.starts)]]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, Scope
-from gpurun.launcher.trace.analysis.match import Collective, Part
 from gpurun.launcher.trace.analysis.tables import NameTime
 from gpurun.launcher.trace.intervals import Intervals, union
 from gpurun.launcher.trace.model import (

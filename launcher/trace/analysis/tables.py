@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.nesting import Nesting, nest
+from gpurun.launcher.trace.analysis.nesting import Nesting, Stretch, nest, stretches
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.stretches import Stretch, stretches
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Spans, Trace

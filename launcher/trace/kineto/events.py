@@ -1,14 +1,21 @@
-"""One trace event as Kineto writes it, and its times as exact integer nanoseconds."""
+"""One trace event as Kineto writes it: its times as exact integer nanoseconds, and what its arguments say.
+
+Source of the arguments of collectives: `torch/csrc/profiler/util.cpp`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 
 from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.classify import collective_kind, dtype_bytes
 
 EXACT_BELOW_US = float(1 << 43)
 """Below it a double is within half a nanosecond of the decimal text; rounding restores that text."""
@@ -29,8 +36,14 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
     "group": "Process Group Name",
+    "group_ranks": "Process Group Ranks",
+    "first_rank": "Global rank start",
+    "rank_stride": "Global rank stride",
     "group_size": "Group size",
+    "source": "Src Rank",
+    "target": "Dst Rank",
     "sequence": "Seq",
+    "inputs": "Concrete Inputs",
 }):  # fmt: skip
     """The arguments that the analysis reads; others are skipped."""
 
@@ -44,8 +57,15 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     out_elements: Number = None
     dtype: Text = None
     group: Text = None
+    group_ranks: Text | list[int] = None
+    """As text, `[0, 1, 2]`, in which torch leaves out the middle of long lists."""
+    first_rank: Number = None
+    rank_stride: Number = None
     group_size: Number = None
+    source: Number = None
+    target: Number = None
     sequence: Number = None
+    inputs: msgspec.Raw = msgspec.Raw()
 
 
 NO_ARGUMENTS = Arguments()
@@ -131,3 +151,99 @@ def bounded(values: Sequence[int]) -> Int64:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         return np.array([max(-MAX_NS, min(MAX_NS, value)) for value in values], dtype=np.int64)
+
+
+MAX_BYTES = 1 << 53
+"""No collective moves more; larger sizes are damage."""
+MAX_GROUP = 1 << 20
+"""No group has more ranks; larger ones are damage."""
+_RANKS = re.compile(r"\[[0-9]{1,9}(, ?[0-9]{1,9})*\]")
+"""All ranks of a group; of long lists torch leaves out the middle, and writes `...` for it."""
+_PEERS = {"c10d::send": "send", "c10d::recv_": "recv"}
+_PEER_INPUT = 2
+"""Position of the peer in the inputs of these calls, after the tensors and the group."""
+
+
+@dataclass(frozen=True)
+class CommFacts:
+    """The arguments of a communication kernel, or of the call that issued it; `None` for missing ones."""
+
+    kind: str
+    num_bytes: int | None
+    group: str | None
+    group_size: int | None
+    sequence: int | None
+    ranks: tuple[int, ...] | None = None
+    """The ranks of the group."""
+    peer: int | None = None
+    """Of a send or receive: the other rank."""
+    group_peer: int | None = None
+    """The same, as its number within the group."""
+
+
+def comm_facts(name: str, args: Arguments) -> CommFacts:
+    """The facts on a kernel, or a call, of this name."""
+    kind = collective_kind(name if args.collective is None else str(args.collective))
+    in_elements = whole(args.in_elements)
+    elements = max(in_elements or 0, whole(args.out_elements) or 0)
+    size = dtype_bytes(str(args.dtype))
+    num_bytes = -1 if size is None else elements * size
+    return CommFacts(
+        kind=kind,
+        num_bytes=num_bytes if in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
+        group=None if args.group is None else str(args.group),
+        group_size=whole(args.group_size),
+        sequence=whole(args.sequence),
+        ranks=_group_ranks(args),
+        peer=whole(args.target if kind == "send" else args.source) if kind in ("send", "recv") else None,
+    )
+
+
+def call_facts(name: str, args: Arguments) -> CommFacts | None:
+    """The facts on a call that issues a collective; `None` if the trace has none."""
+    if args.collective is not None or args.group is not None:
+        return comm_facts(name, args)
+    if name not in _PEERS:
+        return None
+    return CommFacts(_PEERS[name], None, None, None, None, group_peer=_group_peer(args))
+
+
+def _group_peer(args: Arguments) -> int | None:
+    """The peer of `c10d::send` and `c10d::recv_`, as a rank of their group."""
+    try:
+        inputs = msgspec.json.decode(args.inputs)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    known = isinstance(inputs, list) and len(inputs) > _PEER_INPUT
+    peer: Number = inputs[_PEER_INPUT] if known and isinstance(inputs[_PEER_INPUT], str | int) else None
+    return whole(peer)
+
+
+def _group_ranks(args: Arguments) -> tuple[int, ...] | None:
+    """The ranks of the group: as listed, else from the first one and the distance between them."""
+    if isinstance(args.group_ranks, list):
+        return _valid(args.group_ranks)
+    listed = _parsed(str(args.group_ranks)) if args.group_ranks is not None else None
+    if listed is not None:
+        return listed
+    first, stride, size = map(whole, (args.first_rank, args.rank_stride, args.group_size))
+    if first is None or not stride or not size or not 0 < size < MAX_GROUP or first < 0 or stride < 0:
+        return None
+    return _strided(first, stride, size)
+
+
+@lru_cache(maxsize=4096)
+def _strided(first: int, stride: int, size: int) -> tuple[int, ...]:
+    return tuple(range(first, first + stride * size, stride))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> tuple[int, ...] | None:
+    """The ranks in `[0, 1, 2]`; one tuple for all events of a group."""
+    return _valid([int(rank) for rank in text[1:-1].split(",")]) if _RANKS.fullmatch(text) else None
+
+
+def _valid(ranks: Sequence[int]) -> tuple[int, ...] | None:
+    """Sorted; `None` for an empty or impossible list."""
+    unique = sorted(set(ranks))
+    return tuple(unique) if unique and len(unique) == len(ranks) and unique[0] >= 0 else None

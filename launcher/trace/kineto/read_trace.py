@@ -23,34 +23,44 @@ from gpurun.launcher.trace.kineto.classify import (
     PYTHON_CATEGORIES,
     GpuKind,
     HostKind,
-    collective_kind,
     dtype_bytes,
     gpu_kind,
     host_kind,
 )
-from gpurun.launcher.trace.kineto.columns import CommFacts, GpuWork, HostRange, Int32, Launches, Spans, Trace
+from gpurun.launcher.trace.kineto.columns import (
+    Columns,
+    GpuWork,
+    HostRange,
+    Int32,
+    Launches,
+    Names,
+    Numbering,
+    Spans,
+    Threads,
+    Trace,
+)
 from gpurun.launcher.trace.kineto.events import (
+    MAX_BYTES,
     MAX_NS,
     NO_ARGUMENTS,
     Arguments,
+    CommFacts,
     Event,
     Text,
     bounded,
+    call_facts,
+    comm_facts,
     needs_text,
     time_texts,
     to_ns,
     whole,
 )
 from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceFile
-from gpurun.launcher.trace.kineto.growing import Columns, Names, Numbering, Threads
 from gpurun.launcher.trace.kineto.trace_file import open_source
 from gpurun.launcher.units import plural
 
 MAX_US = 1 << 63
 """Columns hold no later times."""
-MAX_BYTES = 1 << 53
-"""No collective moves more; larger sizes are damage."""
-
 Times = dict[int, tuple[int | None, int | None]]
 
 
@@ -178,7 +188,7 @@ class Reader:
         self.named_devices.update({args.device for args in arguments})
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
-            self.comm_facts[self.num_gpu + i] = _comm_facts(events[i].name or "", arguments[i])
+            self.comm_facts[self.num_gpu + i] = comm_facts(events[i].name or "", arguments[i])
         self.num_gpu += len(events)
         self.gpu.add(
             start=start,
@@ -206,7 +216,9 @@ class Reader:
             args, begin = events[i].args or NO_ARGUMENTS, int(start[i])
             end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
             sizes = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else ()
-            self.ranges.append(HostRange(kind, events[i].name or "", begin, end, int(threads[i]), sizes))
+            name = events[i].name or ""
+            facts = call_facts(name, args) if kind is HostKind.COMM_CALL else None
+            self.ranges.append(HostRange(kind, name, begin, end, int(threads[i]), sizes, facts))
         annotated = np.flatnonzero(kinds == HostKind.ANNOTATION)
         self._add_annotations(events, (start, duration, threads), annotated)
         ops = np.isin(kinds, _OPERATORS)
@@ -325,21 +337,6 @@ def _correlations(arguments: list[Arguments]) -> Int64:
     if set(map(type, found)) <= {int}:
         return bounded(cast(list[int], found))
     return bounded([-1 if (number := whole(each)) is None else number for each in found])
-
-
-def _comm_facts(name: str, args: Arguments) -> CommFacts:
-    kind = collective_kind(str(args.collective)) if args.collective is not None else collective_kind(name)
-    in_elements = whole(args.in_elements)
-    elements = max(in_elements or 0, whole(args.out_elements) or 0)
-    size = dtype_bytes(str(args.dtype))
-    num_bytes = -1 if size is None else elements * size
-    return CommFacts(
-        kind=kind,
-        num_bytes=num_bytes if in_elements is not None and 0 <= num_bytes < MAX_BYTES else None,
-        group=None if args.group is None else str(args.group),
-        group_size=whole(args.group_size),
-        sequence=whole(args.sequence),
-    )
 
 
 def _tensor_bytes(args: Arguments) -> tuple[int, ...]:

@@ -38,6 +38,8 @@ from gpurun.launcher.processes.protocol import (
 )
 from gpurun.launcher.worker.entry.forked_rank import run_rank
 
+ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
 
 class ForkServer:
     """Serves requests until the command closes its end."""
@@ -74,12 +76,18 @@ class ForkServer:
                 send_signal(pid, request.number)
 
     def _preload(self, modules: Iterable[str]) -> None:
+        # What an extension asks torch at its import must not begin to use CUDA: forks could not use it.
+        # Source: torch/cuda/__init__.py, `_nvml_based_avail`.
+        is_own = ASK_THE_DRIVER not in os.environ
+        os.environ.setdefault(ASK_THE_DRIVER, "1")
         for module in modules:
             try:
                 importlib.import_module(module)
             except BaseException as error:
                 self._channel.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
                 raise
+        if is_own:
+            del os.environ[ASK_THE_DRIVER]
 
     def _fork(self, request: StartRequest) -> None:
         # What exists now is shared by all ranks and stays: the garbage collector needn't visit it, and so

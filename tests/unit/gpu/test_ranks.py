@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 import subprocess
 import sys
 import warnings
@@ -30,6 +31,7 @@ from gpurun.launcher.rundir.records import (
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base import process_group
 from gpurun.launcher.worker.base.precision import PRECISIONS
+from gpurun.launcher.worker.entry.zygote import ASK_THE_DRIVER, ForkServer
 from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
@@ -101,6 +103,20 @@ def test_no_event_is_destroyed_in_a_forked_process() -> None:
     forked process that throws, and a throwing destructor is `std::terminate`."""
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_imported_before_the_fork_asks_the_driver_instead_of_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13, torch/cuda/__init__.py: with this variable `is_available()` asks NVML."""
+    (tmp_path / "an_extension.py").write_text(
+        "import os\nASKED = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(ASK_THE_DRIVER, raising=False)
+    ForkServer._preload(cast(Any, None), ["an_extension"])
+    assert sys.modules.pop("an_extension").ASKED == "1"
+    assert ASK_THE_DRIVER not in os.environ
 
 
 # 2: graph capture, and errors in the recorder

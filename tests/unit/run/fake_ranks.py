@@ -1,5 +1,6 @@
 """Ranks and a clock that only pretend: what happens is a script, and no time passes."""
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord
 
 Steps = tuple[int, ...]
-Line = tuple[float, "Event | OfRank | Exit | FailureRecord | Steps | BaseException"]
+Line = tuple[float, "Event | OfRank | Removed | Exit | FailureRecord | Steps | BaseException"]
 """Seconds after the start, and what happens then."""
 Script = Sequence[Line]
 """What the ranks of one attempt do, in order."""
@@ -47,6 +48,13 @@ class OfRank:
 
     rank: int
     event: Event
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Someone removes a directory."""
+
+    path: Path
 
 
 @dataclass
@@ -99,6 +107,8 @@ class FakeRanks:
         if isinstance(what, Event):
             stamped = replace(what, time_ns=now_ns, monotonic_ns=monotonic_ns)
             append_lines(self.run.events(self.name), [stamped])
+        elif isinstance(what, Removed):
+            shutil.rmtree(what.path)
         elif isinstance(what, OfRank):
             append_lines(self.run.events(self.name, what.rank), [what.event])
         elif isinstance(what, Exit):

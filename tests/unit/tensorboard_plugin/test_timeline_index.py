@@ -18,8 +18,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
 from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
 from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
 from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
-from gpurun.launcher.trace.analysis.local_collectives import LocalCollective
-from gpurun.launcher.trace.analysis.match import Collective, Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -79,7 +79,9 @@ def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
 
 def test_traces_that_share_a_collective_stay_on_one_clock() -> None:
     local = LocalCollective.__new__(LocalCollective)  # when it was is of no interest here
-    meets = [Collective("0", 1, "all_reduce", 4, 2, tuple(Part(rank, local, 0) for rank in (0, 1)), True)]
+    meets = [
+        Collective("0", None, 1, "all_reduce", 4, 2, tuple(Part(rank, local, 0) for rank in (0, 1)), True)
+    ]
     assert recorded_apart([(0, 5), (6, 9)], [])
     assert not recorded_apart([(0, 5), (6, 9)], meets)
     assert not recorded_apart([(0, 5), (4, 9)], [])

@@ -75,7 +75,8 @@ function sentence({ app, variant, steps, meta }) {
 
 /** @param {TimelineFacts} view */
 function subSentence({ app, variant, meta, endNs }) {
-  const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? '; ranks on one clock' : '';
+  const shared = meta.linked ? '; ranks on one clock' : '; clocks as recorded';
+  const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? shared : '';
   const found = `${number(meta.num_events)} events in ${duration(endNs)}${clock}.`;
   if (app.run.isTraces) return found;
   const traced = meanStepMs(meta.steps);

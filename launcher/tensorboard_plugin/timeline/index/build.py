@@ -24,8 +24,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.collect import facts
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
 from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer
 from gpurun.launcher.trace.analysis.analyse import Analysis, combine
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, digest
-from gpurun.launcher.trace.analysis.match import Collective
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 
@@ -147,6 +147,7 @@ def _write(
         warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
         apart=is_apart,
+        linked=not analysis.matched.clocks.unlinked,
     )
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from gpurun.launcher.tensorboard_plugin.timeline.format import CollectiveFacts
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft
-from gpurun.launcher.trace.analysis.match import Collective, Matched, Part, bandwidths, last_rank
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.match import Collective, Matched, bandwidths, last_rank
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 
 

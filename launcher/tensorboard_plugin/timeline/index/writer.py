@@ -22,7 +22,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.collect import (
 )
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, Entries
 from gpurun.launcher.tensorboard_plugin.timeline.index.sources import NameTable
-from gpurun.launcher.trace.analysis.match import Matched
+from gpurun.launcher.trace.analysis.collectives.match import Matched
 
 FEW_BLOCKS = 2000
 """A row with fewer is merged on request."""

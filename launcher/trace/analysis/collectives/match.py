@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-import numpy as np
-
-from gpurun.launcher.trace.analysis.local_collectives import LocalCollective
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SYNCHRONISING
 
 Key = tuple[object, ...]
@@ -17,6 +16,8 @@ GPU_NOISE_NS = 1_000_000
 """On GPUs the ends of a collective scatter by microseconds; a millisecond leaves room for clock drift."""
 CPU_NOISE_NS = 50_000_000
 """On CPUs a thread may have to wait for a core before it sees the end."""
+MAX_SHOWN = 8
+"""Ranks in the name of a group."""
 
 
 @dataclass(frozen=True)
@@ -32,33 +33,23 @@ class RankCollectives:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One rank's part in a collective."""
-
-    rank: int
-    local: LocalCollective
-    start_ns: int
-    """Unix time on this rank's own clock."""
-
-    @property
-    def end_ns(self) -> int:
-        return self.start_ns + self.local.duration
-
-
-@dataclass(frozen=True)
 class Collective:
     """One collective with the parts of all ranks whose traces show it."""
 
     group: str
+    """What it is called; unique."""
+    group_ranks: tuple[int, ...] | None
+    """All ranks of the group, if the traces say."""
     seq: int
     kind: str
+    """A message between two ranks is a `send`."""
     num_bytes: int | None
     group_size: int | None
     """Size of the group, including ranks without a trace; `None` if unknown."""
     parts: tuple[Part, ...]
     """By rank."""
     matched: bool
-    """Whether waiting and transfer can be separated: needs two ranks and no point-to-point operation."""
+    """Whether waiting and transfer can be separated: needs two ranks, or a group of one."""
 
     @property
     def transfer_ns(self) -> int:
@@ -68,44 +59,118 @@ class Collective:
 
 @dataclass(frozen=True)
 class Matched:
-    """All collectives of all ranks, in order of time, and how many ns each rank's clock is ahead."""
+    """All collectives of all ranks, in order of time, and the ranks' clocks."""
 
     collectives: tuple[Collective, ...]
-    offsets: Mapping[int, int]
-    doubtful: int
-    """Collectives that matched by order but didn't end together."""
+    clocks: Clocks
+    unknown_groups: int
+    """Collectives of which the traces don't say between which ranks they were."""
+    unknown_peers: int
+    """Sends and receives of which the traces don't say to or from which rank."""
+
+    @property
+    def offsets(self) -> Mapping[int, int]:
+        """How many ns each rank's clock is ahead."""
+        return self.clocks.offsets
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Parts that belong together by what their traces say."""
+
+    collectives: dict[Key, list[Part]]
+    messages: dict[Key, list[Part]]
+    """A send and its receive."""
+    unknown_groups: list[Part]
+    unknown_peers: list[Part]
 
 
 def match(ranks: Sequence[RankCollectives]) -> Matched:
     """Finds the parts of each collective in the ranks' traces.
 
-    Two parts match if group, step, kind and size agree and they are the n-th of that sort in their step; or,
-    if the trace has the library's sequence numbers, if group and number agree. Sizes of an all-to-all may
-    differ. Parts that then don't end together on aligned clocks aren't one collective (a trace may lack some,
-    or begin in the middle of a step): they are matched by their ends instead.
+    Two parts match if group (its name and its ranks), step, kind and size agree and they are the n-th of that
+    sort in their step; or, if the trace has the library's sequence numbers, if group and number agree. Sizes
+    of an all-to-all may differ. A send matches the receive of its peer that is the n-th between the two in
+    that step. Parts that then don't end together on aligned clocks aren't one collective (a trace may lack
+    some, or begin in the middle of a step): they are matched by their ends instead.
+
+    Where a trace doesn't say which ranks a group has, all ranks are taken for one group, as in the traces of
+    old versions of torch; unless most of its collectives then don't end together.
     """
-    groups: dict[Key, list[Part]] = defaultdict(list)
-    for rank in ranks:
-        for key, local in _keyed(rank):
-            groups[key].append(Part(rank.rank, local, rank.base_ns + local.start))
-    offsets = clock_offsets(list(groups.values()), [rank.rank for rank in ranks])
-    good: list[list[Part]] = []
+    found = _sorted(ranks)
+    numbers = [rank.rank for rank in ranks]
+    clocks = _clocks(found, numbers)
+    doubtful = _not_one_group(found.collectives, clocks.offsets)
+    if doubtful:
+        for key in [key for key in found.collectives if key[0] in doubtful]:
+            found.unknown_groups.extend(found.collectives.pop(key))
+        clocks = _clocks(found, numbers)
+    offsets = clocks.offsets
+    good = [[part] for part in (*found.unknown_groups, *found.unknown_peers)]
     loose: list[Part] = []
-    doubtful = 0
-    for parts in groups.values():
+    for parts in found.collectives.values():
         if parts[0].local.kind not in SYNCHRONISING or (len(parts) > 1 and _end_together(parts, offsets)):
             good.append(parts)
         else:
             loose += parts
-            doubtful += len(parts) > 1
     good += _by_ends(loose, offsets)
+    for parts in found.messages.values():
+        good += [parts] if len(parts) == 2 and _can_be_one(parts, offsets) else [[part] for part in parts]
     good.sort(key=lambda parts: min(part.start_ns - offsets[part.rank] for part in parts))
     all_here = {rank.world_size for rank in ranks} == {len(ranks)}
-    return Matched(tuple(_collectives(good, all_here)), offsets, doubtful)
+    collectives = tuple(_collectives(good, all_here))
+    return Matched(collectives, clocks, len(found.unknown_groups), len(found.unknown_peers))
+
+
+def _sorted(ranks: Sequence[RankCollectives]) -> _Sorted:
+    found = _Sorted(defaultdict(list), defaultdict(list), [], [])
+    for rank in ranks:
+        for key, local in _keyed(rank):
+            part = Part(rank.rank, local, rank.base_ns + local.start)
+            if local.kind in POINT_TO_POINT:
+                if local.peer is None or local.peer == rank.rank:
+                    found.unknown_peers.append(part)
+                else:
+                    found.messages[key].append(part)
+            elif local.group.is_ambiguous:
+                found.unknown_groups.append(part)
+            else:
+                found.collectives[key].append(part)
+    return found
+
+
+def _clocks(found: _Sorted, ranks: Sequence[int]) -> Clocks:
+    pairs = [_in_order(parts) for parts in found.messages.values() if len(parts) == 2]
+    return clock_offsets(list(found.collectives.values()), pairs, ranks)
+
+
+def _in_order(parts: Sequence[Part]) -> tuple[Part, Part]:
+    """The sender's part, and the receiver's."""
+    sent, got = sorted(parts, key=lambda part: part.local.kind != "send")
+    return sent, got
+
+
+def _can_be_one(parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:
+    """Whether the message arrives after it was sent."""
+    sent, got = _in_order(parts)
+    arrived_ns = got.end_ns - offsets[got.rank] - sent.start_ns + offsets[sent.rank]
+    return sent.local.kind != got.local.kind and arrived_ns >= -_noise_ns(sent)
+
+
+def _not_one_group(groups: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) -> set[object]:
+    """Groups without known ranks whose collectives mostly don't end together: they are several groups."""
+    votes: Counter[object] = Counter()
+    for key, parts in groups.items():
+        group = parts[0].local.group
+        if group.ranks is None and len(parts) > 1 and parts[0].local.kind in SYNCHRONISING:
+            votes[key[0]] += 1 if _end_together(parts, offsets) else -1
+    return {group for group, balance in votes.items() if balance < 0}
 
 
 def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
     """From the traces; else the number of parts, if no rank's trace is missing."""
+    if parts[0].local.kind in POINT_TO_POINT:
+        return 2
     said = {part.local.group_size for part in parts} - {None}
     if not said:
         return len(parts) if all_here else None
@@ -113,21 +178,39 @@ def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
     return size if not said and size is not None and size >= len(parts) else None
 
 
-def _collectives(groups: Iterable[list[Part]], all_here: bool) -> Iterable[Collective]:
+def _collectives(groups: Sequence[list[Part]], all_here: bool) -> Iterable[Collective]:
     counts: Counter[str] = Counter()
+    labels = _labels({parts[0].local.group for parts in groups})
     for parts in groups:
-        local = parts[0].local
+        local = min(parts, key=lambda part: part.local.kind != "send").local
         sizes = [part.local.num_bytes for part in parts if part.local.num_bytes is not None]
+        label = labels[local.group]
         yield Collective(
-            group=local.group,
-            seq=counts[local.group] if local.sequence is None else local.sequence,
+            group=label,
+            group_ranks=local.group.ranks,
+            seq=counts[label] if local.sequence is None else local.sequence,
             kind=local.kind,
             num_bytes=max(sizes, default=None),
             group_size=_group_size(parts, all_here),
             parts=tuple(sorted(parts, key=lambda part: part.rank)),
-            matched=len(parts) > 1 and local.kind not in POINT_TO_POINT,
+            matched=len(parts) > 1 or local.group.ranks == (parts[0].rank,),
         )
-        counts[local.group] += 1
+        counts[label] += 1
+
+
+def _labels(groups: Set[Group]) -> dict[Group, str]:
+    """What each group is called: its name, with its ranks where several have that name."""
+    shared = Counter(group.name for group in groups)
+    return {group: group.name if shared[group.name] == 1 else _with_ranks(group) for group in groups}
+
+
+def _with_ranks(group: Group) -> str:
+    if group.ranks is None:
+        return f"{group.name} of unknown ranks"
+    shown = [str(rank) for rank in group.ranks]
+    if len(shown) > MAX_SHOWN:
+        shown = [*shown[: MAX_SHOWN - 1], "…", shown[-1]]
+    return f"{group.name} of ranks {', '.join(shown)}"
 
 
 def _end_together(parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:
@@ -173,54 +256,20 @@ def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
     seen: Counter[Key] = Counter()
     for local in sorted(rank.collectives, key=lambda each: each.end):
         size = local.num_bytes if local.kind in SAME_SIZE else None
-        place: Key = (local.group, "step", rank.step_numbers.get(local.step))
-        if local.sequence is not None:
-            place = (local.group, "seq", local.sequence)
-        key = (*place, local.kind, size)
+        group = None if local.kind in POINT_TO_POINT else (local.group.name, local.group.ranks)
+        place: Key = ("step", rank.step_numbers.get(local.step))
+        if local.sequence is not None and local.kind not in POINT_TO_POINT:  # torch counts those by rank
+            place = ("seq", local.sequence)
+        key = (group, *place, *_what(rank.rank, local, size))
         yield (*key, seen[key]), local
         seen[key] += 1
 
 
-def clock_offsets(groups: Sequence[Sequence[Part]], ranks: Sequence[int]) -> dict[int, int]:
-    """How many ns each rank's clock is ahead of the lowest rank's: the median over common collectives.
-
-    All ranks leave a synchronising collective at the same moment, within microseconds. Kinds whose size must
-    agree are more reliable; others count only between ranks that share none of those. Ranks without any link
-    to the lowest rank keep their clock unchanged.
-    """
-    sized, other = _differences(groups, True), _differences(groups, False)
-    edges: dict[int, dict[int, int]] = defaultdict(dict)
-    for pair, differences in (other | sized).items():
-        median = int(np.median(np.array(differences, dtype=np.int64)))
-        edges[pair[0]][pair[1]], edges[pair[1]][pair[0]] = median, -median
-    offsets: dict[int, int] = {}
-    for rank in sorted(ranks):
-        if rank not in offsets:
-            offsets[rank] = 0
-            _spread(rank, edges, offsets)
-    return offsets
-
-
-def _differences(groups: Sequence[Sequence[Part]], same_size: bool) -> dict[tuple[int, int], list[int]]:
-    """End on the other rank less end on the first, for the first rank of each collective and each other."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for parts in groups:
-        kind = parts[0].local.kind
-        if kind in SYNCHRONISING and (kind in SAME_SIZE) == same_size:
-            for part in parts[1:]:
-                found[parts[0].rank, part.rank].append(part.end_ns - parts[0].end_ns)
-    return found
-
-
-def _spread(start: int, edges: Mapping[int, Mapping[int, int]], offsets: dict[int, int]) -> None:
-    """Propagates the offset of `start` to all ranks linked with it."""
-    todo = [start]
-    while todo:
-        rank = todo.pop(0)
-        for other, difference in edges.get(rank, {}).items():
-            if other not in offsets:
-                offsets[other] = offsets[rank] + difference
-                todo.append(other)
+def _what(rank: int, local: LocalCollective, size: int | None) -> Key:
+    """Kind and size; of a message, whose size its sender and receiver may count differently, its ends."""
+    if local.kind not in POINT_TO_POINT:
+        return local.kind, size
+    return ("from", rank, local.peer) if local.kind == "send" else ("from", local.peer, rank)
 
 
 @dataclass(frozen=True)
@@ -234,7 +283,7 @@ class Straggler:
 
 def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
     """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
-    if not collective.matched:
+    if not collective.matched or len(collective.parts) < 2:
         return None
     arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
     latest_ns, rank = max(arrivals)
@@ -271,7 +320,7 @@ def bandwidths(collective: Collective) -> tuple[float | None, float | None]:
 
 
 def _bus_factor(kind: str, group_size: int | None) -> float | None:
-    if kind in {"broadcast", "reduce"}:
+    if kind in {"broadcast", "reduce", "send"}:
         return 1.0
     if group_size is None:
         return None

@@ -1,0 +1,139 @@
+"""How far the ranks' clocks are apart, from what links the ranks: collectives, and messages between two."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.kineto.classify import SAME_SIZE, SYNCHRONISING
+
+Shift = tuple[int | None, int | None]
+"""The least and the most ns by which one clock may be ahead of another; `None`: no bound."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """How many ns each rank's clock is ahead of the lowest rank's, and how well that is known."""
+
+    offsets: Mapping[int, int]
+    slack: Mapping[int, int | None]
+    """± ns, of ranks that only messages link with the lowest rank; `None` where they run one way only."""
+    unlinked: tuple[tuple[int, ...], ...]
+    """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
+
+
+def clock_offsets(
+    collectives: Sequence[Sequence[Part]], messages: Sequence[tuple[Part, Part]], ranks: Sequence[int]
+) -> Clocks:
+    """The clocks of all ranks.
+
+    All ranks leave a synchronising collective at the same moment, within microseconds: the median difference
+    of their ends is that of their clocks. Ranks that share no collective are linked by messages: none arrives
+    before it was sent. Messages in both directions bound the difference from both sides.
+
+    Args:
+        collectives: the parts of each collective.
+        messages: the part of the sender and of the receiver of each message.
+        ranks: all ranks.
+    """
+    parts = _islands(_edges(collectives), ranks)
+    offsets, slack = dict(parts[0]), dict[int, int | None]()
+    left = list(parts[1:])
+    while left:
+        shifts = [_shift(offsets, each, messages) for each in left]
+        best = min(range(len(left)), key=lambda i: _uncertainty(shifts[i]))
+        if shifts[best] == (None, None):
+            break
+        ahead_ns, known_ns = _estimate(shifts[best])
+        island = left.pop(best)
+        offsets |= {rank: own + ahead_ns for rank, own in island.items()}
+        slack |= dict.fromkeys(island, known_ns)
+    for island in left:
+        offsets |= island
+    return Clocks(offsets, slack, tuple(tuple(sorted(island)) for island in left))
+
+
+def _edges(collectives: Sequence[Sequence[Part]]) -> dict[int, dict[int, int]]:
+    """Median difference of two ranks' clocks.
+
+    Kinds whose size must agree are more reliable; others count only between ranks that share none of those.
+    """
+    sized, other = _differences(collectives, True), _differences(collectives, False)
+    edges: dict[int, dict[int, int]] = defaultdict(dict)
+    for pair, differences in (other | sized).items():
+        median = int(np.median(np.array(differences, dtype=np.int64)))
+        edges[pair[0]][pair[1]], edges[pair[1]][pair[0]] = median, -median
+    return edges
+
+
+def _differences(groups: Sequence[Sequence[Part]], same_size: bool) -> dict[tuple[int, int], list[int]]:
+    """End on the other rank less end on the first, for the first rank of each collective and each other."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for parts in groups:
+        kind = parts[0].local.kind
+        if kind in SYNCHRONISING and (kind in SAME_SIZE) == same_size:
+            for part in parts[1:]:
+                found[parts[0].rank, part.rank].append(part.end_ns - parts[0].end_ns)
+    return found
+
+
+def _islands(edges: Mapping[int, Mapping[int, int]], ranks: Sequence[int]) -> list[dict[int, int]]:
+    """The ranks that collectives link, each with how far its clock is ahead of the first one's."""
+    found: list[dict[int, int]] = []
+    for rank in sorted(ranks):
+        if not any(rank in island for island in found):
+            found.append(_reached(rank, edges))
+    return found
+
+
+def _reached(start: int, edges: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
+    offsets, todo = {start: 0}, [start]
+    while todo:
+        rank = todo.pop(0)
+        for other, difference in edges.get(rank, {}).items():
+            if other not in offsets:
+                offsets[other] = offsets[rank] + difference
+                todo.append(other)
+    return offsets
+
+
+def _shift(
+    known: Mapping[int, int], island: Mapping[int, int], messages: Sequence[tuple[Part, Part]]
+) -> Shift:
+    """How far the island's clocks may be ahead of those that are known."""
+    there = list(_travelled(known, island, messages))
+    back = list(_travelled(island, known, messages))
+    return -min(back) if back else None, min(there) if there else None
+
+
+def _travelled(
+    senders: Mapping[int, int], receivers: Mapping[int, int], messages: Sequence[tuple[Part, Part]]
+) -> Iterator[int]:
+    """From when each message was sent to when it had arrived, on the two clocks.
+
+    On a GPU a receiver is done after its sender; on a CPU the sender may notice later that it is done.
+    """
+    for sent, got in messages:
+        if sent.rank in senders and got.rank in receivers:
+            sent_ns = sent.end_ns if sent.local.on_gpu else sent.start_ns
+            yield got.end_ns - receivers[got.rank] - sent_ns + senders[sent.rank]
+
+
+def _uncertainty(shift: Shift) -> tuple[int, int]:
+    """Sorts what is known best first."""
+    least, most = shift
+    if least is not None and most is not None:
+        return 0, abs(most - least)
+    return (1, 0) if shift != (None, None) else (2, 0)
+
+
+def _estimate(shift: Shift) -> tuple[int, int | None]:
+    """The middle, and how far it may be off; else the bound, as if the fastest message took no time."""
+    least, most = shift
+    if least is not None and most is not None:
+        return (least + most) // 2, (abs(most - least) + 1) // 2
+    return (least if most is None else most) or 0, None

@@ -1,0 +1,309 @@
+"""The collectives of one rank, in the order in which it issued them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
+from gpurun.launcher.trace.kineto.columns import HostRange, Trace
+from gpurun.launcher.trace.kineto.events import CommFacts
+
+UNKNOWN = "unknown"
+"""Instead of the name of a group that may be any of several."""
+UNNAMED = "default"
+"""The name of a group that the trace doesn't name."""
+DEFAULT_DESCRIPTION = "default_pg"
+"""How torch describes the group of all ranks."""
+MAX_WORLD = 1 << 20
+"""Larger numbers of ranks are damage."""
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group, as one rank's trace has it."""
+
+    name: str
+    ranks: Ranks | None
+    """Sorted; `None` if the trace doesn't say."""
+    is_ambiguous: bool = False
+    """Whether it may be any of several groups that this rank is in."""
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """What the header's `distributedInfo` says about the groups of this rank."""
+
+    configured: Mapping[str, Ranks | None]
+    """The ranks of each group by its name; `None` where they are not listed."""
+    sizes: Mapping[str, int]
+    """Number of ranks by name of the group, where it is known."""
+    world: Ranks | None
+    """All ranks, if their number is known."""
+
+    @staticmethod
+    def of(header: Mapping[str, Any]) -> ProcessGroups:
+        """Reads the header; entries in another format than torch's are ignored."""
+        info = header.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        listed = info.get("pg_config")
+        groups = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        size = info.get("world_size")
+        world = tuple(range(size)) if type(size) is int and 0 < size < MAX_WORLD else None
+        sizes = {_name(each): _size(each, size) for each in groups}
+        return ProcessGroups(
+            {_name(each): _ranks(each, world) for each in groups},
+            {name: size for name, size in sizes.items() if size is not None},
+            world,
+        )
+
+    def group(self, facts: CommFacts) -> Group:
+        """The group of this collective: from its own arguments, else from the header."""
+        if facts.group is None and facts.ranks is None:
+            return self._unnamed(facts)
+        name = UNNAMED if facts.group is None else facts.group
+        return Group(name, facts.ranks or self.configured.get(name) or self._if_world(facts.group_size))
+
+    def size(self, facts: CommFacts) -> int | None:
+        """Its number of ranks: from the kernel, else from the header."""
+        if facts.group_size is not None:
+            return facts.group_size
+        group = self.group(facts)
+        return self.sizes.get(group.name) if group.ranks is None else len(group.ranks)
+
+    def _unnamed(self, facts: CommFacts) -> Group:
+        """The only group that this rank has; of several, which one isn't known."""
+        if len(self.configured) == 1:
+            ((name, ranks),) = self.configured.items()
+            return Group(name, ranks)
+        every = set(self.configured.values())
+        if len(every) == 1:
+            return Group(UNNAMED, every.pop())
+        ranks = self._if_world(facts.group_size)
+        if ranks is None and len(every) > 1:
+            return Group(UNKNOWN, None, is_ambiguous=True)
+        return Group(UNNAMED, ranks)
+
+    def peer(self, facts: CommFacts) -> int | None:
+        """The other rank of a send or receive: as named, else by its number, if all possible groups agree."""
+        group = self.group(facts)
+        possible = self.configured.values() if group.is_ambiguous else [group.ranks]
+        if facts.group_peer is None or None in possible:
+            return facts.peer
+        known = [ranks for ranks in possible if ranks is not None and facts.group_peer < len(ranks)]
+        found = {ranks[facts.group_peer] for ranks in known}
+        return found.pop() if len(found) == 1 else facts.peer
+
+    def _if_world(self, size: int | None) -> Ranks | None:
+        """All ranks, if the group is as large as that; a group of two can't be another one."""
+        if self.world is None or (size is None and len(self.world) > 2):
+            return None
+        return self.world if size in (None, len(self.world)) else None
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return str(group.get("pg_name", UNNAMED))
+
+
+def _ranks(group: Mapping[str, Any], world: Ranks | None) -> Ranks | None:
+    listed = group.get("ranks")
+    if isinstance(listed, list) and listed and all(type(rank) is int and rank >= 0 for rank in listed):
+        return tuple(sorted(set(listed)))
+    is_world = group.get("pg_desc") == DEFAULT_DESCRIPTION or (world and group.get("pg_size") == len(world))
+    return world if is_world else None
+
+
+def _size(group: Mapping[str, Any], world: object) -> int | None:
+    ranks = group.get("ranks")
+    sizes = [len(ranks) if isinstance(ranks, list) and ranks else None, group.get("pg_size")]
+    if group.get("pg_desc") == DEFAULT_DESCRIPTION:
+        sizes.append(world)
+    return next((size for size in sizes if type(size) is int and size > 0), None)
+
+
+WHOLE_AND_SHARE = frozenset({"all_gather", "reduce_scatter"})
+"""Kinds with all data on one side and a rank's share of it on the other; the larger counts as their size."""
+
+
+@dataclass(frozen=True)
+class LocalCollective:
+    """A collective as one rank saw it. Times in ns since the trace's base."""
+
+    start: int
+    end: int
+    kind: str
+    num_bytes: int | None
+    group: Group
+    group_size: int | None
+    sequence: int | None
+    """The library's own count, where the trace has it."""
+    step: int
+    """Position of the step that issued it; −1: none."""
+    issued: int
+    """When it was issued."""
+    on_gpu: bool
+    peer: int | None = None
+    """Of a send or receive: the other rank, if the trace says."""
+    device: str | None = None
+    """The GPU that it ran on."""
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part in a collective."""
+
+    rank: int
+    local: LocalCollective
+    start_ns: int
+    """Unix time on this rank's own clock."""
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.local.duration
+
+
+def local_collectives(trace: Trace, work: Launched, steps: list[HostStep]) -> list[LocalCollective]:
+    """Collectives of this rank, on GPU and CPU, in the order in which they were issued."""
+    groups = ProcessGroups.of(trace.header)
+    found = _on_gpu(trace, work, groups) + _on_cpu(trace, steps, groups)
+    return sorted(found, key=lambda each: (each.issued, each.start))
+
+
+def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCollective]:
+    gpu = trace.gpu
+    calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
+    found = []
+    for i in np.flatnonzero(gpu.kind == GpuKind.COMM).tolist():
+        launch, issued = int(work.launch[i]), int(work.start[i])
+        facts = trace.comm_facts[i]
+        if launch >= 0:
+            facts = calls.complete(facts, int(trace.launches.thread[launch]), issued)
+        start = int(gpu.start[i])
+        end = start + int(gpu.duration[i])
+        each = _collective(facts, groups, (start, end, issued), int(work.step[i]), True)
+        found.append(replace(each, device=trace.streams[int(gpu.thread[i])][0]))
+    return found
+
+
+def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[LocalCollective]:
+    ranges = trace.of_kind(HostKind.COMM)
+    owners = step_at(steps, np.array([each.start for each in ranges], dtype=np.int64))
+    calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
+    return [
+        _collective(
+            calls.peer_of(CommFacts(collective_kind(each.name), each.num_bytes, None, None, None), each),
+            groups,
+            (each.start, each.end, each.start),
+            step,
+            False,
+        )
+        for each, step in zip(ranges, owners.tolist(), strict=True)
+    ]
+
+
+def _collective(
+    facts: CommFacts, groups: ProcessGroups, times: tuple[int, int, int], step: int, on_gpu: bool
+) -> LocalCollective:
+    start, end, issued = times
+    return LocalCollective(
+        start=start,
+        end=end,
+        kind=facts.kind,
+        num_bytes=facts.num_bytes,
+        group=groups.group(facts),
+        group_size=groups.size(facts),
+        sequence=facts.sequence,
+        step=step,
+        issued=issued,
+        on_gpu=on_gpu,
+        peer=groups.peer(facts),
+    )
+
+
+class _Calls:
+    """Finds the calls around a launch: they say what the kernel doesn't, as with RCCL and in older traces."""
+
+    def __init__(self, calls: list[HostRange], groups: ProcessGroups) -> None:
+        self.groups = groups
+        self.by_thread: dict[int, list[HostRange]] = {}
+        for call in sorted(calls, key=lambda call: call.start):
+            self.by_thread.setdefault(call.thread, []).append(call)
+
+    def complete(self, facts: CommFacts, thread: int, time_ns: int) -> CommFacts:
+        """The facts with what the calls around `time_ns` add to them."""
+        if facts.num_bytes is not None and facts.ranks is not None:
+            return facts
+        around = self._around(thread, time_ns)
+        for call in around:
+            if call.facts is not None:
+                facts = _filled(facts, call.facts)
+        return facts if facts.num_bytes is not None else self._sized(facts, around)
+
+    def peer_of(self, facts: CommFacts, each: HostRange) -> CommFacts:
+        """The facts on a send or receive on the CPU with its peer, which only the call has."""
+        if facts.kind not in POINT_TO_POINT:
+            return facts
+        calls = self._around(each.thread, each.start)
+        peers = [call.facts.group_peer for call in calls if call.facts and call.facts.kind == facts.kind]
+        return replace(facts, group_peer=peers[0]) if peers else facts
+
+    def _sized(self, facts: CommFacts, around: list[HostRange]) -> CommFacts:
+        """The facts with bytes and kind of the innermost call with known sizes, if there is one.
+
+        An outer call of an all-gather or a reduce-scatter may have both output and input.
+        """
+        around = [call for call in around if call.tensors]
+        if not around:
+            return facts
+        call = around[0]
+        kind = collective_kind(call.name)
+        if not call.name.startswith("nccl:") or kind == "other":
+            kind = facts.kind
+        facts = replace(facts, num_bytes=call.num_bytes, kind=kind)
+        if kind not in WHOLE_AND_SHARE:
+            return facts
+        pair = next((each.tensors for each in around if len(each.tensors) == 2), None)
+        if pair is not None:
+            return _from_pair(facts, pair)
+        return self._from_input(facts)
+
+    def _from_input(self, facts: CommFacts) -> CommFacts:
+        """Only the input is known: all of a reduce-scatter, but one rank's share of an all-gather."""
+        size = self.groups.size(facts)
+        if facts.kind != "all_gather" or facts.num_bytes is None:
+            return facts
+        return replace(facts, num_bytes=None if size is None else facts.num_bytes * size)
+
+    def _around(self, thread: int, time_ns: int) -> list[HostRange]:
+        """Calls around `time_ns`, the innermost first."""
+        calls = self.by_thread.get(thread, [])
+        last = bisect_right(calls, time_ns, key=lambda call: call.start)
+        near = reversed(calls[max(last - 8, 0) : last])
+        return [call for call in near if call.end >= time_ns]
+
+
+def _filled(facts: CommFacts, call: CommFacts) -> CommFacts:
+    """The facts, and what only the call has; a kernel's name says less than the name of its call."""
+    own = vars(facts)
+    missing = {name: value for name, value in vars(call).items() if own[name] is None}
+    is_vague = facts.kind in ("other", "send_recv") and call.kind != "other"
+    return replace(facts, **missing | ({"kind": call.kind} if is_vague else {}))
+
+
+def _from_pair(facts: CommFacts, pair: tuple[int, ...]) -> CommFacts:
+    """With the larger of output and input; its ratio to the smaller is the number of ranks."""
+    whole, share = max(pair), min(pair)
+    ratio = whole // share if whole % share == 0 else None
+    size = ratio if facts.group_size is None else facts.group_size
+    return replace(facts, num_bytes=whole, group_size=size)
