@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …]`: all of them, or the named ones."""
+"""`python -m benchmarks [NAME …]`: all of them, or the named ones; `fuzz [TARGET …]`: input of strangers."""
 
 import argparse
 import importlib
@@ -20,6 +20,7 @@ NAMES = (
     "shi2016",
     "timeline",
     "nodes",
+    "agents",
 )
 
 
@@ -28,6 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
     names = parser.parse_args().names
+    if names[:1] == ["fuzz"]:
+        importlib.import_module("benchmarks.fuzz").main(names[1:])
+        return
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpurun.launcher.errors import GpurunError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.pool_per_env import WorkerPools
-from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
+from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare, say_on_stderr
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 
 
@@ -65,8 +65,8 @@ def reported_to_nodes(flags: NodeFlags) -> Iterator[None]:
     """What keeps this node from joining is reported to the others, which would wait for it."""
     try:
         yield
-    except GpurunError as error:
+    except (SpecError, MachineError) as error:
         from gpurun.launcher.nodes.join import refuse_to_join
 
-        refuse_to_join(error, flags)
+        refuse_to_join(error, flags, say_on_stderr)
         raise

@@ -58,16 +58,20 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine:
     )
 
 
-def refuse_to_join(error: GpurunError, flags: NodeFlags) -> None:
+def refuse_to_join(error: GpurunError, flags: NodeFlags, say: Callable[[str], None]) -> None:
     """Announces to the other nodes an error that keeps this one from joining, if they come within seconds.
 
     The job itself may be what is wrong: nothing is taken from it.
+
+    Args:
+        say: shows what this node waits for.
     """
     with contextlib.suppress(GpurunError):  # it would hide the first error
         known = facts_without_job(flags, os.environ)
         if known is None:
             return
         facts, num_nodes = known
+        say(f"node {facts.rank} can't join, and reports that to the other nodes (up to {REFUSE_S:g} s)")
         place = find_place(facts.host, facts.port, flags.interface, os.environ)
         options = link_options(facts, place, flags, num_nodes or MAX_NODES, REFUSE_S)
         NodeLink(options).refuse(_end_of(error, facts.rank, platform.node()), (num_nodes or 2) - 1, REFUSE_S)
@@ -96,7 +100,7 @@ def joined(
     say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
     link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
     try:
-        yield _join(link, hello, spec.nodes, flags.join_timeout_s)
+        yield meet(link, hello, spec.nodes, flags.join_timeout_s)
     except NodesEnded:
         raise
     except BaseException as error:
@@ -155,7 +159,12 @@ class _Missing(MachineError):
     """Not all nodes joined."""
 
 
-def _join(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+def meet(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+    """Returns when all nodes have joined, and node 0 has found that they agree.
+
+    Raises:
+        GpurunError: nodes are missing, or disagree.
+    """
     if hello.rank == 0:
         nodes = gather(link, hello, num_nodes, timeout_s)
         hosts = tuple(node.host for node in nodes)

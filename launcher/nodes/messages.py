@@ -121,6 +121,8 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     """Relative to the run directory."""
     offset: int
     content: bytes
+    is_last: bool = False
+    """Whether the file ends here."""
 
 
 class Snapshots(msgspec.Struct, frozen=True, tag=True):

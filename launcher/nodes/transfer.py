@@ -4,6 +4,7 @@ Files that only grow continue where they ended, also if node 0 had their beginni
 run that is resumed. All other files are written in one piece, and sent whole whenever they change.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -79,9 +80,10 @@ class Outbox:
 
     def _parts(self, path: Path, name: str, offset: int) -> Iterator[Chunk]:
         with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
             file.seek(offset)
             while content := file.read(CHUNK_BYTES):
-                yield Chunk(self.node, name, offset, content)
+                yield Chunk(self.node, name, offset, content, offset + len(content) >= size_bytes)
                 offset += len(content)
 
     def _files(self) -> Iterator[Path]:
@@ -112,7 +114,10 @@ class Inbox:
                 had_bytes = self.had_bytes.setdefault(chunk.path, path.stat().st_size if path.exists() else 0)
                 _write_at(path, had_bytes + chunk.offset, chunk.content, path.exists())
             else:
-                _write_at(path, chunk.offset, chunk.content, chunk.offset > 0)
+                part = path.with_name(f".{path.name}.part")
+                _write_at(part, chunk.offset, chunk.content, chunk.offset > 0)
+                if chunk.is_last:
+                    part.replace(path)
         except OSError as error:
             raise unwritable(path, error) from error
 

@@ -4,6 +4,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch
@@ -52,7 +53,15 @@ class RunningAttempt:
             self.ranks.preload(OPTIMIZING)
 
     def wait(self, shows_output: bool) -> tuple[tuple[Exit, ...], tuple[Event, ...]]:
-        """Waits for a moment, and shows what the ranks wrote; the ranks that ended, and the new events."""
+        """Waits for a moment, and shows what the ranks wrote; the ranks that ended, and the new events.
+
+        Raises:
+            MachineError: someone has removed the run directory.
+        """
+        if not self.run.plan.exists():
+            raise MachineError(
+                f"{self.run.path} was removed while the run was in progress; its results are lost"
+            )
         exits, events = tuple(self.ranks.poll(POLL_S)), self.new_events()
         if shows_output and all(exit_.returncode == 0 for exit_ in exits):
             self.relay.look()

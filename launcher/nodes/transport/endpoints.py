@@ -106,6 +106,8 @@ class Peer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     stream: int = 0
     """Number of the current stream; an earlier one may not have noticed yet that it is over."""
+    has_left: bool = False
+    """Whether its stream ended after the end of the run was announced, perhaps without a confirmation."""
 
     def put(self, message: Message | End) -> None:
         self.lane.put(encode(message))
@@ -268,12 +270,14 @@ class Server(Streams):
                 self.report(Refused(f"node {peer.rank} ({peer.host}): {error}"))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
+            peer.has_left = self.ended
             if self._ranks.get(peer.rank) is peer:
                 self.silence.close(peer.rank, time.monotonic())
 
     def _peer_of(self, metadata: dict[str, str]) -> Peer:
         session, rank, host = metadata["session"], int(metadata["rank"]), metadata["host"]
         if session in self._sessions:
+            self._sessions[session].has_left = False
             return self._sessions[session]
         if not 0 <= rank < self.options.num_nodes or len(session) > 64 or len(host) > 256:
             raise ValueError(f"node rank {rank} of {self.options.num_nodes}")
@@ -311,7 +315,7 @@ class Server(Streams):
 
     @property
     def is_settled(self) -> bool:
-        settled = [peer.lane.is_settled for peer in self._sessions.values()]
+        settled = [peer.has_left or peer.lane.is_settled for peer in self._sessions.values()]
         return len(settled) >= self.awaited_others and all(settled)
 
 
@@ -424,7 +428,8 @@ _OTHER_SECRET = (
 )
 _NOT_REACHED = (
     "node {o.rank} ({o.own_host}) didn't reach node 0 at {o.host}:{o.port} within {o.join_timeout_s:g} s\n"
-    "    check that gpurun is running there as node 0, and that no firewall blocks the port"
+    "    check that gpurun is running there as node 0, that no firewall blocks the port, and that --insecure "
+    "is given on all nodes or on none"
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 MAX_ENTRIES = 50_000
 """Files and directories that are looked at for one listing."""
@@ -32,21 +33,42 @@ class Directory:
 
 def inside(root: Path, path: Path) -> Path | None:
     """`path`, if it is a regular file and lies, links resolved, in `root`, which is resolved itself."""
-    try:
-        real = path.resolve(strict=True)
-        if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode):
-            return path
-    except (OSError, RuntimeError, ValueError):
+    file = open_inside(root, path)
+    if file is None:
         return None
+    file.close()
+    return path
+
+
+def open_inside(root: Path, path: Path) -> BinaryIO | None:
+    """The file, open for reading; `None` if it isn't regular, or lies, links resolved, outside of `root`.
+
+    What is judged is what was opened: others may change the directory meanwhile.
+    """
+    try:
+        found = os.open(
+            path, os.O_PATH | os.O_CLOEXEC
+        )  # which neither waits for a pipe nor does anything else
+    except (OSError, ValueError):
+        return None
+    try:
+        own = f"/proc/self/fd/{found}"
+        if stat.S_ISREG(os.fstat(found).st_mode) and Path(os.readlink(own)).is_relative_to(root):
+            return open(own, "rb")
+    except OSError:
+        return None
+    finally:
+        os.close(found)
     return None
 
 
 def read_inside(root: Path, path: Path, max_bytes: int) -> bytes | None:
     """The content of a file in `root`; `None` if it isn't there, isn't inside, or is larger than allowed."""
-    if inside(root, path) is None:
+    file = open_inside(root, path)
+    if file is None:
         return None
     try:
-        with path.open("rb") as file:
+        with file:
             content = file.read(max_bytes + 1)
     except OSError:
         return None
@@ -55,10 +77,11 @@ def read_inside(root: Path, path: Path, max_bytes: int) -> bytes | None:
 
 def read_end(root: Path, path: Path, max_bytes: int) -> bytes:
     """The last whole lines of a file in `root`; nothing if it isn't there or isn't inside."""
-    if inside(root, path) is None:
+    file = open_inside(root, path)
+    if file is None:
         return b""
     try:
-        with path.open("rb") as file:
+        with file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(size - max_bytes, 0))
             content = file.read(max_bytes)

@@ -7,6 +7,7 @@ import os
 import stat
 import zlib
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self, cast
@@ -25,6 +26,8 @@ class Source:
 
     path: Path
     file: BinaryIO
+    raw: FileIO
+    """The file itself, which may be compressed."""
     packed_bytes: int | None
     """Size on disk if the file is compressed."""
     position: int = 0
@@ -54,7 +57,7 @@ class Source:
 
     def file_position(self) -> int:
         """Bytes of the file itself, compressed or not, read so far."""
-        return os.lseek(self.file.fileno(), 0, os.SEEK_CUR)
+        return os.lseek(self.raw.fileno(), 0, os.SEEK_CUR)
 
     def _refuse_bomb(self) -> None:
         if self.packed_bytes is None:
@@ -72,6 +75,7 @@ class Source:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.file.close()
+        self.raw.close()
 
 
 def open_source(path: Path) -> Source:
@@ -81,15 +85,23 @@ def open_source(path: Path) -> Source:
         TraceError: it can't be opened, is empty, or is no regular file.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise TraceError(f"{path}: not a regular file")
-        if status.st_size == 0:
-            raise TraceError(f"{path}: empty (byte 0)")
-        with path.open("rb") as file:
-            packed = file.read(2) == GZIP_MAGIC
-        if packed:
-            return Source(path, cast(BinaryIO, gzip.open(path, "rb")), status.st_size)
-        return Source(path, path.open("rb", buffering=0), None)
+        # Opened once, and then judged: others may put a pipe in its place meanwhile.
+        raw = FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+    try:
+        return _source(path, raw)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _source(path: Path, raw: FileIO) -> Source:
+    status = os.fstat(raw.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise TraceError(f"{path}: not a regular file")
+    if status.st_size == 0:
+        raise TraceError(f"{path}: empty (byte 0)")
+    if os.pread(raw.fileno(), 2, 0) != GZIP_MAGIC:
+        return Source(path, cast(BinaryIO, raw), raw, None)
+    return Source(path, cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")), raw, status.st_size)

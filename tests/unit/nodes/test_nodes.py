@@ -161,6 +161,16 @@ def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:
     assert sent == []
 
 
+def test_a_file_that_arrives_in_part_leaves_the_one_before(tmp_path: Path) -> None:
+    inbox, name = Inbox(tmp_path), "variants/a/rank1.pt.trace.json.gz"
+    inbox.write(Chunk(1, name, 0, b"whole", is_last=True))
+    inbox.write(Chunk(1, name, 0, b"new b"))
+    assert (tmp_path / name).read_bytes() == b"whole"
+    inbox.write(Chunk(1, name, 5, b"eginning", is_last=True))
+    assert (tmp_path / name).read_bytes() == b"new beginning"
+    assert [path.name for path in (tmp_path / name).parent.iterdir()] == ["rank1.pt.trace.json.gz"]
+
+
 def test_no_more_than_a_window_is_on_its_way(tmp_path: Path) -> None:
     path = tmp_path / "variants" / "a" / "rank1.pt.trace.json.gz"
     path.parent.mkdir(parents=True)

@@ -3,10 +3,9 @@
 import os
 import random
 import socket
-import ssl
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from gpurun.launcher.nodes.transport.connection import (
 )
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.endpoints import LinkOptions
+from tests.strangers import CRAFTED, approach, noise
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
 WAIT_S = 30.0
@@ -245,49 +245,13 @@ def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
         second.await_connected(WAIT_S)
 
 
-Approach = Callable[[socket.socket, random.Random], None]
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-
-
-def garbage(stranger: socket.socket, chance: random.Random) -> None:
-    stranger.sendall(chance.randbytes(chance.randrange(1, 500)))
-
-
-def plain_http2(stranger: socket.socket, chance: random.Random) -> None:
-    stranger.sendall(PREFACE + chance.randbytes(chance.randrange(200)))
-
-
-def half_a_handshake(stranger: socket.socket, chance: random.Random) -> None:
-    hello = ssl.MemoryBIO()
-    side = _lenient().wrap_bio(ssl.MemoryBIO(), hello)
-    with suppress(ssl.SSLWantReadError):
-        side.do_handshake()
-    content = bytearray(hello.read())
-    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    stranger.sendall(content)
-
-
-def without_certificate(stranger: socket.socket, chance: random.Random) -> None:
-    with suppress(OSError), _lenient().wrap_socket(stranger) as tls:
-        tls.sendall(PREFACE + chance.randbytes(100))
-        tls.recv(1)
-
-
-def _lenient() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
-
-
 def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
     port, chance = free_port(), random.Random(7)
-    approaches: list[Approach] = [garbage, plain_http2, half_a_handshake, without_certificate]
+    approaches = (noise, *CRAFTED)
     with linked(loop, options(0, port), options(1, port)) as (first, second):
         assert second.await_connected(WAIT_S)
         for number in range(200):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
-                approaches[number % len(approaches)](stranger, chance)
+            approach(port, approaches[number % len(approaches)], chance)
         launch = Launch(1, "01", "workload", b"{}", (), {})
         with linked(loop, options(2, port, None), options(2, port, OTHER)) as (open_one, other_one):
             for intruder in (open_one, other_one):

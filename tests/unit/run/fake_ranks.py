@@ -1,5 +1,6 @@
 """Ranks and a clock that only pretend: what happens is a script, and no time passes."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,9 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_
 from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig
 
 Steps = tuple[int, ...]
-Line = tuple[float, "Event | OfRank | Exit | FailureRecord | Steps | BaseException | Callable[[], None]"]
+Line = tuple[
+    float, "Event | OfRank | Removed | Exit | FailureRecord | Steps | BaseException | Callable[[], None]"
+]
 """Seconds after the start, and what happens then."""
 Script = Sequence[Line]
 """What the ranks of one attempt do, in order."""
@@ -47,6 +50,13 @@ class OfRank:
 
     rank: int
     event: Event
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Someone removes a directory."""
+
+    path: Path
 
 
 @dataclass
@@ -104,6 +114,8 @@ class FakeRanks:
         if isinstance(what, Event):
             stamped = replace(what, time_ns=now_ns, monotonic_ns=monotonic_ns)
             append_lines(self.run.events(self.name), [stamped])
+        elif isinstance(what, Removed):
+            shutil.rmtree(what.path)
         elif isinstance(what, OfRank):
             append_lines(self.run.events(self.name, what.rank), [what.event])
         elif isinstance(what, Exit):

@@ -25,7 +25,7 @@ from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.run.watch import Limits
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig, Look, StepRecord, VariantStatus
-from tests.unit.run.fake_ranks import FakeClock, FakeRanks, OfRank, Script
+from tests.unit.run.fake_ranks import FakeClock, FakeRanks, OfRank, Removed, Script
 
 EVEN, SPLIT = "ddp-2-even", "ddp-2-6-2"
 SPLITS = "compare: {split: [even, [6, 2]]}\n"
@@ -128,6 +128,13 @@ def test_a_rank_that_dies_silently_costs_the_variant_that_it_ran(tmp_path: Path,
     case = Case(tmp_path, SPLITS, [script, WELL]).done()
     assert case.statuses() == ["failed", "ok"]
     assert f"during round of {EVEN}" in "\n".join(case.said)
+
+
+def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [[(2.0, stage("round", SPLIT))]])
+    case.ranks.scripts[0] = [(1.0, Removed(case.run.path)), *case.ranks.scripts[0]]
+    assert "was removed while the run was in progress" in str(case.fails())
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
 
 
 def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path) -> None:
