@@ -42,7 +42,7 @@ class SimulatedRanks:
     started_s: float = 0.0
     exits: list[Exit] = field(default_factory=list)
 
-    def get(self, env: Mapping[str, str]) -> "SimulatedRanks":
+    def get(self, env: Mapping[str, str], python: str = "") -> "SimulatedRanks":
         return self
 
     def start(self, processes: Sequence[StartRequest]) -> None:
