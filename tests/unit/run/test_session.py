@@ -131,8 +131,8 @@ def test_a_rank_that_dies_silently_costs_the_variant_that_it_ran(tmp_path: Path,
 
 
 def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [[(2.0, stage("round", SPLIT))]])
-    case.ranks.scripts[0] = [(1.0, Removed(case.run.path)), *case.ranks.scripts[0]]
+    removed: Script = [(1.0, Removed(tmp_path / "run")), (2.0, stage("round", SPLIT))]
+    case = Case(tmp_path, SPLITS, [removed])
     assert "was removed while the run was in progress" in str(case.fails())
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
 
