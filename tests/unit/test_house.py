@@ -150,7 +150,7 @@ def everything_imported() -> list[tuple[Module, Import]]:
 
 UNPICKLE = {
     "gpurun.launcher.trace.parallel": "results of a child, in a file without a name",
-    "gpurun.launcher.tensorboard_plugin.timeline.index.build": "a worker's draft, in a directory of our own cache",
+    "gpurun.launcher.tensorboard_plugin.timeline.index.build": "a draft of a worker, in our own cache",
 }
 """Unpickling runs code: these read what a process of ours has just written where no one else can write."""
 
