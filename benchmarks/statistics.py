@@ -156,7 +156,7 @@ def rounds_of_a_launch(runs: int) -> str:
     rows = [
         [
             f"no difference, {rivals} rival{'s' * (rivals > 1)}",
-            percent(simulate.rates_in_a_launch(runs, rivals, SEED + rivals, early_stop=False).false_alarms),
+            percent(simulate.false_alarms_in_a_launch(runs, rivals, SEED + rivals)),
             "≤ 6 %",
         ]
         for rivals in (1, 3)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.timing import BIN, record, table, wall_s
-from gpurun.launcher.stats.looks import EARLY_LOOK_ALPHA
+from gpurun.launcher.stats.sequential import ALPHA
 
 SPLITS = [[16, 16], [17, 15], [18, 14], [20, 12], [24, 8], [28, 4]]
 PARAMS = {"layers": 2, "width": 64, "context": 64}
@@ -114,7 +114,7 @@ def sweep() -> list[str]:
         again = [torchrun(folder, SPLITS[0], rounds[0])[1] for _ in range(SAME_LAUNCHES - 1)]
     scatter = statistics.stdev(math.log(median_s) for median_s in (theirs[0][1], *again))
     ours = statistics.median(half_width(variants[tuple(split)]["vs_baseline"]["ci"]) for split in SPLITS[1:])
-    z = statistics.NormalDist().inv_cdf(1 - EARLY_LOOK_ALPHA / (2 * len(SPLITS[1:])))
+    z = statistics.NormalDist().inv_cdf(1 - ALPHA / (2 * len(SPLITS[1:])))
     launches = max(1, math.ceil((100 * z * math.sqrt(2) * scatter / ours) ** 2))
     return [
         f"{ours_s:.1f}",

@@ -7,10 +7,8 @@ from statistics import fmean, stdev
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.model import Difference, Interval, Unit, Verdict
-from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
-from gpurun.launcher.stats.looks import EARLY_LOOK_ALPHA, ONE_LOOK_ALPHA, Looks, looks
 from gpurun.launcher.stats.paired import round_differences, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
@@ -19,15 +17,9 @@ OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 CONTROL = "\0control"
 """The name of the baseline's second blocks among the variants of a launch."""
 
-
-def planned_looks(plan: Plan, early_stop: bool) -> Looks:
-    """The looks within a launch: early ones only where a single launch holds everything.
-
-    The worker stops by them and the comparison judges by them, so that both come to the same verdict.
-    """
-    group = next(launch.group for launch in plan.launches if plan.baseline in launch.variants)
-    rounds = sum(launch.rounds for launch in plan.launches if launch.group == group)
-    return looks(rounds, len(plan.variants) - 1, early_stop and len(plan.launches) == 1)
+EARLY_ROUNDS_SHARE = 0.32
+"""Of the level of a comparison, where rounds ended as soon as it was decided, as in older runs: each of five
+looks had 1.6 %."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +128,7 @@ def differences_of(
         measured: all variants.
         baseline: the one that was measured twice in each round.
         taken: looks at launches so far, where the run has a budget.
-        early_rounds: whether variants of a single launch end as soon as they are decided.
+        early_rounds: whether variants of a single launch ended as soon as they were decided.
     """
     most = max((len(one.logs) for one in measured.values() if one.counts), default=0)
     unit: Unit = "launch" if most >= MIN_LAUNCHES else "round"
@@ -146,7 +138,7 @@ def differences_of(
             repetition: (value + control.get(repetition, value)) / 2
             for repetition, value in values[baseline].items()
         }
-    share = EARLY_LOOK_ALPHA / ONE_LOOK_ALPHA if early_rounds else 1.0
+    share = EARLY_ROUNDS_SHARE if early_rounds else 1.0
     return Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
 
 

@@ -148,6 +148,19 @@ def everything_imported() -> list[tuple[Module, Import]]:
     return [(module, imported) for module in modules().values() for imported in imports(module)]
 
 
+UNPICKLE = {
+    "gpurun.launcher.trace.parallel": "results of a child, in a file without a name",
+    "gpurun.launcher.tensorboard_plugin.timeline.index.build": "a draft of a worker, in our own cache",
+}
+"""Unpickling runs code: these read what a process of ours has just written where no one else can write."""
+
+
+def test_nothing_that_others_can_write_is_unpickled() -> None:
+    dangerous = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    found = {module.name for module, imported in everything_imported() if imported.module in dangerous}
+    assert found == UNPICKLE.keys()
+
+
 # Floors
 
 

@@ -31,8 +31,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Balance, GpuLoad, Prediction, StepRecord
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.looks import look_at
-from gpurun.launcher.stats.paired import median_interval, round_differences
+from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, round_differences, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
 
@@ -105,14 +104,13 @@ def noise(differences: Differences) -> Noise:
     """How far two measurements of the baseline differ: its two blocks of each round; and how it scatters."""
     baseline = differences.measured[differences.baseline]
     rounds = round_differences(baseline.aa, baseline.timed)
-    again = look_at(rounds, CI_ALPHA)
-    percent, ci = again.percent, again.ci
+    centre, ci = hodges_lehmann(rounds), wilcoxon_interval(rounds, CI_ALPHA)
     if differences.unit == "launch":
         control = differences.control_differences()
-        percent = percent_from_log(fmean(control)) if control else None
-        ci = percent_interval(t_interval(control, CI_ALPHA))
+        centre, ci = fmean(control) if control else None, t_interval(control, CI_ALPHA)
+    percent = None if centre is None else percent_from_log(centre)
     launches, rounds_ = components([list(logs.values()) for logs in baseline.logs.values()])
-    return Noise(percent, ci, in_percent(launches), in_percent(rounds_))
+    return Noise(percent, percent_interval(ci), in_percent(launches), in_percent(rounds_))
 
 
 def scatter(differences: Differences) -> Scatter:

@@ -16,14 +16,13 @@ from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.compare.ranking import Following, following
-from gpurun.launcher.compare.variant_difference import planned_looks
+from gpurun.launcher.compare.variant_difference import EARLY_ROUNDS_SHARE
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Look, RoundTime, StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.rundir.records.measured import Kind
 from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.looks import look_at
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.stats.verdict import percent_interval
@@ -147,7 +146,9 @@ def test_figures_of_two_splits_in_one_launch(files: Files) -> None:
     assert known(uneven.vs_baseline).verdict == "slower"
     assert known(uneven.vs_baseline).percent == pytest.approx(20, abs=0.2)
     differences = [math.log(1.2 * (1 + wobble(i))) for i in range(28)]
-    assert known(uneven.vs_baseline).ci == pytest.approx(look_at(differences, 0.05).ci, abs=1e-4)
+    assert known(uneven.vs_baseline).ci == pytest.approx(
+        percent_interval(wilcoxon_interval(differences, 0.05)), abs=1e-4
+    )
     assert (even.rounds, even.launches, even.launch_ms) == (28, 1, pytest.approx((even_ms,)))
     assert (comparison.ci_level, comparison.unit) == (0.95, "round")
     assert comparison.noise.aa_percent == pytest.approx(0, abs=0.1)
@@ -166,8 +167,9 @@ def test_a_run_that_could_end_after_any_look_has_a_lower_level(files: Files) -> 
     comparison = compare_run(files.run)
     assert comparison.ci_level == 0.95
     assert comparison.job == {"steps": {"early_stop": True}}
-    expected = look_at([math.log(1.2 * (1 + wobble(i))) for i in range(28)], 0.016)
-    assert known(by_id(comparison)["ddp-2-48-16"].vs_baseline).ci == pytest.approx(expected.ci, abs=1e-4)
+    differences = [math.log(1.2 * (1 + wobble(i))) for i in range(28)]
+    expected = percent_interval(wilcoxon_interval(differences, 0.05 * EARLY_ROUNDS_SHARE))
+    assert known(by_id(comparison)["ddp-2-48-16"].vs_baseline).ci == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 5, 8, 13])
@@ -195,13 +197,6 @@ def test_a_run_may_be_read_at_any_time(files: Files, rounds: int) -> None:
 def test_a_folder_without_a_plan_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"plan\.json"):
         compare_run(RunDir(tmp_path))
-
-
-def test_only_a_single_launch_is_looked_at_early() -> None:
-    early = planned_looks(splits_plan(), early_stop=True)
-    assert [rounds for rounds, _ in early] == [8, 12, 16, 20, 28]
-    assert planned_looks(splits_plan(), early_stop=False) == ((28, 0.05),)
-    assert planned_looks(across_plan(6), early_stop=True) == ((12, 0.025),)
 
 
 def across_plan(repetitions: int, **changes: Any) -> Plan:

@@ -6,6 +6,7 @@ statistics are those of the launcher, not copies. `benchmarks/` prints the same 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import log
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,11 @@ from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.compare.ranking import Standings, has_open_row, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import Family, bounded
+from gpurun.launcher.stats.family import Family, bounded, holm
 from gpurun.launcher.stats.launches import t_quantile
-from gpurun.launcher.stats.looks import Looks, Outcome, look_at, looks
+from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, detectable_percent, next_look, planned_looks
-from gpurun.launcher.stats.verdict import Interval
+from gpurun.launcher.stats.verdict import Interval, Verdict, percent_from_log, percent_interval, verdict_of
 
 FALSE_ALARMS = ("faster", "slower")
 
@@ -43,33 +44,26 @@ class StepNoise:
     """How much longer a spike lasts, on average."""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Shares of simulated families of comparisons."""
-
-    false_alarms: float
-    """At least one `faster` or `slower` where nothing differs."""
-    same: float
-    """Of single comparisons."""
-    mean_rounds: float
-    """Until a comparison was decided."""
-
-
-def rates_in_a_launch(
-    num_families: int, comparisons: int, seed: int, early_stop: bool = True, noise: StepNoise | None = None
-) -> Rates:
-    """Identical variants compared with the baseline in `num_families` simulated launches of 28 rounds."""
+def false_alarms_in_a_launch(
+    num_families: int, comparisons: int, seed: int, noise: StepNoise | None = None
+) -> float:
+    """Share of simulated launches of 28 rounds with a verdict on one of their identical variants."""
     rng = np.random.default_rng(seed)
-    plan = looks(28, comparisons, early_stop)
-    alarms, same, rounds = 0, 0, 0
+    alarms = 0
     for times in round_times(rng, num_families, comparisons + 1, noise or StepNoise()):
-        differences = np.log(times[1:] / times[0])
-        outcomes = [settled(one, plan) for one in differences]
-        alarms += any(outcome.verdict in FALSE_ALARMS for outcome in outcomes)
-        same += sum(outcome.verdict == "same" for outcome in outcomes)
-        rounds += sum(outcome.rounds for outcome in outcomes)
-    total = num_families * comparisons
-    return Rates(alarms / num_families, same / total, rounds / total)
+        verdicts = verdicts_in_a_launch(np.log(times[1:] / times[0]))
+        alarms += any(verdict in FALSE_ALARMS for verdict in verdicts)
+    return alarms / num_families
+
+
+def verdicts_in_a_launch(differences: NDArray[np.float64]) -> list[Verdict]:
+    """The verdicts on variants, by rows of their differences from the baseline, one per round."""
+    rows = {str(number): row.tolist() for number, row in enumerate(differences)}
+    found = holm({name: partial(wilcoxon_interval, row) for name, row in rows.items()})
+    return [
+        verdict_of(percent_from_log(hodges_lehmann(row) or 0.0), percent_interval(found[name]))
+        for name, row in rows.items()
+    ]
 
 
 def round_times(
@@ -94,29 +88,13 @@ def round_times(
         yield np.take_along_axis(blocks, orders, axis=1).T
 
 
-def settled(differences: NDArray[np.float64], plan: Looks) -> Outcome:
-    """What the rounds of a launch end with: measuring stops at the first look that decides."""
-    outcomes = [look_at(differences[:rounds].tolist(), alpha) for rounds, alpha in plan]
-    return next((outcome for outcome in outcomes if outcome.verdict != "inconclusive"), outcomes[-1])
-
-
 def power_in_a_launch(
     num_comparisons: int, seed: int, effect_percent: float = 2.0, scatter: float = 0.02
 ) -> float:
-    """Share of comparisons that find a slower variant by the last look; `scatter` is the deviation of d."""
+    """Share of comparisons that find a slower variant; `scatter` is the deviation of d."""
     rng = np.random.default_rng(seed)
-    plan = looks(28, 1, early_stop=True)
     differences = rng.normal(log(1 + effect_percent / 100), scatter, (num_comparisons, 28))
-    return sum(settled(one, plan).verdict == "slower" for one in differences) / num_comparisons
-
-
-def false_alarms_of_looks(num_comparisons: int, seed: int) -> float:
-    """Share of comparisons without a difference whose interval excludes 0 at some look, whatever its size."""
-    rng = np.random.default_rng(seed)
-    plan = looks(28, 1, early_stop=True)
-    # At a scatter this large, what excludes 0 is also relevant: the rule of 1 % hides no alarm.
-    differences = rng.normal(0, 0.5, (num_comparisons, 28))
-    return sum(settled(one, plan).verdict in FALSE_ALARMS for one in differences) / num_comparisons
+    return sum(verdicts_in_a_launch(one[None]) == ["slower"] for one in differences) / num_comparisons
 
 
 @dataclass(frozen=True)

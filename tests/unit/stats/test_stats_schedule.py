@@ -1,4 +1,4 @@
-"""When to look, what is decided then, and that the comparison will agree later."""
+"""Verdicts, pairs of rounds, and the schedule of a launch."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,17 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.looks import (
-    EARLY_LOOK_ALPHA,
-    ONE_LOOK_ALPHA,
-    look_at,
-    looks,
-)
 from gpurun.launcher.stats.paired import round_differences, round_step_ns
 from gpurun.launcher.stats.schedule import block_steps, is_steady, shuffled
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
-
-SHARE = EARLY_LOOK_ALPHA / ONE_LOOK_ALPHA
 
 
 @pytest.mark.parametrize(
@@ -52,34 +44,10 @@ def test_percent_of_known_ratios() -> None:
     assert percent_interval(None) is None
 
 
-def test_looks_of_the_default() -> None:
-    assert looks(28, 1, True) == ((8, 0.016), (12, 0.016), (16, 0.016), (20, 0.016), (28, 0.016))
-    assert looks(28, 4, True)[0] == (8, 0.004)
-    assert looks(28, 4, False) == ((28, 0.0125),)
-
-
-def test_looks_of_few_rounds_are_not_repeated() -> None:
-    assert [rounds for rounds, _ in looks(3, 1, True)] == [1, 2, 3]
-    assert [rounds for rounds, _ in looks(1, 1, True)] == [1]
-
-
-@given(st.integers(1, 500), st.integers(0, 50), st.booleans())
-def test_looks_rise_and_end_with_the_last_round(rounds: int, comparisons: int, early_stop: bool) -> None:
-    stops = [stop for stop, _ in looks(rounds, comparisons, early_stop)]
-    assert stops == sorted(set(stops))
-    assert stops[-1] == rounds
-    assert stops[0] >= 1
-
-
-def test_identical_rounds_are_the_same() -> None:
-    assert look_at([0.0] * 28, EARLY_LOOK_ALPHA / 3).verdict == "same"
-
-
 def test_different_batches_are_compared_by_time_per_sample() -> None:
     times = {"a": rounds_of(range(1, 13), lambda i: 100.0), "b": rounds_of(range(1, 13), lambda i: 200.0)}
     differences = round_differences(times["b"], times["a"], samples_ratio=2.0)
     assert differences == pytest.approx([0.0] * 12)
-    assert look_at(differences, 0.05).verdict == "same"
 
 
 def test_rounds_are_paired_by_launch_and_number() -> None:
