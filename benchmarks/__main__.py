@@ -21,6 +21,7 @@ NAMES = (
     "timeline",
     "nodes",
     "agents",
+    "sharing",
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.timing import machine_facts, record, table
 
-LAUNCHES = 12
+LAUNCHES = 8
 ROUNDS = 5
 STEPS = 6
 """Of a block."""

@@ -28,6 +28,7 @@ devices: cpu:2
 global_batch: 32
 compare:
   split: {json.dumps(SPLITS)}
+until: fixed
 profile: {{steps: 0}}
 gradient_check: false
 """
