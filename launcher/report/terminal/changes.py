@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from gpurun.launcher.compare.diff import Diff, VariantDiff
+from gpurun.launcher.compare.diff import ALPHA, Diff, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
+from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.trace import (
@@ -45,7 +46,7 @@ def render_diff(diff: Diff, width: int) -> str:
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
     if diff.ci_level is not None and diff.gate is None:
-        lines += _item(f"Verdicts and ± use {100 * diff.ci_level:.1f} % confidence.", width)
+        lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
     if not rows:
         lines.append("No variant does the same work in both runs, so nothing can be compared.")
     return "\n".join(lines)
