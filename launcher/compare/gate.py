@@ -207,7 +207,7 @@ class _Pair:
         times = tuple(result.step_ms.median if result.step_ms else None for result in (self.a, self.b))
         estimate = self.estimate
         launches = estimate.launches if estimate else 0
-        found, why = self.found(looks, num_variants), self.lost or self.strays or self.hot
+        found, why = self.found(looks, num_variants), self.strays or self.lost or self.hot
         row = row_of(self.label, (self.a.id, self.b.id), (times[0], times[1]), found, launches, why)
         return replace(row, is_open=row.outcome == UNDECIDED and not (self.lost or self.strays))
 

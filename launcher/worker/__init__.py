@@ -3,9 +3,19 @@
 It runs in child processes and answers through the run directory.
 
 Its directories import each other in one order, from the bottom: `accelerators` (what depends on the kind of
-device), `meters`, `base` (what all ranks need), `strategies`, `profiling`, `training` (workloads), `bench`
-(micro-benchmarks), `program` (unchanged programs), `entry` (how the processes start).
+device), `meters`, `base` (what all ranks need), `strategies`, `profiling`, `training` (workloads),
+`micro_benchmark`, `program` (unchanged programs), `entry` (how the processes start).
 """
 
-ORDER = ("accelerators", "meters", "base", "strategies", "profiling", "training", "bench", "program", "entry")
+ORDER = (
+    "accelerators",
+    "meters",
+    "base",
+    "strategies",
+    "profiling",
+    "training",
+    "micro_benchmark",
+    "program",
+    "entry",
+)
 """From the bottom; a test reads every import."""

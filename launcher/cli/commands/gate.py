@@ -88,7 +88,9 @@ def gate(
     from gpurun.launcher.rundir.paths import check_writable
 
     quit_on_interrupt()
-    for path in (out or Path("runs"), *(file.parent for file in (junit, markdown) if file)):
+    # A file that exists is written as it is: it may be a pipe, or /dev/stdout.
+    files = [file.parent for file in (junit, markdown) if file is not None and not file.exists()]
+    for path in (out or Path("runs"), *files):
         check_writable(path)
 
     def request() -> Any:
@@ -125,11 +127,14 @@ def write_files(finished: Any, junit: Path | None, markdown: Path | None) -> Non
     from gpurun.launcher.plan.model import Plan
     from gpurun.launcher.report.markdown import gate_markdown, junit_xml
     from gpurun.launcher.report.terminal.plan import versions_text
-    from gpurun.launcher.rundir.files import read_json, write_bytes
+    from gpurun.launcher.rundir.files import read_json, unwritable
 
     found, comparison = finished.comparison.gate, finished.comparison
     plan = read_json(finished.run.plan, Plan)
     versions = versions_text(plan.gate) if plan.gate else ""
     for path, render in ((junit, junit_xml), (markdown, gate_markdown)):
         if path is not None:
-            write_bytes(path, render(comparison, found, versions).encode())
+            try:
+                path.write_text(render(comparison, found, versions), encoding="utf-8")
+            except OSError as error:
+                raise unwritable(path, error) from error

@@ -15,18 +15,20 @@ from gpurun.launcher.worker import ORDER
 from gpurun.launcher.worker.accelerators import runtime
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.base.failure import is_out_of_memory
-from tests.unit.test_house import everything_imported
+from tests.unit.test_house import everything_imported, modules
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_directories_of_the_worker_import_in_one_order() -> None:
     room = "gpurun.launcher.worker."
+    there = {directory(name) for name in modules() if name.startswith(room)} - {"__main__"}
+    assert there == set(ORDER), "ORDER in launcher/worker/__init__.py must name what launcher/worker/ holds"
     above = [
         f"{module.path}:{imported.line}: imports {imported.module}"
         for module, imported in everything_imported()
         if module.name.startswith(room) and imported.module.startswith(room)
-        if "." in module.name.removeprefix(room)
+        if directory(module.name) in ORDER
         if ORDER.index(directory(module.name)) < ORDER.index(directory(imported.module))
     ]
     assert not above, "\n".join(above)
