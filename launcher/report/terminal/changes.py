@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from gpurun.launcher.compare.diff import ALPHA, Diff, VariantDiff
+from gpurun.launcher.compare.diff import Diff, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
@@ -20,6 +20,7 @@ from gpurun.launcher.report.terminal.trace import (
     text_of,
     warning_lines,
 )
+from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, TraceDiff
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
