@@ -1,8 +1,8 @@
 """Writes what the pages take from the program: `make docs`, or `python docs/make_pages.py`.
 
-Whole pages: the job file's reference, the workloads, the commands. In the others: the floors, and what
-`gpurun report` prints of a recorded run, in each code block below a comment
-`<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns or `piped`.
+Whole pages: the job file's reference, the workloads, the commands; and `comparison.json` of the recorded
+runs. In the others: the floors, and what `gpurun report` prints of a recorded run, in each code block below
+a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns or `piped`.
 """
 
 import re
@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -17,10 +18,11 @@ import click
 from gpurun.launcher import FLOORS
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.jobfile.docs.catalogue import workload_reference
 from gpurun.launcher.jobfile.docs.reference import job_reference
 from gpurun.launcher.report.terminal.table import render_table
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import RunDir, as_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -78,6 +80,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         text = (ROOT / name).read_text(encoding="utf-8")
         if name not in made:
             yield ROOT / name, _FLOORS.sub(floors(), _REPORT.sub(_with_report, text))
+    for run in sorted((ROOT / "docs" / "runs").iterdir()):
+        yield RunDir(run).comparison, as_json(compared(run))
 
 
 def _with_report(match: re.Match[str]) -> str:
@@ -93,12 +97,18 @@ def floors() -> str:
 
 def report(run: Path, width: int | None) -> str:
     """The run's table in a terminal of `width` columns, or piped; without the commands below it."""
+    text = render_table(compared(run), width or 80, plain=width is None)
+    lines = _COLOUR.sub("", text).splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+@cache
+def compared(run: Path) -> Comparison:
+    """What this gpurun concludes from the files of a recorded run."""
     with tempfile.TemporaryDirectory() as directory:  # what is found in traces is kept with them
         copy = Path(directory) / run.name
         shutil.copytree(run, copy)
-        text = render_table(compare_run(RunDir(copy)), width or 80, plain=width is None)
-    lines = _COLOUR.sub("", text).splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+        return compare_run(RunDir(copy))
 
 
 def command_reference() -> str:

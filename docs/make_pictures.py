@@ -1,7 +1,7 @@
 """Makes docs/images/*.png from the recorded runs in docs/runs: `make pictures`.
 
-Compares the runs anew, so that the tab says what every report of today says, opens the tab over a copy of
-them in a headless Chromium, and keeps a picture of each view.
+Opens the tab over a copy of them in a headless Chromium, and keeps a picture of each view. `make docs` has
+compared them with this gpurun.
 """
 
 import io
@@ -14,8 +14,6 @@ from urllib.parse import urlencode
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.view import open_view
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,8 +49,6 @@ def main() -> None:
     wanted = sys.argv[1:] or list(PICTURES)
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
-        for path in RUNS.iterdir():
-            write_json(RunDir(path).comparison, compare_run(RunDir(path)))
         shutil.copytree(RUNS, Path(directory) / "runs")
         chromium = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]

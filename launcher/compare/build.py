@@ -24,7 +24,7 @@ from gpurun.launcher.compare.figures.variant import (
 from gpurun.launcher.compare.gate import gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
-from gpurun.launcher.compare.model import Comparison, Difference, StepTime, VariantResult
+from gpurun.launcher.compare.model import CONCLUSIONS, Comparison, Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import findings, notes, open_notes, restart_notes
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
@@ -91,6 +91,7 @@ def compare_run(run: RunDir) -> Comparison:
         scatter=scatter(differences),
         code=run.read_code(),
         gate=gate,
+        conclusions=CONCLUSIONS,
     )
 
 

@@ -4,7 +4,7 @@ What does not apply is `None` (`null`), never 0. Schema version 1.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.throughput import Rates
@@ -280,6 +280,26 @@ class VariantResult(Rates):
         """The kind of job that it belongs to."""
         return variant_kind(self.strategy, self.workload)
 
+    def without_figures(self) -> "VariantResult":
+        """What it is and how it ended."""
+        return replace(
+            self,
+            **asdict(Rates()),
+            step_ms=None,
+            vs_baseline=None,
+            scaling_efficiency=None,
+            gradient_error=None,
+            gradient_reference=None,
+            exposed_comm_ms=ExposedComm(),
+            warnings=(),
+            ranks=(),
+            launch_ms=(),
+            balanced=None,
+            probe=None,
+            wall_s=None,
+            loss=None,
+        )
+
 
 @dataclass(frozen=True)
 class BatchPoint:
@@ -349,6 +369,10 @@ class Gate:
         return " ".join((self.headline, *self.details))
 
 
+CONCLUSIONS = 1
+"""Version of what follows from the files of a run; raised where they now give other figures or sentences."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All that a run found out; renders without a GPU and without rerunning anything."""
@@ -388,6 +412,32 @@ class Comparison:
     """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
     """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
+    conclusions: int = 0
+    """`CONCLUSIONS` of the gpurun that compared; 0 in runs that are older than this field."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this gpurun would conclude the same from the files of the run."""
+        return self.conclusions == CONCLUSIONS
+
+    def without_figures(self) -> "Comparison":
+        """What was compared and how it ended; nothing that was measured or concluded."""
+        return replace(
+            self,
+            variants=tuple(variant.without_figures() for variant in self.variants),
+            noise=Noise(None, None, None),
+            scatter=Scatter(),
+            ci_level=None,
+            fastest=None,
+            leader=None,
+            headline="",
+            summary="",
+            notes=(),
+            batch_curves=(),
+            interference=(),
+            open=(),
+            gate=None,
+        )
 
     @property
     def first(self) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
 from gpurun.launcher.compare.model import (
+    CONCLUSIONS,
     Balanced,
     BatchCurve,
     BatchPoint,
@@ -136,6 +137,7 @@ def write_comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
         headline=conclusion.headline, summary=conclusion.summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
+        conclusions=CONCLUSIONS,
     )  # fmt: skip
     write_json(run.comparison, comparison)
     write_json(run.host, HOST)

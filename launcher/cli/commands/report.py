@@ -1,6 +1,7 @@
 """`gpurun report` and `gpurun view`: the results of a run, in several formats and in TensorBoard."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import click
 
 from gpurun.launcher.cli.options import WholeNumber, json_option, run_argument
 from gpurun.launcher.cli.output import print_comparison
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import MachineError, SpecError
 
 
 def print_table(comparison: Any, run: Any) -> None:
@@ -50,6 +51,15 @@ FORMATS = {
 """What `--format` may list."""
 
 
+def keep_if_other(comparison: Any, run: Any) -> None:
+    """Writes `comparison.json` anew where another gpurun wrote it, so that the tab shows the same result."""
+    from gpurun.launcher.rundir.files import read_json, write_json
+
+    with suppress(MachineError):  # there is none yet, or it can't be written: what is shown needs none
+        if read_json(run.comparison, dict[str, Any]).get("conclusions", 0) != comparison.conclusions:
+            write_json(run.comparison, comparison)
+
+
 @click.command()
 @run_argument
 @click.option(
@@ -82,6 +92,7 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
         raise SpecError(f"--format {sorted(unknown)[0]}: the formats are {', '.join(FORMATS)}")
     found = find_run(run)
     comparison = compare_run(found)
+    keep_if_other(comparison, found)
     writers: dict[str, Callable[[Any, Any], None]]
     writers = {**FORMATS, "html": partial(write_page, with_host=with_host)}
     for name in names:

@@ -45,7 +45,7 @@ OUTSIDE = (
     "is a link that leads out of the log directory or to nothing, so it isn't opened; "
     "copy the trace into it, or start TensorBoard on a directory that holds both"
 )
-OLDER = "An older gpurun compared these variants."
+OTHER = "Another version of gpurun compared these variants."
 MAX_RUNS = 500
 """Of a longer list the newest are named."""
 
@@ -111,12 +111,15 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
 
 
 def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str | None]:
-    """The sentences of every report; not those of an older gpurun, which the terminal no longer shows."""
+    """The sentences of every report; not those of another gpurun, which the terminal no longer shows."""
     if comparison is None:
         return {"headline": None, "details": None}
-    if not comparison.headline:
+    if not comparison.is_current:
         path = shlex.quote(str(listed.path))
-        return {"headline": OLDER, "details": f"`gpurun report {path}` shows the result of this run."}
+        return {
+            "headline": OTHER,
+            "details": f"`gpurun report {path}` compares them with this version.",
+        }
     return {"headline": comparison.headline, "details": comparison.details}
 
 

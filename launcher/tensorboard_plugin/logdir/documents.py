@@ -38,7 +38,9 @@ class Name(msgspec.Struct, frozen=True):
 
 
 def read_comparison(listed: Listed) -> Comparison | None:
-    return _read(listed, listed.run.comparison, Comparison)
+    """What the run found out; no figures of another gpurun, of which the terminal may show others now."""
+    found = _read(listed, listed.run.comparison, Comparison)
+    return found if found is None or found.is_current else found.without_figures()
 
 
 def read_plan(listed: Listed) -> Plan | None:

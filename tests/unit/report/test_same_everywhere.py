@@ -1,7 +1,8 @@
 """One run in every report: the same headline, and the same figures under the same titles."""
 
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.output import print_comparison
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.compare.model import CONCLUSIONS, Comparison
+from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report import metrics
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
@@ -24,8 +28,9 @@ from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.bar import TRACED
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
+from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
+from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison
 
 RECORDED = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -58,11 +63,11 @@ def terminal(comparison: Comparison, run: RunDir) -> Shown:
     lines = render_table(comparison, 80, plain=True).splitlines()
     ends = {m.short: lines[0].index(m.short) + len(m.short) for m in figures_of(comparison.variants)}
     rows = lines[1 : 1 + len(comparison.variants)]
+    ranked, others = by_rank(comparison)
     found = {}
-    for row in rows:
+    for row, one in zip(rows, (*ranked, *others), strict=True):
         cells = {title: row[:end].split("  ")[-1].strip() for title, end in ends.items()}
-        name = " ".join(row[: lines[0].index("step ms")].split()[:2])
-        found[re.sub(r" [\d.]+$", "", name)] = {title: number(cell) for title, cell in cells.items() if cell}
+        found[variant_label(one)] = {title: number(cell) for title, cell in cells.items() if cell}
     (answer,) = (line for line in lines if line.startswith(comparison.headline))
     return answer[: len(comparison.headline)], found
 
@@ -143,15 +148,51 @@ def run(tmp_path: Path) -> RunDir:
     return found
 
 
-def test_sentences_of_an_older_run_are_made_anew_or_not_shown(run: RunDir) -> None:
-    """An older gpurun may have concluded otherwise: the tab must not say what the terminal doesn't."""
-    write_json(run.comparison, replace(COMPARISON, headline="", summary="Fastest: ddp 40/24."))
-    assert html(COMPARISON, run)[0] == COMPARISON.headline
+def test_results_of_another_gpurun_are_made_anew_or_not_shown(run: RunDir) -> None:
+    """It may have concluded otherwise: the tab must not say what the terminal doesn't."""
+    write_json(run.comparison, replace(COMPARISON, conclusions=CONCLUSIONS - 1))
+    assert_same(html, COMPARISON, run)
     answer = run_answer(run)
     assert (answer["headline"], answer["details"]) == (
-        "An older gpurun compared these variants.",
-        f"`gpurun report {run.path}` shows the result of this run.",
+        "Another version of gpurun compared these variants.",
+        f"`gpurun report {run.path}` compares them with this version.",
     )
+    assert [one["label"] for one in answer["variants"]] == list(map(variant_label, COMPARISON.variants))
+    assert not list(fractions(msgspec.to_builtins([answer["variants"], answer["comparison"].variants])))
+    assert not answer["facts"]
+
+
+def fractions(value: Any) -> Iterator[float]:
+    """Every number in an answer that isn't whole: what was measured."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from fractions(item)
+    elif isinstance(value, float):
+        yield value
+
+
+RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "runs").iterdir())
+
+
+@pytest.fixture(params=RUNS, ids=lambda path: path.name)
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
+    shutil.copytree(request.param, tmp_path / request.param.name)
+    return RunDir(tmp_path / request.param.name)
+
+
+def test_every_report_of_a_recorded_run_shows_the_same(recorded: RunDir) -> None:
+    comparison = compare_run(recorded)
+    assert read_comparison(own(recorded)) == msgspec.convert(msgspec.to_builtins(comparison), Comparison)
+    for report in REPORTS:
+        assert_same(report, comparison, recorded)
+
+
+def test_report_compares_again_what_another_gpurun_compared(recorded: RunDir) -> None:
+    stored = recorded.comparison.read_bytes()
+    write_json(recorded.comparison, {**msgspec.json.decode(stored), "conclusions": 0, "headline": "x"})
+    done = CliRunner().invoke(cli, ["report", str(recorded.path)])
+    assert done.exit_code == 0, done.output
+    assert recorded.comparison.read_bytes() == stored
 
 
 @pytest.mark.parametrize("report", REPORTS)

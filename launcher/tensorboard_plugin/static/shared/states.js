@@ -248,7 +248,7 @@ export function problemNotes(problems = [], warnings = []) {
  */
 export function oneVariant(host, app) {
   const [variant] = app.run.variants;
-  const sub = variant.isRanked ? subSentence(app.run) : `${variant.label}: ${variant.reason ?? variant.status}`;
+  const sub = variant.status === 'ok' ? subSentence(app.run) : `${variant.label}: ${variant.reason ?? variant.status}`;
   const bars = el('div', { class: 'where' });
   replace(
     host,

@@ -4,6 +4,7 @@ import { plural } from '../shared/format.js';
 
 /** @type {{ [status: string]: string }} */
 const STATUS_WORDS = {
+  ok: 'measured',
   oom: 'out of memory',
   unsteady: 'unsteady',
   failed: 'failed',
