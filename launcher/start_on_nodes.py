@@ -24,7 +24,7 @@ from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_st
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import write_bytes
 
-_LAST_WORDS_S = 0.5
+_PRINTING_S = 0.5
 """How long node 0 takes to print its table after it has released the others."""
 _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
@@ -108,7 +108,7 @@ def wait_for_node_0_exit(link: NodeLink) -> None:
     """Returns when node 0 has ended, or had the time to: srun ends all nodes once one ends with an error."""
     with contextlib.suppress(GpurunError):
         link.take(Run, LINGER_S)  # only the end of the connection can come, which raises
-    time.sleep(_LAST_WORDS_S)
+    time.sleep(_PRINTING_S)
 
 
 def await_run(link: NodeLink) -> Run:

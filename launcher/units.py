@@ -4,6 +4,8 @@ import math
 
 Interval = tuple[float, float]
 
+GIB = 1 << 30
+"""Bytes."""
 MINUS = "\u2212"
 THOUSANDS = "\u202f"
 """Narrow no-break space: a figure is not torn apart at the end of a line."""

@@ -49,6 +49,8 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"--help", "-h", "--version"}
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
         if args and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
             args = ["job", *args]
         return super().parse_args(ctx, args)
@@ -103,30 +105,39 @@ def cli() -> None:
     """
 
 
-def missing_argument(error: click.MissingParameter) -> str:
+def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
     """What is missing, and where to get one or to see an example."""
     from gpurun.launcher.cli.options import JOB_METAVAR, MISSING_JOB
 
-    if error.param is None or error.ctx is None:
-        return error.format_message()
-    name = error.param.make_metavar(error.ctx)
+    name = param.make_metavar(ctx)
     if name == JOB_METAVAR:
         return MISSING_JOB
-    return f"missing argument {name}; `gpurun {error.ctx.info_name} --help` shows an example"
+    return f"missing argument {name}; `gpurun {ctx.info_name} --help` shows an example"
+
+
+def usage_message(error: click.ClickException) -> str:
+    """A mistake on the command line in words, with where to read on."""
+    ctx = getattr(error, "ctx", None)
+    if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:
+        return missing_argument(error.param, ctx)
+    if isinstance(error, click.NoSuchOption):
+        near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        text = f"there is no option {error.option_name}{near}"
+    else:
+        message = error.format_message()
+        text = f"{message[0].lower()}{message[1:]}".rstrip(".")
+    return f"{text}\n    see `{ctx.command_path} --help`" if ctx is not None else text
 
 
 def main() -> None:
     """Runs the command; users' mistakes become a message and an exit code, ours keep their traceback."""
     gc.disable()  # imports make many objects and no garbage: looking for some is a tenth of the start-up
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="gpurun", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(Interrupted.exit_code)
-    except click.MissingParameter as error:
-        click.echo(f"gpurun: {missing_argument(error)}", err=True)
-        sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"gpurun: {usage_message(error)}", err=True)
         sys.exit(error.exit_code)
     except GpurunError as error:
         for mistake in error.problems if isinstance(error, SpecError) else (error,):

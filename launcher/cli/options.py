@@ -10,6 +10,29 @@ if TYPE_CHECKING:
     from gpurun.launcher.nodes.rendezvous import NodeFlags
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class WholeNumber(click.ParamType[int]):
+    """A whole number in a range."""
+
+    name = "n"
+    """`N` in the help."""
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if number < self.least or (self.most is not None and number > self.most):
+            end = "" if self.most is None else f" to {self.most}"
+            self.fail(f"{value!r} is not a whole number from {self.least}{end}", param, ctx)
+        return number
+
+
 JOB_METAVAR = "JOB.yaml"
 MISSING_JOB = f"missing argument {JOB_METAVAR}; `gpurun init` writes one"
 job_argument = click.argument("job", type=click.Path(path_type=Path), metavar=JOB_METAVAR)
@@ -25,9 +48,7 @@ set_option = click.option(
     help="Override a key of the job: steps.rounds=12.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
-only_rank_option = click.option(
-    "--only-rank", type=click.IntRange(min=0), metavar="N", help="Show only the output of rank N."
-)
+only_rank_option = click.option("--only-rank", type=WholeNumber(0), help="Show only the output of rank N.")
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Don't show the ranks' output; it is still written to the logs."
 )
@@ -82,7 +103,9 @@ def node_options(command: F) -> F:
     """The flags that give a node its place among several."""
     options = (
         click.option(
-            "--node-rank", type=click.IntRange(0), help="Rank of this node, from 0; for jobs with `nodes: N`."
+            "--node-rank",
+            type=WholeNumber(0),
+            help="Rank of this node, from 0; for jobs with `nodes: N`.",
         ),
         click.option(
             "--rendezvous",

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
-from gpurun.launcher.trace.explain import TRANSFER_OR_WAIT, Kind, cause_named
+from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named
 from gpurun.launcher.units import format_ms
 
-MENTION_FROM = 0.05
-"""A loss that grew by a smaller share of the step is not mentioned: it may be chance."""
 SHOW_GROWTH_BELOW = 0.95
 """Up to this share of a loss its growth is shown too; above, the two are about the same."""
 TRACED_AS_TIMED = 0.15

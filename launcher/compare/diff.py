@@ -17,10 +17,8 @@ from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
 from gpurun.launcher.stats.launches import welch_interval
+from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
-
-ALPHA = 0.05
-"""Of all variants together."""
 
 SHORT = 10
 """Characters of a commit."""

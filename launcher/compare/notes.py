@@ -98,7 +98,7 @@ def _within(within: int, baseline: Measured, others: list[Measured], more: str) 
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
     these = "this launch" if within == 1 else f"these {within} launches"
-    return [f"Verdicts hold for {these}; others may differ by more. To cover that, set {more}."]
+    return [f"Verdicts hold for {these}; others may differ by more. To include that variation, set {more}."]
 
 
 def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:

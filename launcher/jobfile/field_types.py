@@ -73,6 +73,17 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
     return Kind(parse, {"type": "integer", **stated})
 
 
+def number_of(*choices: int) -> Kind:
+    """One of these whole numbers."""
+
+    def parse(value: Any) -> int:
+        if type(value) is int and value in choices:
+            return value
+        raise expected(any_of([str(choice) for choice in choices]), value)
+
+    return Kind(parse, {"type": "integer", "enum": list(choices)})
+
+
 def one_of(choices: Sequence[str]) -> Kind:
     """One of these words."""
 

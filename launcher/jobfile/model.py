@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import values
-from gpurun.launcher.jobfile.field_types import Kind, ListOf, whole
+from gpurun.launcher.jobfile.field_types import Kind, ListOf, number_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, JobKind, workload_kind
 from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
@@ -111,8 +111,8 @@ class Profile(Section):
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
 
     steps: Annotated[int, whole(0, 1000)] = 3
-    """Steps in a trace; 0 takes none, and doesn't time steps without communication either, which tell what
-    communication costs."""
+    """Steps in a trace; 0 takes none, and doesn't time steps without communication either, which measure
+    what communication costs."""
     shapes: bool = False
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
@@ -141,8 +141,9 @@ class JobSpec(Settings, Section):
     """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one
     unless a list names their nodes, and count from the first node's on. How they find each other: see
     `docs/clusters.md`."""
-    min_local_batch: Annotated[int, whole(0, 1)] = setting(1)
-    """The fewest samples that `balanced` gives a device; 0 lets it do without devices that would not help."""
+    min_local_batch: Annotated[int, number_of(0, 1)] = setting(1)
+    """Whether `balanced` must use every device: `1` gives each at least one sample, `0` may leave out devices
+    that would not help."""
     compare: Compare = Compare()
     """What varies: every combination of the listed values is one variant."""
     baseline: Baseline | None = None

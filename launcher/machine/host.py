@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.accelerators import inspect_gpus
-from gpurun.launcher.machine.gpus.gpu import GIB, Gpu, GpuProcess, Gpus
+from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
 from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology
+from gpurun.launcher.units import GIB
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
 

@@ -39,9 +39,17 @@ def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
     if known:
         lines.append(f"The baseline scatters by {', '.join(known)} (standard deviation).")
     if ci_level is not None:
-        percent = f"{100 * ci_level:.0f} %"
-        lines.append(f"All verdicts together have {percent} confidence; ± is as wide as that takes.")
+        lines.append(confidence_text(ci_level))
     return lines
+
+
+def confidence_text(together: float, each: float | None = None) -> str:
+    """The confidence of a table's verdicts, and of each by itself where all have one level."""
+    level = "" if each is None or each == together else f", {100 * each:.1f} %"
+    return (
+        f"All verdicts in the table together have {100 * together:.0f} % confidence; "
+        f"each ± uses its verdict's level{level}."
+    )
 
 
 def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:

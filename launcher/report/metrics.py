@@ -161,11 +161,6 @@ def _fixed(decimals: int) -> Callable[[float], str]:
     return lambda value: format_number(value, decimals)
 
 
-def _giga(value: float) -> str:
-    """Large rates in whole numbers."""
-    return format_number(value, 0 if value >= 100 else 2)
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
@@ -231,7 +226,7 @@ METRICS: tuple[Metric, ...] = (
         short="GFLOP/s",
         unit="GFLOP/s",
         value=lambda result: _times(result.flop_per_s, 1e-9),
-        text=_giga,
+        text=format_rate,
         better="higher",
         drop=5,
     ),

@@ -20,7 +20,7 @@ from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
 from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig
 from gpurun.launcher.strategies import STRATEGIES, Strategy
-from gpurun.launcher.units import format_count, plural
+from gpurun.launcher.units import GIB, format_count, plural
 
 MAX_STARTS = 40
 """Processes that one device may use up; doubling and halving need fewer attempts than that."""
@@ -29,7 +29,6 @@ MARGIN = 0.05
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
-GIB = 1 << 30
 
 
 def wants_max(spec: JobSpec) -> bool:

@@ -9,6 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 WINDOW_STEPS = 5
+"""Steps between two checks whether the warm-up is steady; the medians compared are of as many."""
+MAX_WARMUP_STEPS = 30
+"""After so many steps a variant counts as warm, steady or not; the result has a note then."""
 TOLERANCE = 0.02
 
 MEDIANS_ERROR_PER_DEVIATION = 1.32
@@ -54,6 +57,11 @@ def unsteady_text(num_steps: int) -> str:
 def warmup_minimum(warmup: int) -> int:
     """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
     return max(warmup, 2 * WINDOW_STEPS)
+
+
+def warmup_maximum(warmup: int) -> int:
+    """The most warm-up steps: after them steps are timed, steady or not."""
+    return max(MAX_WARMUP_STEPS, warmup_minimum(warmup))
 
 
 def first_traced_step(warmup: int) -> int:

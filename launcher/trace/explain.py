@@ -11,7 +11,7 @@ from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, Ra
 from gpurun.launcher.units import format_percent
 
 MENTION_FROM = 0.05
-"""Losses below this share of the time aren't mentioned."""
+"""A loss of a smaller share of the time, or one that grew by less, is not mentioned: it may be chance."""
 
 MENTION_NEXT_FROM = 0.20
 

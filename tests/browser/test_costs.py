@@ -42,7 +42,7 @@ def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: 
         ["cpu:0", "4.86 (2.95 to 5.41)", "1.00 (0.99 to 1.06)", "straight", "52"],
         ["cpu:1", "26.75 (26.59 to 26.94)", "2.53 (2.49 to 2.57)", "straight", "12"],
     ]
-    expect(panel).to_contain_text("Predicted 57.7 ms: T* = 57.1, which no split of whole samples beats")
+    expect(panel).to_contain_text("Predicted 57.7 ms: T* = 57.1, the lowest predicted time of any split")
     expect(panel).to_contain_text("measured 58.6: T*/T = 0.97.")
     expect(panel).to_contain_text("even would take (32/32) 108 ms, in proportion to speed (46/18) 72.8 ms.")
     expect(panel).to_contain_text("These are the samples of ddp 32/32 too: both were measured.")
@@ -76,7 +76,7 @@ def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) 
     panel = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-53-11]")
     expect(panel).to_contain_text("overhead; not measured.")
     expect(panel.locator("tbody tr", has_text="cpu:1").first).to_have_text(
-        "cpu:1––by its points, memory for 1211"
+        "cpu:1––interpolated, memory for 1211"
     )
     expect(panel.locator("svg path").nth(1)).to_have_attribute("d", re.compile("^M[^L]+(L[^L]+){2}$"))
 

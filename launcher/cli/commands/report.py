@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpurun.launcher.cli.options import run_argument
+from gpurun.launcher.cli.options import WholeNumber, json_option, run_argument
 from gpurun.launcher.cli.output import print_comparison
 from gpurun.launcher.errors import MachineError, SpecError
 
@@ -69,12 +69,13 @@ def keep_if_other(comparison: Any, run: Any) -> None:
     metavar="LIST",
     help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
 )
+@json_option
 @click.option(
     "--with-host",
     is_flag=True,
     help="Keep host names, addresses, GPU UUIDs and other processes in the HTML file.",
 )
-def report(run: Path, formats: str, with_host: bool) -> None:
+def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
     """Show the results of a run again, without running anything. If the fastest split is uneven, also print
     the code to use it in a training script.
 
@@ -86,7 +87,7 @@ def report(run: Path, formats: str, with_host: bool) -> None:
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.run.open import find_run
 
-    names = [name.strip() for name in formats.split(",")]
+    names = ["json"] if as_json else [name.strip() for name in formats.split(",")]
     if unknown := set(names) - FORMATS.keys():
         raise SpecError(f"--format {sorted(unknown)[0]}: the formats are {', '.join(FORMATS)}")
     found = find_run(run)
@@ -100,7 +101,7 @@ def report(run: Path, formats: str, with_host: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option("--port", default=0, help="Port on 127.0.0.1; default: a free one.")
+@click.option("--port", type=WholeNumber(0, 65535), default=0, help="Port on 127.0.0.1; default: a free one.")
 def view(run: Path, port: int) -> None:
     """Open TensorBoard for a run, or a directory of runs or Kineto traces, on 127.0.0.1 until Ctrl-C.
 

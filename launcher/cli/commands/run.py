@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from gpurun.launcher.cli.options import (
+    WholeNumber,
     json_option,
     node_options,
     only_rank_option,
@@ -35,9 +36,7 @@ class ProgramCommand(click.Command):
 )
 @click.option("--devices", default="auto", metavar="DEVICES", help="auto, cpu:2, or GPUs as in a job file.")
 @out_option
-@click.option(
-    "--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes; run the same command on each."
-)
+@click.option("--nodes", type=WholeNumber(1), help="Number of nodes; run the same command on each.")
 @node_options
 @only_rank_option
 @quiet_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpurun.launcher.cli.options import json_option, parse_ranks, run_argument
+from gpurun.launcher.cli.options import WholeNumber, json_option, parse_ranks, run_argument
 from gpurun.launcher.cli.output import show_json
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ def stacks(run: Path, as_json: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option("--steps", type=click.IntRange(1, 1000), default=3, help="Steps in each trace; default: 3.")
+@click.option(
+    "--steps",
+    type=WholeNumber(1, 1000),
+    default=3,
+    help="Steps in each trace, at most 1000; default: 3.",
+)
 @click.option("--ranks", callback=parse_ranks, metavar="LIST", help="Ranks to record: 0,2-3; default: all.")
 @click.option(
     "--timeout", "timeout_s", default=120.0, metavar="SECONDS", help="How long to wait; default: 120."
@@ -65,7 +70,7 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
 
 @click.command()
 @run_argument
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank; default: all.")
+@click.option("--rank", type=WholeNumber(0), help="Only this rank; default: all.")
 @click.option("--launch", metavar="ID", help="Which launch of the run; default: the newest.")
 @click.option("--follow", "-f", is_flag=True, help="Print new lines as they appear, until the run ends.")
 def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:

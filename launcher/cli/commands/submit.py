@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpurun.launcher.cli.options import job_argument, set_option
+from gpurun.launcher.cli.options import WholeNumber, job_argument, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import BatchQueue, SubmitOptions
@@ -33,12 +33,12 @@ def queue_options(command: F) -> F:
 @click.command()
 @job_argument
 @queue_options
-@click.option("--nodes", type=click.IntRange(1), help="Number of nodes; default: the job's `nodes`.")
-@click.option("--time", help=f"Time limit, such as {TIMES}.")
-@click.option("--partition", help="Partition of the cluster.")
-@click.option("--account", help="Account to charge.")
-@click.option("--gpus-per-node", type=click.IntRange(1), help="GPUs to request on every node.")
-@click.option("--cpus-per-task", type=click.IntRange(1), help="Cores to request on every node.")
+@click.option("--nodes", type=WholeNumber(1), help="Number of nodes; default: the job's `nodes`.")
+@click.option("--time", metavar="H:MM:SS", help=f"Time limit, such as {TIMES}.")
+@click.option("--partition", metavar="NAME", help="Partition of the cluster.")
+@click.option("--account", metavar="NAME", help="Account to charge.")
+@click.option("--gpus-per-node", type=WholeNumber(1), help="GPUs to request on every node.")
+@click.option("--cpus-per-task", type=WholeNumber(1), help="Cores to request on every node.")
 @click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -34,6 +34,7 @@ from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, round_differences, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
+from gpurun.launcher.units import GIB
 
 CI_ALPHA = 0.05
 """Level of figures by themselves; verdicts have the level of the comparison."""
@@ -185,7 +186,7 @@ def _one_rank(
         local_batch=local_batch,
         step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
         phases_ms=phase_medians_ms(timed),
-        peak_gib=max(peaks) / 2**30 if peaks else None,
+        peak_gib=max(peaks) / GIB if peaks else None,
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),

@@ -74,7 +74,9 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
     for path, strategy in draft.placed("strategy"):
         if strategy not in builtin.strategies:
             message = f"{name} runs as {builtin.strategies[0]}, not as {strategy}"
-            yield spec.problem(path, message, "remove it")
+            key = ".".join(part for part in path if isinstance(part, str))
+            which = f"`{key}`" if path == ("strategy",) else f"`{strategy}` from `{key}`"
+            yield spec.problem(path, message, f"remove {which}")
     foreign = {
         key: f"{name} is a micro-benchmark: it has no `{key}`"
         for key, setting in SETTINGS.items()
@@ -86,7 +88,7 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
         is_varied = bool(getattr(spec.compare, key))
         if (not is_default or is_varied) and draft.knows((key,)):
             path = ("compare", key) if is_varied else (key,)
-            yield spec.key_problem(path, message, "remove it")
+            yield spec.key_problem(path, message, f"remove `{'.'.join(path)}`")
 
 
 def _is_file(path: Path) -> bool:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-GIB = 1 << 30
-
 BUSY_GIB = 1.0
 """A process that holds less on a GPU is a monitor or an idle server."""
 BUSY_PERCENT = 10

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.machine.gpus.gpu import GIB, Gpu, GpuProcess, Gpus, Sensors
+from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus, Sensors
+from gpurun.launcher.units import GIB
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"

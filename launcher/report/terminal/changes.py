@@ -8,6 +8,7 @@ from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
+from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.trace import (
@@ -19,6 +20,7 @@ from gpurun.launcher.report.terminal.trace import (
     text_of,
     warning_lines,
 )
+from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, TraceDiff
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
@@ -45,7 +47,7 @@ def render_diff(diff: Diff, width: int) -> str:
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
     if diff.ci_level is not None and diff.gate is None:
-        lines += _item(f"Verdicts and ± use {100 * diff.ci_level:.1f} % confidence.", width)
+        lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
     if not rows:
         lines.append("No variant does the same work in both runs, so nothing can be compared.")
     return "\n".join(lines)

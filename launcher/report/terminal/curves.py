@@ -117,7 +117,7 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
 
 
 def _device_row(device: DeviceCost, samples: int) -> tuple[str, ...]:
-    curve = "straight" if device.straight else "by its points"
+    curve = "straight" if device.straight else "interpolated"
     if device.max_samples is not None:
         curve += f", memory for {device.max_samples}"
     alpha = f"{_figure(device.alpha_ms)}{_interval(device.alpha_ci)}"
@@ -142,21 +142,21 @@ def _claim(found: Balanced, was_beaten: bool) -> str:
     if was_beaten:
         return ""
     if all(device.straight for device in found.devices):
-        return ", which no split of whole samples beats,"
-    return ", the best by the measured points,"
+        return ", the lowest predicted time of any split,"
+    return ", the lowest by interpolation,"
 
 
 def _others(found: Balanced, batch: int) -> list[str]:
     """What one would have got without measuring."""
     even, proportional = ("even", found.even), ("in proportion to speed", found.proportional)
     parts = [
-        f"{name}{' would take' if cost is found.even else ''} ({split_text(cost.split)}) "
-        f"{format_ms(cost.step_ms)} ms"
+        (f"{name} ({split_text(cost.split)})", f"{format_ms(cost.step_ms)} ms")
         for name, cost in (even, proportional)
         if cost is not None
     ]
+    said = [" would take ".join(parts[0]), *map(", ".join, parts[1:])] if parts else []
     flat = [device.device for device in found.devices if device.straight and device.beta_ms == 0]
-    lines = [f"By the same figures {', '.join(parts)}."] if parts else []
+    lines = [f"By the same costs, {'; '.join(said)}."] if said else []
     lines += filter(None, (_misfit(name, found, batch) for name, cost in (even, proportional) if not cost))
     if flat:
         lines.append(f"No split is in proportion to speed: samples cost nothing on {', '.join(flat)}.")

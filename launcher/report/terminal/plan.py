@@ -105,7 +105,7 @@ def _size(plan: Plan, spec: JobSpec) -> str:
     variants = plural(len(plan.variants), "variant")
     if plan.budget_s is not None:
         most = budget_text(plan.budget_s)
-        return f"{variants}, launched again and again until all is decided, for at most {most}"
+        return f"{variants}; launches repeat until every comparison is decided, for at most {most}"
     launches = plural(len(plan.launches), "launch")
     if not spec.kind.has_rounds:
         return f"{variants} in {launches}"
@@ -117,12 +117,13 @@ def _limits(plan: Plan, spec: JobSpec) -> list[str]:
     if spec.kind.runs_program:
         return _program_limits(spec)
     has_budget, rounds = plan.budget_s is not None, plural(plan.launches[0].rounds, "round")
-    adapts = f"The first launches have {rounds} each, later ones as many as pays."
+    adapts = f"The first launches have {rounds} each, later ones as many as are worth it."
     lines = [adapts if has_budget else "All rounds are run."]
     if spec.profile.steps and spec.kind.trains:
         steps = plural(spec.profile.steps, "step")
         are = "is" if spec.profile.steps == 1 else "are"
-        lines.append(f"{'At first' if has_budget else 'Then'} {steps} of each variant {are} traced.")
+        when = "In the first launch" if has_budget else "Then"
+        lines.append(f"{when}, {steps} of each variant {are} traced.")
     return [*lines, f"Each variant may take at most {format_duration(spec.timeout_s)}."]
 
 

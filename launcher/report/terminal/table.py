@@ -128,7 +128,7 @@ def _bar_column(bars: Sequence[Sequence[bar.Part]], room: int, plain: bool) -> l
 
 def _hidden_line(headers: Sequence[str]) -> list[Text]:
     """What a narrow terminal keeps back."""
-    text = f"No room for: {', '.join(headers)}. A wider terminal or a pipe shows them."
+    text = f"Columns left out: {', '.join(headers)}. A wider terminal or a pipe shows them."
     return [Text(text, "dim")] if headers else []
 
 

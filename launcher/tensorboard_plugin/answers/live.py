@@ -29,13 +29,13 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.logdir.step_times import MAX_BYTES, MAX_RANKS, decode
+from gpurun.launcher.units import GIB
 
 MAX_STEPS = 240
 MAX_VARIANTS = 200
 TAIL_BYTES = 256 << 10
 """Holds more than `MAX_STEPS` lines."""
 EVENT_BYTES = 1 << 20
-GIB = 1 << 30
 
 
 def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:

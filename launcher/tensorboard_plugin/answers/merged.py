@@ -12,12 +12,11 @@ from pathlib import Path
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
-from gpurun.launcher.tensorboard_plugin.timeline.indexing import MAX_BUILDS
+from gpurun.launcher.tensorboard_plugin.timeline.indexing import BUILD_LIMIT_S, MAX_BUILDS
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.merge import merge_traces
 
 FILE = "merged.pt.trace.json.gz"
-LIMIT_S = 1800.0
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -60,9 +59,9 @@ def _run(traces: Traces, path: Path) -> str | None:
     entry = "gpurun.launcher.tensorboard_plugin.answers.merged:make"
     command = helper_argv(entry, str(os.getpid()), str(path), *map(str, traces.files))
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, text=True)
+        done = subprocess.run(command, capture_output=True, timeout=BUILD_LIMIT_S, check=False, text=True)
     except subprocess.TimeoutExpired:
-        return f"merging the traces took longer than {LIMIT_S:.0f} s"
+        return f"merging the traces took longer than {BUILD_LIMIT_S:.0f} s"
     lines = done.stderr.strip().splitlines()
     return None if done.returncode == 0 else f"the traces can't be merged: {lines[-1] if lines else 'killed'}"
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.compare.causes import (
-    MENTION_FROM,
     largest_loss,
     loss_text,
     traced_and_timed,
@@ -20,6 +19,7 @@ from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.trace.explain import MENTION_FROM
 from gpurun.launcher.units import format_ms, format_number, plural
 
 TRACED_BARS = (

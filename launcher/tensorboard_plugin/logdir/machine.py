@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from gpurun.launcher.machine.accelerators import CPU, inspect_gpus, recorded_uuids
-from gpurun.launcher.machine.gpus.gpu import GIB, Gpu
+from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.units import GIB
 
 FRESH_S = 1.0
 """The driver is asked at most this often, however many pages are open."""

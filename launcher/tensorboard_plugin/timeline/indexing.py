@@ -30,8 +30,8 @@ MAX_BUILDS = 32
 """Running or queued; of more, none begins until it is asked for again."""
 MAX_UNPACKED_BYTES = 64 << 30
 """Of all files of a variant together; each file has a limit of its own, which follows from its size."""
-LIMIT_S = 1800.0
-"""A trace of 1 GB takes 20 s."""
+BUILD_LIMIT_S = 1800.0
+"""Of an index, or a merged trace. A trace of 1 GB takes 20 s."""
 ENTRY = "gpurun.launcher.tensorboard_plugin.timeline.index.build:main"
 
 
@@ -168,7 +168,7 @@ class _NotMade(Exception):
 
 
 def run_child(
-    traces: Traces, directory: Path, report: Callable[[int, int], None], limit_s: float = LIMIT_S
+    traces: Traces, directory: Path, report: Callable[[int, int], None], limit_s: float = BUILD_LIMIT_S
 ) -> tuple[Problem, ...]:
     """Builds the index of `traces` in `directory`; returns the problems if that fails.
 

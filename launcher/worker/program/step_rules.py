@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpurun.launcher.rundir.records import Kind, StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, is_steady, unsteady_text, warmup_minimum
+from gpurun.launcher.stats.schedule import (
+    WINDOW_STEPS,
+    is_steady,
+    unsteady_text,
+    warmup_maximum,
+    warmup_minimum,
+)
 
 TAKEOVER_CALLS = 100
 """Calls of other optimizers without one of the current optimizer, after which another sets the boundaries."""
-
-MAX_WARMUP_STEPS = 30
-"""After so many steps a program counts as warm, steady or not; the result has a note then."""
 
 Answer = Literal["end", "restart", "inside"]
 """What a call means: a step ends · the next step begins here, without one before it · nothing."""
@@ -83,6 +86,6 @@ class Classifier:
         if count % WINDOW_STEPS or count < minimum:
             return
         steady = is_steady(self._warmup_ns, minimum)
-        self.is_warm = steady or count >= max(MAX_WARMUP_STEPS, minimum)
+        self.is_warm = steady or count >= warmup_maximum(self.warmup)
         if self.is_warm and not steady:
             self.unsteady = unsteady_text(count)

@@ -9,11 +9,14 @@ import torch
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, VariantConfig
 from gpurun.launcher.stats.schedule import (
+    WINDOW_STEPS,
     ablation_steps,
     block_steps,
     is_steady,
     shuffled,
     unsteady_text,
+    warmup_maximum,
+    warmup_minimum,
 )
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
@@ -26,9 +29,6 @@ from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
-MAX_WARMUP_STEPS = 30
-WARMUP_CHUNK = 5
-"""Steps between two checks whether the warm-up is steady; the medians compared are of as many."""
 CONTROL = "~control"
 """After the baseline's id: the id of its second variant."""
 PREFETCH_BYTES = 256 << 20
@@ -78,9 +78,9 @@ class TimedRounds:
     def warm_up(self, variant: VariantConfig) -> None:
         """At least `warmup` steps, until two medians of 5 agree; sets how many steps a block has."""
         steps_ns: list[int] = []
-        minimum = max(self.order.warmup, 2 * WARMUP_CHUNK)
-        while not is_steady(steps_ns, minimum) and len(steps_ns) < max(MAX_WARMUP_STEPS, minimum):
-            timings = self.run_steps(variant, WARMUP_CHUNK)
+        minimum, maximum = warmup_minimum(self.order.warmup), warmup_maximum(self.order.warmup)
+        while not is_steady(steps_ns, minimum) and len(steps_ns) < maximum:
+            timings = self.run_steps(variant, WINDOW_STEPS)
             self.journal.add_steps(self.named(variant), "warmup", timings)
             over_ranks = self.slowest([float(timing.step_ns) for timing in timings], variant)
             steps_ns += [round(step_ns) for step_ns in over_ranks]

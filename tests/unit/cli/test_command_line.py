@@ -86,6 +86,34 @@ def test_every_mistake_begins_with_the_commands_name(
     assert all(line.startswith(f"gpurun: {job}:") for line in mistakes)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("report", "x", "--formt", "json"), "there is no option --formt; did you mean --format?"),
+        (
+            ("capture", "x", "--steps", "0"),
+            "invalid value for '--steps': '0' is not a whole number from 1 to 1000",
+        ),
+        (("logs", "x", "--rank", "a"), "invalid value for '--rank': 'a' is not a whole number from 0"),
+        (("report", "x", "y"), "got unexpected extra argument (y)"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence_and_names_the_help(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(monkeypatch, capsys, *words) == f"gpurun: {said}\n    see `gpurun {words[0]} --help`\n"
+
+
+def test_help_is_a_word_too_and_every_value_has_a_name() -> None:
+    def output_of(*words: str) -> str:
+        return CliRunner().invoke(cli, words, terminal_width=80).output
+
+    assert output_of("help") == help_of()
+    assert output_of("help", "report") == help_of("report")
+    for name in COMMANDS:
+        assert not re.search(r" (INTEGER|TEXT|FLOAT)\b|\[x|\[\d+<=", help_of(name)), name
+
+
 def test_options_of_submit_come_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only one batch system has is in its line of the table."""
     queue = known(SCHEDULERS["slurm"].queue)

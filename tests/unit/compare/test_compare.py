@@ -433,7 +433,8 @@ def test_facts_notes_and_combinations_left_out_are_carried(files: Files) -> None
     assert comparison.notes == (
         "two ranks share cuda:0",
         "Left out: strategy=single device_count=2: single has one device",
-        "Verdicts hold for this launch; others may differ by more. To cover that, set steps: {launches: 6}.",
+        "Verdicts hold for this launch; others may differ by more. "
+        "To include that variation, set steps: {launches: 6}.",
     )
 
 

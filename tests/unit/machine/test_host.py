@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.machine.gpus.gpu import GIB
 from gpurun.launcher.machine.gpus.nvml import load_nvml
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from gpurun.launcher.report.terminal.hardware import render_devices
+from gpurun.launcher.units import GIB
 from tests.known import known
 
 UUIDS = ("GPU-aaaa-0", "GPU-abbb-1", "GPU-cccc-2")

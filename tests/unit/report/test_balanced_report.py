@@ -92,5 +92,5 @@ def test_a_faster_split_takes_the_claim_back_though_all_drift_together(files: An
     assert known(known(balanced.step_ms).ci)[0] < known(known(other.step_ms).ci)[1]  # these overlap
     assert known(balanced.balanced).beaten_by == (other.id,)
     text = "\n".join(balanced_lines(comparison.variants))
-    assert "which no split of whole samples beats" not in text
+    assert "the lowest predicted time of any split" not in text
     assert "Measured faster than that: ddp 48/16" in text

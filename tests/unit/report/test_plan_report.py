@@ -138,7 +138,7 @@ def test_what_a_run_can_show_is_said_before_it(plan: Plan, earlier: Earlier | No
 
 def test_with_a_budget_each_group_is_shown_once() -> None:
     shown = render_plan(REPEATED, SPEC, 80)
-    assert "3 variants, launched again and again until all is decided, for at most 100 s" in shown
+    assert "3 variants; launches repeat until every comparison is decided, for at most 100 s" in shown
     assert shown.count("\n00-ddp-2") == 1
     assert "48/16  cpu:0 cpu:1  5 each" in shown
 

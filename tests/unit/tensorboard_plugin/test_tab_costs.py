@@ -22,9 +22,9 @@ def test_of_a_balanced_split_it_says_what_the_terminal_says() -> None:
     one = replace(even, id="ddp-2-balanced", split_name="balanced", balanced=FOUND)
     other = replace(one, id="ddp-2-other")
     assert cost_sentences(one, (even, one, other)) == [
-        "Predicted 37.5 ms: T* = 37.0, which no split of whole samples beats, + 0.500 overhead;"
+        "Predicted 37.5 ms: T* = 37.0, the lowest predicted time of any split, + 0.500 overhead;"
         " measured 38.0: T*/T = 0.97.",
-        "By the same figures even would take (32/32) 37.5 ms.",
+        "By the same costs, even (32/32) would take 37.5 ms.",
         "These are the samples of ddp 32/32 too: both were measured.",
     ]
     assert cost_sentences(even, (even, one)) == []

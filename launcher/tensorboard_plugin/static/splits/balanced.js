@@ -110,7 +110,7 @@ function withInterval(ms, ci) {
 /** @param {DeviceCost} device */
 function curveWords(device) {
   const room = device.max_samples == null ? '' : `, memory for ${number(device.max_samples)}`;
-  return (device.straight ? 'straight' : 'by its points') + room;
+  return (device.straight ? 'straight' : 'interpolated') + room;
 }
 
 /** @param {Balanced} found @param {number[]} split */
