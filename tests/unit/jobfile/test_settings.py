@@ -19,10 +19,13 @@ from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.launch_config import order_for, program_order
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.run.attempts import model_of
+from gpurun.launcher.rundir.records import LaunchConfig, ProgramConfig, VariantConfig
 from tests.unit.plan.machines import FakeMachine
+from tests.unit.test_house import identifiers, modules
 
 JOBS: dict[JobKind, dict[str, Any]] = {
     TRAINING: {"workload": "gpt", "global_batch": 8, "devices": "cpu:2"},
@@ -138,6 +141,36 @@ def test_what_varies_makes_variants_of_names_of_their_own(tmp_path: Path, name: 
     assert len(values) == 2
     read = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
     assert msgspec.json.encode(read) == msgspec.json.encode(plan)
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_what_varies_reaches_the_ranks(tmp_path: Path, name: str) -> None:
+    """Else two variants of the same work would be compared."""
+    spec = varying(tmp_path, name)
+    plan = build_plan(spec, MACHINE)
+    first, second = (given_to_ranks(spec, plan, variant) for variant in plan.variants)
+    assert first != second, f"the configuration of a launch has no {name}: the worker can't obey it"
+
+
+def given_to_ranks(spec: JobSpec, plan: Plan, variant: Variant) -> tuple[Any, ...]:
+    """What the processes of a variant read and inherit, without the names of launch and variant."""
+    launch = next(launch for launch in plan.launches if variant.id in launch.variants)
+    inherited = [(process.devices, process.env) for process in launch.processes]
+    here = Path("/r")
+    if variant.kind is PROGRAM:
+        program = program_order(spec, variant, "", run_dir=here, job_dir=here, is_first=True)
+        return replace(program, variants=()), inherited
+    config = order_for(plan, spec, launch, run_dir=here, job_dir=here, machine=MACHINE)
+    (own,) = (replace(each, id="") for each in config.variants if each.id == variant.id)
+    return replace(config, launch="", variants=(own,), baseline=None), inherited
+
+
+@pytest.mark.parametrize("kind", [LaunchConfig, VariantConfig, ProgramConfig])
+def test_the_worker_reads_all_that_it_is_given(kind: type) -> None:
+    read = {
+        name for module in modules().values() if module.package == "worker" for _, name in identifiers(module)
+    }
+    assert {one.name for one in fields(kind)} <= read
 
 
 @pytest.mark.parametrize("name", VARYING)
