@@ -37,7 +37,7 @@ class Accelerator:
     backend: str
     """`torch.distributed` backend of ranks with a device of their own; ranks that share one use the CPU's."""
     driver: str = field(default="", kw_only=True)
-    """Names its driver, with `{driver}` for its version and `{newest}` for the newest runtime that it supports."""
+    """Names its driver: `{driver}` is the version, `{newest}` the newest runtime that it supports."""
     interface_variable: str
     """Environment variable that names the network interface of `backend`."""
     block_ms: float = field(default=200.0, kw_only=True)
