@@ -60,7 +60,7 @@ def conclude(
         return Conclusion(_separate_work(plan, results))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
-        return Conclusion(_without_steps(ran))
+        return Conclusion(_without_steps(plan, ran))
     if interference:
         return _not_ranked(results, interference)
     return ranking_conclusion(standings, plan.baseline, complete, within)
@@ -104,11 +104,17 @@ def _place(result: VariantResult) -> str:
     return " ".join((plural(len(result.devices), "device"), *varied_texts(result.varied)))
 
 
-def _without_steps(ran: Sequence[VariantResult]) -> str:
+def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> str:
     """The headline over programs that ran to their end, and of which nothing else is known."""
     if len(ran) > 1:
-        return f"{len(ran)} variants ran to their end; no steps were recorded, so none is fastest."
-    return f"{variant_label(ran[0])} ran for {ran[0].wall_s:.1f} s; no steps were recorded."
+        return f"{len(ran)} variants ran to their end; no steps were timed, so none is fastest."
+    one = ran[0]
+    name = " ".join(varied_texts(one.varied)) or f"{plan.workload} on {plural(len(one.devices), 'device')}"
+    return (
+        f"{name}: {one.reason}"
+        if one.reason
+        else f"{name} ran for {one.wall_s:.1f} s; no steps were recorded."
+    )
 
 
 def _not_ranked(results: Sequence[VariantResult], reasons: Sequence[str]) -> Conclusion:

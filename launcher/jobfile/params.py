@@ -15,7 +15,7 @@ TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "float": ("a number", (int, float)),
     "str": ("text", (str,)),
     "bool": ("true or false", (bool,)),
-    "None": ("nothing", (type(None),)),
+    "None": ("null", (type(None),)),
 }
 """What a simple annotation allows, in words and as the types of a job's values."""
 
@@ -75,7 +75,7 @@ def wrong_params(
     names = signature.names
     for name in given:
         if name not in names and not signature.is_open:
-            hint = "; ".join(text for text in (did_you_mean(name, names), takes(signature)) if text)
+            hint = _near_or_all(name, signature)
             yield WrongParam(name, f"{shorten(workload)} has no parameter `{shorten(name)}`", hint, True)
     for param in signature.params:
         if param.name in given and not _is_allowed(given[param.name], param):
@@ -95,6 +95,14 @@ def needs(workload: str, signature: Signature, missing: Iterable[str]) -> str:
 def takes(signature: Signature) -> str:
     """The hint for a name that is unknown or missing."""
     return f"its parameters are {', '.join(signature.names)}" if signature.params else "it has no parameters"
+
+
+def _near_or_all(name: str, signature: Signature) -> str:
+    """The hint for a name that is unknown: the one that may be meant, then all, if there are more."""
+    near = did_you_mean(name, signature.names)
+    if near is None:
+        return takes(signature)
+    return f"{near} The parameters are {', '.join(signature.names)}" if len(signature.names) > 1 else near
 
 
 def refused(workload: str, reason: object) -> str:

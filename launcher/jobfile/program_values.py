@@ -86,7 +86,8 @@ def _variable(name: str, item: Any) -> str:
     if text is None and is_secret(name):
         raise InvalidValue(f"expected text for the variable {shorten(name)}")
     if text is None:
-        hint = f'as text: {name}: "1"' if item is None or isinstance(item, bool) else None
+        quoted = "" if item is None else str(item).lower()
+        hint = f'write it as text: {name}: "{quoted}"' if item is None or isinstance(item, bool) else None
         raise expected(f"text for the variable {shorten(name)}", item, hint)
     return masked(name, text)
 

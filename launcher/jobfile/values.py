@@ -104,7 +104,7 @@ def _devices_hint(value: Any) -> str:
             return f"write `[{value}]` for that GPU, `{kind}` for all GPUs"
     if isinstance(value, dict) and len(value) == 1:
         return "write it without the space: `cpu:2`"
-    return f"auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
+    return f"use auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
 
 
 def _device_list(items: list[Any]) -> tuple[str, ...]:

@@ -80,7 +80,9 @@ def logs_of(run: RunDir, launch: str, rank: int | None) -> dict[int, Path]:
 
 def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:
     if launch is None:
-        return f"{run.path}: no rank has written anything yet"
+        running = read(run)
+        is_running = running is not None and running.may_live
+        return f"{run.path}: no rank has written anything yet" if is_running else f"{run.path} has no logs"
     ranks = logs_of(run, launch, None)
     if rank is not None and ranks:
         return f"{launch} has no log of rank {rank}; it has those of {', '.join(map(str, ranks))}"

@@ -36,6 +36,8 @@ class Accelerator:
     """Whether its devices are shares of the host's cores and memory, numbered by their position."""
     backend: str
     """`torch.distributed` backend of ranks with a device of their own; ranks that share one use the CPU's."""
+    driver: str = field(default="", kw_only=True)
+    """Names its driver: `{driver}` is the version, `{newest}` the newest runtime that it supports."""
     interface_variable: str
     """Environment variable that names the network interface of `backend`."""
     block_ms: float = field(default=200.0, kw_only=True)
@@ -94,6 +96,7 @@ CUDA = Accelerator(
     name="cuda",  # also what torch calls AMD's GPUs under ROCm, whose RCCL goes by NCCL's name
     title="CUDA",
     noun="NVIDIA GPU",
+    driver="NVIDIA driver {driver}, CUDA up to {newest}",
     is_host=False,
     backend="nccl",
     interface_variable="NCCL_SOCKET_IFNAME",

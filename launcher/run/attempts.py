@@ -139,6 +139,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
         gradient_reference=checked.gradient_reference,
         warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
+        untimed=next((f.untimed for f in known if f.untimed is not None), None),
         flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),
         bytes_per_sample=next((f.bytes_per_sample for f in known if f.bytes_per_sample is not None), None),
         loss=next((f.loss for f in known if f.loss is not None), None),

@@ -4,13 +4,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
+from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.load import job_text, load_job, load_text, program_job
@@ -182,9 +183,8 @@ def find_run(path: Path) -> RunDir:
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
-    raise SpecError(
-        f"{path}: no run here (no plan.json); runs are in runs/NAME/TIME, the newest is runs/NAME/latest"
-    )
+    found = f"{path}: no run here (no plan.json)" if path.exists() else f"there is no {path}"
+    raise SpecError(f"{found}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
 
 
 def _run_folder(path: Path) -> Path | None:
@@ -298,8 +298,8 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
         raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
     if stored != as_read_back(plan):
         raise SpecError(
-            f"{run.path} was made from another job, or on another machine: its plan differs\n"
-            f"    start a new run, or resume with the job that it was made from: gpurun --resume {run.path}"
+            f"{run.path} was made from another job, or on another machine: "
+            f"{plan_difference(stored, as_read_back(plan))}\n    start a new run: gpurun JOB.yaml"
         )
     too_large = [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]
     if too_large:
@@ -327,6 +327,29 @@ def _was_killed(run: RunDir, status: VariantStatus) -> bool:
 def as_read_back(plan: Plan) -> Plan:
     """The plan as its file holds it: JSON has lists, no tuples."""
     return msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+
+
+def plan_difference(before: Plan, now: Plan) -> str:
+    """Which part of a run's plan differs from that of the job as it is now; of variants the first figure."""
+    old, new = ({variant.id: variant for variant in plan.variants} for plan in (before, now))
+    for what, ids in (("no longer has", old.keys() - new.keys()), ("also has", new.keys() - old.keys())):
+        if ids:
+            return f"the job {what} {', '.join(sorted(ids))}"
+    for variant, other in zip(old.values(), new.values(), strict=True):
+        for key, value, changed in differing(variant, other):
+            return f"{key} of {variant.id} was {_shown(value)}, and is {_shown(changed)} now"
+    parts = (key.replace("_", " ") for key, *_ in differing(before, now))
+    return f"its plan has other {', '.join(parts)}"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else value_text(value)
+
+
+def differing(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    """Fields of two dataclasses of one class that differ, with both values."""
+    pairs = [(field.name, getattr(before, field.name), getattr(now, field.name)) for field in fields(before)]
+    return [(name, one, other) for name, one, other in pairs if one != other]
 
 
 def forget(run: RunDir, variant_id: str) -> None:

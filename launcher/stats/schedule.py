@@ -54,6 +54,12 @@ def unsteady_text(num_steps: int) -> str:
     return f"the step time did not settle within {num_steps} warm-up steps"
 
 
+def only_warmup_text(num_steps: int, warmup: int) -> str:
+    """What to say of a program that ended before a step was timed."""
+    many = "1 step" if num_steps == 1 else f"{num_steps} steps"
+    return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
+
+
 def warmup_minimum(warmup: int) -> int:
     """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
     return max(warmup, 2 * WINDOW_STEPS)

@@ -102,7 +102,8 @@ def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rou
     if status is None and not has_rounds:
         return VariantStatus("skipped", "not measured yet")
     if status is None or status.status == "ok":
-        return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok")
+        untimed = None if has_rounds else facts.untimed
+        return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok", untimed)
     return status
 
 

@@ -44,7 +44,7 @@ def _empty(draft: Draft) -> Iterator[Problem]:
     }
     for key, what in expected.items():
         if key in draft.spec.stated and getattr(draft.spec, key) is None and draft.knows((key,)):
-            yield draft.spec.problem((key,), f"`{key}`: expected {what}, got nothing")
+            yield draft.spec.problem((key,), f"`{key}`: expected {what}, got null")
 
 
 def _foreign(spec: JobSpec, kind: JobKind) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.yaml.describe import did_you_mean, nearest, shorten
+from gpurun.launcher.jobfile.yaml.describe import nearest, shorten
 
 INSTALL_IT = "install it, or put it next to the job file"
 """What to do about a module that isn't there."""
@@ -46,10 +46,11 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
 
 def _near(path: Path, job_dir: Path) -> str:
     try:
-        near = [file.name for file in path.parent.glob("*.py")]
+        stems = [file.stem for file in path.parent.glob("*.py")]
     except OSError:
-        near = []
-    return did_you_mean(path.name, near) or f"relative paths start at {job_dir.resolve()}"
+        stems = []
+    near = nearest(path.stem, stems)  # without the ending, which would make any two names alike
+    return f"did you mean `{near}.py`?" if near else f"relative paths start at {job_dir.resolve()}"
 
 
 def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Problem]:

@@ -61,7 +61,10 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
     if named and all(map(default_batch, named)):
         return
     hint = "add the number of samples per optimizer step over all devices: `global_batch: 64`"
-    yield draft.spec.problem(("global_batch",), "missing key `global_batch`", hint)
+    lacking = [name for name in named if name is not None and not default_batch(name)]
+    have = "has no batch of its own" if len(lacking) == 1 else "have no batch of their own"
+    why = f": {', '.join(lacking)} {have}" if len(named) > len(lacking) > 0 else ""
+    yield draft.spec.problem(("global_batch",), f"missing key `global_batch`{why}", hint)
 
 
 def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
@@ -134,4 +137,6 @@ def _is_same_work(
 
 
 def _text(value: object) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,15 +2,16 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 _MAX_CHARS = 40
 
 
 def describe(value: Any) -> str:
-    """What `value` is: `the text "64"`, `the number 3`, `a list`, `nothing`."""
+    """What `value` is: `the text "64"`, `the number 3`, `a list`, `null`."""
     if value is None:
-        return "nothing"
+        return "null"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, int | float):
@@ -33,9 +34,26 @@ def any_of(words: Sequence[str]) -> str:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:
-    """A question that names the nearest of `words`, if one is near."""
-    near = nearest(word, words)
-    return f"did you mean `{near}`?" if near else None
+    """A question that names all of `words` that are one slip away, else the nearest, if one is near."""
+    choices = list(words)
+    near = nearest(word, choices)
+    if near is None:
+        return None
+    others = [each for each in choices if each != near and _is_one_slip(word.lower(), each.lower())]
+    return f"did you mean {any_of([near, *others])}?"
+
+
+def _is_one_slip(word: str, other: str) -> bool:
+    """Whether the two differ by one letter: another one, one more or one less."""
+    same = _num_shared(word, other)
+    rest, other_rest = word[same:], other[same:]
+    end = _num_shared(rest[::-1], other_rest[::-1])
+    return len(rest) - end <= 1 and len(other_rest) - end <= 1
+
+
+def _num_shared(word: str, other: str) -> int:
+    """The number of letters with which both begin."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(word, other, strict=False))))
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

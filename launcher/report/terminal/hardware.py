@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpurun.launcher.machine.accelerators import gpu_device
+from gpurun.launcher.machine.accelerators import ACCELERATORS, gpu_device
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.report.terminal.grid import grid
@@ -13,12 +13,13 @@ def render_devices(machine: Machine, width: int) -> str:
     """Plain text, at most `width` wide where the names allow it."""
     lines = [_machine_line(machine)]
     if machine.gpus:
-        lines += [_driver_line(machine), "", *_gpu_lines(machine, width)]
+        lines += [*_driver_lines(machine), "", *_gpu_lines(machine, width)]
         lines += _processes_lines(machine) + _links_lines(machine)
     elif machine.nvml_error:
         lines.append(f"No GPUs: the NVIDIA driver doesn't answer ({machine.nvml_error}).")
     else:
-        lines.append("No NVIDIA GPU is available to this process.")
+        nouns = " or ".join(row.noun for row in ACCELERATORS.values() if not row.is_host)
+        lines.append(f"No {nouns} is available to this process.")
     unusable = dict.fromkeys(gpu.unusable for gpu in machine.gpus if gpu.unusable)
     notes = [*(f"They can't be used: {why}" for why in unusable), *machine.notes]
     return "\n".join([*lines, *[""] * bool(notes), *notes])
@@ -30,10 +31,11 @@ def _machine_line(machine: Machine) -> str:
     return f"{machine.hostname}: {machine.cpu_model}, {cores}, {memory}"
 
 
-def _driver_line(machine: Machine) -> str:
-    return (
-        f"NVIDIA driver {machine.driver or 'unknown'}, CUDA up to {machine.cuda_driver_version or 'unknown'}"
-    )
+def _driver_lines(machine: Machine) -> list[str]:
+    """One line per kind of GPU that has a driver of its own."""
+    kinds = dict.fromkeys(gpu.kind for gpu in machine.gpus)
+    versions = {"driver": machine.driver or "unknown", "newest": machine.cuda_driver_version or "unknown"}
+    return [text.format(**versions) for kind in kinds if (text := ACCELERATORS[kind].driver)]
 
 
 def _gpu_lines(machine: Machine, width: int) -> list[str]:

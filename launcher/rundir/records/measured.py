@@ -96,6 +96,8 @@ class VariantFacts:
     """Findings to show next to the figures: BatchNorm, a large gradient error, dropout."""
     unsteady: str | None = None
     """Why the warm-up did not become steady."""
+    untimed: str | None = None
+    """Why no step of a program was timed, though it had some."""
     flops_per_sample: float | None = None
     """Floating-point operations of forward and backward; `None` if an operator can't be counted."""
     bytes_per_sample: float | None = None

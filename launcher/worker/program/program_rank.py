@@ -13,7 +13,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.frames import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import ProgramConfig, VariantFacts
-from gpurun.launcher.stats.schedule import first_traced_step
+from gpurun.launcher.stats.schedule import first_traced_step, only_warmup_text
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
@@ -79,9 +79,7 @@ class ProgramRank:
         warnings = []
         if steps.count == 0:
             warnings.append(NO_STEPS)
-        elif steps.num_timed == 0:
-            warnings.append(f"only {steps.count} steps were recorded, all of them warm-up: run more steps")
-        elif tracer is not None and not tracer.written:
+        elif steps.num_timed and tracer is not None and not tracer.written:
             last = tracer.first + tracer.order.steps
             warnings.append(
                 f"no trace: it covers steps {tracer.first + 1} to {last}, and the program must run one more"
@@ -89,7 +87,10 @@ class ProgramRank:
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
         code = code_hashes(self.order.job_dir)
-        return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, code=code)
+        untimed = (
+            only_warmup_text(steps.count, self.order.warmup) if steps.count > steps.num_timed == 0 else None
+        )
+        return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, untimed=untimed, code=code)
 
 
 def main(argv: Sequence[str]) -> None:

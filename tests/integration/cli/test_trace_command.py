@@ -109,7 +109,7 @@ EVEN = "run/variants/ddp-2-even"
     ("args", "said"),
     [
         (("diff", "run", EVEN), "two directories of traces"),
-        (("diff", "run", "nowhere"), "nowhere: no run here"),
+        (("diff", "run", "nowhere"), "there is no nowhere"),
         (("diff", EVEN, EVEN, "--fail-slower", "3%"), "--fail-slower compares runs"),
         (("trace", "nowhere"), "no such file or directory"),
         (("trace", "empty"), "no traces here"),

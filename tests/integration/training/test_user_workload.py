@@ -192,7 +192,7 @@ def test_wrong_names(name: str, params: dict[str, Any], got: str, tmp_path: Path
         (
             "build",
             {"widht": 3},
-            "12: train.py:build has no parameter `widht`\n    did you mean `width`?; its parameters are width",
+            "12: train.py:build has no parameter `widht`\n    did you mean `width`?",
         ),
         (
             "batch",
@@ -202,7 +202,7 @@ def test_wrong_names(name: str, params: dict[str, Any], got: str, tmp_path: Path
         (
             "decorated",
             {"witdh": 3},
-            "has no parameter `witdh`\n    did you mean `width`?; its parameters are width",
+            "has no parameter `witdh`\n    did you mean `width`?",
         ),
         ("decorated", {"width": "2"}, ""),
         ("made", {"width": "3"}, '`params.width`: expected a whole number, got the text "3"'),

@@ -15,10 +15,11 @@ from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import decisions as do
 from gpurun.launcher.run.job import finish
-from gpurun.launcher.run.open import resume_run
+from gpurun.launcher.run.open import plan_difference, resume_run
 from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.run.start_requests import Starter
@@ -512,3 +513,16 @@ def test_an_interrupted_run_with_a_budget_goes_on_where_it_was(tmp_path: Path) -
     assert [look.launches for look in second.run.read_looks()] == [6]
     assert read_json(second.run.comparison, Comparison).fastest == EVEN
     assert with_budget(tmp_path, CLEAR).done().ranks.log == []
+
+
+def test_a_run_of_another_job_is_refused_with_what_differs() -> None:
+    def plan_of(text: str) -> Plan:
+        machine: Any = FakeMachine()
+        text = f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n{text}"
+        return build_plan(load_text(text, "job.yaml", (), Path()), machine)
+
+    before = plan_of("seed: 1\n")
+    assert plan_difference(before, plan_of("seed: 2\n")) == "seed of ddp-2-even was 1, and is 2 now"
+    other = "the job no longer has ddp-2-even"
+    assert plan_difference(before, plan_of("seed: 1\nsplit: [6, 2]\n")) == other
+    assert plan_difference(before, replace(before, notes=("new",))) == "its plan has other notes"
