@@ -99,12 +99,14 @@ export class HttpSource {
    * @returns {Promise<Final<R>>}
    */
   async ready(route, parameters, { signal, progress } = {}) {
+    let asked = parameters;
     for (;;) {
       /** @type {Routes[TracedRoute]} */
-      const answer = await this.get(route, parameters, signal);
+      const answer = await this.get(route, asked, signal);
       if (!isUnderWay(answer)) return /** @type {Final<R>} */ (answer);
       progress?.(answer);
       await pause(POLL_MS, signal);
+      asked = { ...parameters, again: undefined }; // each `again` reads the traces anew, without end
     }
   }
 }

@@ -32,8 +32,9 @@ def sleep_for_ever(argv: Sequence[str]) -> None:
 
 def hold_the_gil(argv: Sequence[str]) -> None:
     """No Python code of this process, no handler and no thread, runs again."""
+    sleep = ctypes.PyDLL(None).sleep  # before it is said that it is ready: loading it runs Python code
     mark(argv[0], f"ready{argv[1]}")
-    ctypes.PyDLL(None).sleep(600)
+    sleep(600)
 
 
 def ignore_sigterm(argv: Sequence[str]) -> None:
