@@ -7,6 +7,9 @@ gpurun and keeps its traceback.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+TRACEBACK = "Traceback (most recent call last)"
+"""How Python's tracebacks begin."""
+
 
 class GpurunError(Exception):
     """An error that is not a bug in gpurun; the command prints the message and exits with `exit_code`."""

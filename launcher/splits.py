@@ -99,13 +99,10 @@ def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, .
     """
     _check_positive(global_batch, num_devices)
     weights = [int(part) for part in ratio.split(":")]
-    if len(weights) != num_devices:
-        raise SpecError(f"the split {ratio} is for {plural(len(weights), 'device')}, not for {num_devices}")
-    if min(weights) == 0:
-        raise SpecError(f"the split {ratio} gives a device no samples; use fewer devices instead")
+    _check_parts(ratio, weights, num_devices)
     samples = split_proportional(global_batch, weights)
     if min(samples) == 0:
-        raise SpecError(f"the split {ratio} of {plural(global_batch, 'sample')} gives a device no samples")
+        raise SpecError(_no_samples(f"{ratio} of {plural(global_batch, 'sample')}"))
     return samples
 
 
@@ -133,15 +130,21 @@ def check_samples(samples: tuple[int, ...], global_batch: int, num_devices: int)
         SpecError: they are for another number of devices, don't add up, or leave a device without a sample.
     """
     _check_positive(global_batch, num_devices)
-    if len(samples) != num_devices:
-        raise SpecError(
-            f"the split {list(samples)} is for {plural(len(samples), 'device')}, not for {num_devices}"
-        )
-    if min(samples) < 1:
-        raise SpecError(f"the split {list(samples)} gives a device no samples")
+    _check_parts(list(samples), samples, num_devices)
     if sum(samples) != global_batch:
         raise SpecError(f"the split {list(samples)} adds up to {sum(samples)}, not to {global_batch}")
     return samples
+
+
+def _check_parts(split: object, parts: Sequence[int], num_devices: int) -> None:
+    if len(parts) != num_devices:
+        raise SpecError(f"the split {split} is for {plural(len(parts), 'device')}, not for {num_devices}")
+    if min(parts) < 1:
+        raise SpecError(f"{_no_samples(split)}; use fewer devices instead")
+
+
+def _no_samples(split: object) -> str:
+    return f"the split {split} gives a device no samples"
 
 
 def _check_positive(global_batch: int, num_devices: int) -> None:

@@ -7,6 +7,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Kind = Literal["training", "micro-benchmark"]
+_ATTENTION = "matrix products and attention"
+_READING = "from a directory, maybe reading"
+TWO_DEVICES = "an all-reduce needs at least two devices"
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,19 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
         "gpt": Builtin(
             "gpurun.workloads.gpt",
             "a causal language model on real text; presets tiny, small and 124M (GPT-2 small)",
-            "matrix products and attention",
+            _ATTENTION,
         ),
         "vit_b16": Builtin(
             "gpurun.workloads.vit",
             "the vision transformer ViT-B/16, on random images or those of a directory",
-            "matrix products and attention; from a directory, maybe reading",
+            f"{_ATTENTION}; {_READING}",
             "vit_b16",
         ),
         "resnet50": _classic(
             "resnet",
             "resnet50",
             16,
-            "convolutions and memory (norms, ReLUs); from a directory, maybe reading",
+            f"convolutions and memory (norms, ReLUs); {_READING}",
             "ResNet-50 for 224² images, random or from a directory; version 1 (Shi et al. 2016) or 1.5",
         ),
         "mlp": Builtin(
@@ -108,7 +111,7 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "the links between the devices",
             "all-reduce: latency, algorithm and bus bandwidth",
             min_devices=2,
-            why_devices="an all-reduce needs at least two devices",
+            why_devices=TWO_DEVICES,
             without={"precision": "it always uses float32"},
         ),
         "h2d": _probe(

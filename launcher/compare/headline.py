@@ -192,9 +192,10 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
 def _too_few(rival: Rival) -> str:
     """Why there is no interval, and how to get one."""
     if rival.shares_launches:
-        return f"{plural(rival.result.rounds, 'round')} can't tell that from chance"
-    launches = plural(rival.result.launches, "launch")
-    return f"{launches} can't tell that from chance: set {MORE_LAUNCHES}"
+        seen, remedy = plural(rival.result.rounds, "round"), ""
+    else:
+        seen, remedy = plural(rival.result.launches, "launch"), f": set {MORE_LAUNCHES}"
+    return f"{seen} can't tell that from chance{remedy}"
 
 
 def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.errors import TRACEBACK, ParamsError
 from gpurun.launcher.inspect.frames import is_users
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error
 from gpurun.launcher.logs.lines import NOISE
@@ -151,7 +151,7 @@ def first_words(message: str) -> str:
     """A message's first line; if that only names the process, also what happened there."""
     lines = message.strip().splitlines()
     caught = _CAUGHT.fullmatch(lines[0]) if lines else None
-    starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    starts = [number for number, line in enumerate(lines) if TRACEBACK in line]
     if caught is None or not starts:
         return lines[0] if lines else ""
     own = (line for line in lines[starts[-1] + 1 :] if line and not line.startswith(" "))

@@ -39,6 +39,7 @@ class JobKind:
     """What to say of a key that it doesn't have."""
 
 
+_OF_PROGRAMS = "applies to programs only (`script`, `module`)"
 TRAINING = JobKind(
     "training",
     "Training",
@@ -50,7 +51,7 @@ TRAINING = JobKind(
     runs_program=False,
     has_time_limit=True,
     choice="split",
-    refusal="applies to programs only (`script`, `module`)",
+    refusal=_OF_PROGRAMS,
 )
 PROGRAM = JobKind(
     "program",
@@ -76,7 +77,7 @@ MICRO_BENCHMARK = JobKind(
     runs_program=False,
     has_time_limit=True,
     choice="variant",
-    refusal="applies to programs only (`script`, `module`)",
+    refusal=_OF_PROGRAMS,
 )
 
 JOB_KINDS: Mapping[str, JobKind] = MappingProxyType(

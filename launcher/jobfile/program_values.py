@@ -4,10 +4,13 @@ import re
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected
+from gpurun.launcher.jobfile.values import IN_QUOTES
 from gpurun.launcher.jobfile.yaml.describe import describe, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.masking import is_secret, masked
 
+SCRIPT_PATH = "the path of a Python file"
+MODULE_NAME = "the name of a module"
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
 
@@ -27,7 +30,7 @@ def parse_script(value: Any) -> str:
     """The path of a Python file, relative to the job file's directory or absolute."""
     if isinstance(value, str) and value.strip() and "\x00" not in value:
         return value
-    raise expected("the path of a Python file", value, "such as train.py")
+    raise expected(SCRIPT_PATH, value, "such as train.py")
 
 
 def parse_module(value: Any) -> str:
@@ -37,7 +40,7 @@ def parse_module(value: Any) -> str:
     hint = "such as package.train"
     if isinstance(value, str) and (value.endswith(".py") or "/" in value):
         hint = f"`script: {shorten(value)}` runs a file"
-    raise expected("the name of a module", value, hint)
+    raise expected(MODULE_NAME, value, hint)
 
 
 def parse_args(value: Any) -> tuple[str, ...]:
@@ -55,7 +58,7 @@ def parse_args(value: Any) -> tuple[str, ...]:
 def _argument(item: Any, position: int) -> str:
     text = _text(item)
     if text is None:
-        raise expected("an argument", item, "put it in quotes", position)
+        raise expected("an argument", item, IN_QUOTES, position)
     return text
 
 

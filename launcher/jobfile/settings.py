@@ -41,6 +41,9 @@ ENV = Kind(program.parse_env, {"type": "object", "additionalProperties": {"type"
 TEXT = {"type": "string"}
 
 
+_OF_WORKLOADS = "use `params` for the arguments of a workload"
+
+
 def _strategies_text() -> str:
     texts = [f"`{name}`: {STRATEGIES[name].summary}." for name in IN_JOBS]
     return " ".join(("How the model runs on the devices.", *texts))
@@ -217,7 +220,7 @@ class Settings:
         "top.",
         baseline="The baseline's arguments, as they are under `compare`.",
         kinds=frozenset({PROGRAM}),
-        instead="use `params` for the arguments of a workload",
+        instead=_OF_WORKLOADS,
         shape=WORDS,
         absent=(),
         check_list=program.check_args_list,
@@ -229,7 +232,7 @@ class Settings:
         "the top.",
         baseline="Environment variables that the baseline has; other variables are ignored.",
         kinds=frozenset({PROGRAM}),
-        instead="use `params` for the arguments of a workload",
+        instead=_OF_WORKLOADS,
         shape=ITEMS,
         absent={},
         builds_model=True,

@@ -4,6 +4,7 @@ Each function takes the value in the YAML and returns what a `JobSpec` holds, or
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected, whole
@@ -15,6 +16,8 @@ Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
 
 AUTO = "auto"
+IN_QUOTES = "put it in quotes"
+WORKLOAD_NAME = "the name of a workload"
 """Lets the machine choose the devices."""
 
 MAX_DEVICES = 256
@@ -57,7 +60,7 @@ _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\
 def parse_name(value: Any) -> str:
     """A name that is safe as a directory: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
     if not isinstance(value, str):
-        raise expected("a name", value, "put it in quotes")
+        raise expected("a name", value, IN_QUOTES)
     if not _NAME.fullmatch(value):
         raise expected("a name that can be a directory", value, _safe_name_hint(value))
     return value
@@ -80,7 +83,7 @@ def parse_workload(value: Any) -> str:
         hint = f"name the function that builds it, such as {value}:build"
     else:
         hint = "a built-in such as gpt, a file train.py:build, or a module package.module:build"
-    raise expected("the name of a workload", value, hint)
+    raise expected(WORKLOAD_NAME, value, hint)
 
 
 def parse_devices(value: Any) -> Devices:
@@ -107,6 +110,14 @@ def _devices_hint(value: Any) -> str:
     return f"use auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
 
 
+ONE_KIND = "use devices of one kind"
+
+
+def mixed_kinds(titles: Iterable[str]) -> str:
+    """What is wrong with devices of several kinds; what to do is `ONE_KIND`."""
+    return f"{' and '.join(sorted(titles))} devices can't share a batch"
+
+
 def _device_list(items: list[Any]) -> tuple[str, ...]:
     if not 1 <= len(items) <= MAX_DEVICES:
         raise InvalidValue(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
@@ -116,9 +127,7 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
             raise expected("the name of a device", item, hint, position)
     kinds = {accelerator_of(item).title for item in items}
     if len(kinds) > 1:
-        raise InvalidValue(
-            f"{' and '.join(sorted(kinds))} devices can't share a batch", "use devices of one kind"
-        )
+        raise InvalidValue(mixed_kinds(kinds), ONE_KIND)
     return tuple(_plain_number(item) for item in items)
 
 

@@ -33,7 +33,7 @@ def start_problem(number: int) -> str:
     if number == errno.EAGAIN:
         return f"no more processes are allowed; {_processes()}"
     if number == errno.EMFILE:
-        return f"no more open files are allowed; {_files()}"
+        return _files()
     if number == errno.ENOMEM:
         return "there is no memory left for a process; end others, or use fewer ranks"
     return errno_text(number)
@@ -60,7 +60,7 @@ def remedy(text: str) -> str | None:
             "(df -h /dev/shm), or give the container more (docker run --shm-size=8g)"
         )
     if _FILES.search(text):
-        return f"no more open files are allowed; {_files()}"
+        return _files()
     if _PROCESSES.search(text):
         return f"no more processes or threads are allowed; {_processes()}"
     return None
@@ -76,7 +76,8 @@ def _processes() -> str:
 
 
 def _files() -> str:
-    return f"`ulimit -n` is {_limit(resource.RLIMIT_NOFILE)}: raise it (ulimit -n 65536)"
+    limit = _limit(resource.RLIMIT_NOFILE)
+    return f"no more open files are allowed; `ulimit -n` is {limit}: raise it (ulimit -n 65536)"
 
 
 def _limit(which: int) -> str:

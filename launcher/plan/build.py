@@ -8,6 +8,7 @@ from pathlib import Path
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.combination import allowed
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, visible_gpus
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
@@ -268,11 +269,13 @@ def _rank_env(place: Place) -> Mapping[str, str]:
 def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:
     per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
-        message = (
-            f"the plan would start {per_repetition * repetitions:,} processes; "
-            f"at most {MAX_PROCESSES:,} are allowed"
-        )
+        message = f"the plan would start {per_repetition * repetitions:,} processes; {allowed(MAX_PROCESSES)}"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`"))
+
+
+def ranks_there(num_ranks: int) -> str:
+    """Which ranks a user may name."""
+    return f"the ranks are 0 to {num_ranks - 1}" if num_ranks > 1 else "there is only rank 0"
 
 
 def _check_ranks(spec: JobSpec, variants: tuple[Variant, ...]) -> None:
@@ -280,7 +283,7 @@ def _check_ranks(spec: JobSpec, variants: tuple[Variant, ...]) -> None:
     num_ranks = max(variant.world_size for variant in variants)
     beyond = [rank for rank in spec.profile.ranks or () if rank >= num_ranks]
     if beyond:
-        message = f"no variant has a rank {beyond[0]}: the ranks are 0 to {num_ranks - 1}"
+        message = f"no variant has a rank {beyond[0]}: {ranks_there(num_ranks)}"
         raise SpecError(
             spec.problem(("profile", "ranks"), message, "a strategy with one process has only rank 0")
         )

@@ -79,7 +79,7 @@ def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Co
     lists = spec.compare.lists()
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:
-        message = f"`compare` makes {total:,} combinations; at most {MAX_COMBINATIONS:,} are allowed"
+        message = f"`compare` makes {total:,} combinations; {allowed(MAX_COMBINATIONS)}"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*lists.values()):
         yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices, num_local)
@@ -185,3 +185,8 @@ def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) 
 def _listed(variants: Sequence[Variant]) -> str:
     names = [variant.id for variant in variants]
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+
+
+def allowed(most: int) -> str:
+    """The end of a message about too many of something."""
+    return f"at most {most:,} are allowed"

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import AUTO, devices_on
+from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.units import plural
@@ -75,9 +75,9 @@ def _resolve(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
             return _cpus(int(devices.partition(":")[2]))
         return _gpus(kind, machine) or _refuse(f"`devices: {devices}`", kind, machine)
     devices = tuple(_by_position(name, machine) for name in devices)
-    titles = sorted({accelerator_of(name).title for name in devices})
+    titles = {accelerator_of(name).title for name in devices}
     if len(titles) > 1:
-        raise SpecError(f"{' and '.join(titles)} devices can't share a batch: use devices of one kind")
+        raise SpecError(f"{mixed_kinds(titles)}: {ONE_KIND}")
     if kind.is_host:
         return _cpus(len(devices))
     num_gpus = len(gpus_of(kind, machine))

@@ -17,7 +17,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.masking import hidden
-from gpurun.launcher.plan.build import build_plan, estimate_s
+from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
@@ -80,10 +80,10 @@ class Output:
         Raises:
             SpecError: no variant has that many ranks.
         """
-        last = max(variant.world_size for variant in plan.variants) - 1
-        if self.only_rank is not None and self.only_rank > last:
-            ranks = f"the ranks are 0 to {last}" if last else "there is only rank 0"
-            raise SpecError(f"--only-rank {self.only_rank}: no variant has this rank; {ranks}")
+        num_ranks = max(variant.world_size for variant in plan.variants)
+        if self.only_rank is not None and self.only_rank >= num_ranks:
+            there = ranks_there(num_ranks)
+            raise SpecError(f"--only-rank {self.only_rank}: no variant has this rank; {there}")
 
     def relay(self, say: Callable[[str], None]) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)

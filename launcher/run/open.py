@@ -22,7 +22,7 @@ from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
-from gpurun.launcher.rundir.paths import check_owner, is_name, refuse_links
+from gpurun.launcher.rundir.paths import OTHER_DIRECTORY, check_owner, is_name, refuse_links
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 
 MOST_RUNS = 20
@@ -85,7 +85,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
         if out is None:
             write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
     except MachineError as error:
-        raise MachineError(f"{error}\n    or name another run directory: --out") from error
+        raise MachineError(f"{error}\n    {OTHER_DIRECTORY}") from error
     return run
 
 

@@ -123,7 +123,7 @@ class Session:
     def current(self) -> RunningAttempt:
         """The attempt that was started last."""
         if self.attempt is None:
-            raise RuntimeError("no launch has been started")
+            raise RuntimeError("no attempt has been started")
         return self.attempt
 
     def start(self, action: do.Start) -> do.Started:

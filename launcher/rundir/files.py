@@ -184,10 +184,8 @@ _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
     errno.EROFS: "write to another file system",
-    errno.EACCES: "you have no write permission there",
-    errno.EPERM: "you have no write permission there",
-    errno.ENOTDIR: "a part of that path is a file, not a directory",
-    errno.EEXIST: "a part of that path is a file, not a directory",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "you have no write permission there"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file, not a directory"),
     errno.EISDIR: "there is a directory with that name",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
@@ -228,3 +226,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise unwritable(path, error) from error
+
+
+def no_directory(path: Path) -> str:
+    """The message about a file whose directory is missing."""
+    return f"there is no directory {path}; create it"

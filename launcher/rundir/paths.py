@@ -9,6 +9,8 @@ from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
 
+OTHER_DIRECTORY = "or name another run directory: --out"
+
 
 @dataclass(frozen=True)
 class RunPaths:
@@ -208,6 +210,4 @@ def check_writable(folder: Path) -> None:
             unwritable,  # not before: a fork comes next, which copies what is there
         )
 
-        raise MachineError(
-            f"{unwritable(folder, error)}\n    or name another run directory: --out"
-        ) from error
+        raise MachineError(f"{unwritable(folder, error)}\n    {OTHER_DIRECTORY}") from error

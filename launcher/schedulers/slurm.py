@@ -48,7 +48,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     """
     names = list(itertools.islice(_all_names(text), MAX_HOSTS + 1))
     if not names or len(names) > MAX_HOSTS:
-        raise SpecError(f"Slurm's list of nodes can't be read: {text[:200]!r}")
+        raise _unreadable(text)
     return tuple(names)
 
 
@@ -59,8 +59,12 @@ def _all_names(text: str) -> Iterator[str]:
             for found in _PART.finditer(item)
         ]
         if sum(len(found[0]) for found in _PART.finditer(item)) != len(item) or not item:
-            raise SpecError(f"Slurm's list of nodes can't be read: {text[:200]!r}")
+            raise _unreadable(text)
         yield from map("".join, itertools.product(*parts))
+
+
+def _unreadable(text: str) -> SpecError:
+    return SpecError(f"Slurm's list of nodes can't be read: {text[:200]!r}")
 
 
 def _split(text: str) -> list[str]:
@@ -74,10 +78,10 @@ def _numbers(text: str, whole: str) -> tuple[str, ...]:
     for part in text.split(","):
         match = _RANGE.match(part.strip())
         if match is None:
-            raise SpecError(f"Slurm's list of nodes can't be read: {whole[:200]!r}")
+            raise _unreadable(whole)
         first, last = match[1], match[2] or match[1]
         if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise SpecError(f"Slurm's list of nodes can't be read: {whole[:200]!r}")
+            raise _unreadable(whole)
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return tuple(found)
 

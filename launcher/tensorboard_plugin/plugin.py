@@ -93,7 +93,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             if (reason := refusal(request, self._is_loopback)) is not None:
                 return json_response(request, {"error": reason}, 403)
             if not self._places.acquire(timeout=MAX_WAIT_S):
-                return json_response(request, {"error": "busy; try again in a moment"}, 503)
+                return json_response(request, {"error": "busy: try again"}, 503)
             try:
                 return handler(request)
             except Refused as refused:

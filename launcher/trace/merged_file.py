@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.errors import SpecError, TraceError
+from gpurun.launcher.rundir.files import no_directory
 from gpurun.launcher.trace.kineto.trace_file import open_source
 
 HEAD_BYTES = 4096
@@ -55,9 +56,7 @@ def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:
 def _status(out: Path) -> os.stat_result | None:
     """Status of the regular file at `out`; `None` if there is none yet, in a directory that exists."""
     if not out.parent.is_dir():
-        raise SpecError(
-            f"can't write {out}: there is no directory {out.parent}; create it or name another file"
-        )
+        raise SpecError(f"can't write {out}: {no_directory(out.parent)} or name another file")
     if not os.path.lexists(out):
         return None
     status = out.lstat()

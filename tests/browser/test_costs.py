@@ -86,7 +86,8 @@ def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width:
     tab = drawn(open_tab("batches", width=width, height=1400, dark=dark))
     chart = tab.find(".batches svg")
     expect(chart).to_have_attribute(
-        "aria-label", re.compile("Throughput of ddp even on 2 .*; knee at 512.*balanced on 2.*; no knee")
+        "aria-label",
+        re.compile("ddp even on 2: .* at a global batch of .*; knee at 512.*balanced on 2.*; no knee"),
     )
     expect(chart.locator("circle.chosen")).to_have_count(1)
     expect(chart.locator("text.knee")).to_have_text("knee: 512")

@@ -613,29 +613,85 @@ def test_percentages_have_one_format() -> None:
 
 # Sentences
 
-SENTENCE = 40
-SAID_TWICE: dict[str, str] = {}
-"""Sentences that two modules of the launcher have, each with the reason."""
+LEAST_WORDS = 4
+COMMENT = re.compile(r"(?m)^\s*//.*$|/\*(?:(?!\*/).|\n)*\*/")
+JS_STRING = re.compile(r"'((?:[^'\\\n]|\\.)*)'|`((?:[^`\\]|\\.)*)`")
+JS_VALUE = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
 
 
 def test_no_sentence_is_written_twice() -> None:
-    where = defaultdict(set)
+    where = defaultdict(list)
+    for place, text in all_texts():
+        for sentence in sentences(text):
+            where[sentence].append(place)
+    doubled = [f"{' and '.join(places)}: {text}" for text, places in where.items() if len(places) > 1]
+    assert not doubled, "\n".join(doubled)
+
+
+def all_texts() -> Iterator[tuple[str, str]]:
+    """Place and text of every string in Python and in the tab's JavaScript, with `{}` for values."""
     for module in modules().values():
-        if module.name.startswith("gpurun.launcher."):
-            for _, text in messages(module):
-                for sentence in sentences(text):
-                    where[sentence].add(str(module.path))
-    doubled = {sentence: sorted(paths) for sentence, paths in where.items() if len(paths) > 1}
-    assert doubled.keys() == SAID_TWICE.keys(), doubled
+        for line, text in whole_texts(module.tree):
+            yield f"{module.path}:{line}", text
+    for path in sorted(ROOT.glob("launcher/tensorboard_plugin/static/**/*.js")):
+        for line, text in js_texts(path.read_text()):
+            yield f"{path.relative_to(ROOT)}:{line}", text
+
+
+def whole_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """String literals and f-strings with `{}` for each value; no docstrings, no annotations."""
+    left_out = {id(node) for part in not_shown(tree) for node in ast.walk(part)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            left_out |= {id(part) for part in node.values if isinstance(part, ast.Constant)}
+            left_out |= {id(inner) for part in format_specs(node) for inner in ast.walk(part)}
+            if id(node) not in left_out:
+                parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+            yield node.lineno, node.value
+
+
+def format_specs(node: ast.JoinedStr) -> list[ast.expr]:
+    return [
+        part.format_spec for part in node.values if isinstance(part, ast.FormattedValue) if part.format_spec
+    ]
+
+
+def not_shown(tree: ast.Module) -> Iterator[ast.expr]:
+    """Docstrings and annotations."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+        for field in ("annotation", "returns"):
+            if found := getattr(node, field, None):
+                yield found
+
+
+def js_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Quoted texts and templates, with `{}` for each value."""
+    code = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), source)
+    for found in JS_STRING.finditer(code):
+        text = JS_VALUE.sub("{}", found[2]) if found[1] is None else found[1]
+        yield code.count("\n", 0, found.start()) + 1, text
 
 
 def sentences(text: str) -> list[str]:
-    """What reads as a sentence: four words or more, between stops, colons and ends of lines."""
-    parts = (part.strip(" ,.;:()`'\"") for part in re.split(r"(?<=[.;:!?])\s+|\n", text))
-    return [part for part in parts if len(part) >= SENTENCE and part.count(" ") >= 3]
+    """What reads as a sentence: four words or more, between stops, colons and ends of lines; not code."""
+    joined = re.sub(r"`[^`\n]*`", lambda found: found[0].replace(" ", ""), text)
+    parts = (part.strip(" ,.;:()`'\"") for part in re.split(r"(?<=[.;:!?])\s+|\n", joined))
+    return [part for part in parts if len(words(part)) >= LEAST_WORDS and not re.search(r"\w\(", part)]
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_][\w'’-]+", text) if " " in text else []
 
 
 def test_sentences_are_found_in_longer_texts() -> None:
     advice = "pin the memory and copy with non_blocking=True"
-    tree = planted(f'"""{advice}"""\nprint(f"{{copies}}: {advice}")')
-    assert [sentence for _, text in messages(tree) for sentence in sentences(text)] == [advice]
+    tree = planted(f'"""{advice}"""\nprint(f"{{copies}}: {advice}")').tree
+    assert [sentence for _, text in whole_texts(tree) for sentence in sentences(text)] == [advice]
+    (said,) = whole_texts(planted('x = f"the split {split} is for {n:>{w}}, not for {m}"').tree)
+    assert said[1] == "the split {} is for {}, not for {}"
+    script = "// a comment isn't shown to anyone\nthrow Error(`no lane of ${a.b} is there`)"
+    assert list(js_texts(script)) == [(2, "no lane of {} is there")]

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from gpurun.workloads.limits import check
 from gpurun.workloads.probes.base import KIB, MIB, Case, Cases, Probe, Site, powers
+from gpurun.workloads.registry import TWO_DEVICES
 
 
 def allreduce(max_mib: int = 64) -> Probe:
@@ -25,7 +26,7 @@ def allreduce(max_mib: int = 64) -> Probe:
 def cases(max_bytes: int, site: Site) -> Cases:
     """One case per size; with one rank there is nothing to reduce."""
     if site.world_size < 2:
-        return Cases((), ("skipped: an all-reduce needs at least two devices",))
+        return Cases((), (f"skipped: {TWO_DEVICES}",))
     buffer = torch.zeros(max_bytes // 4, device=site.device)
     return Cases(tuple(case(buffer[: size // 4], site.world_size) for size in powers(KIB, max_bytes, 4)))
 

@@ -18,13 +18,13 @@ def init(path: Path, force: bool) -> None:
     Example: gpurun init job.yaml
     """
     from gpurun.launcher.jobfile.docs.template import job_template
-    from gpurun.launcher.rundir.files import write_bytes
+    from gpurun.launcher.rundir.files import no_directory, write_bytes
 
     if path.exists() and not force:
         raise SpecError(f"{path} exists; --force overwrites it")
     if not path.parent.exists():
         command = f"mkdir -p {shlex.quote(str(path.parent))}"
-        raise SpecError(f"there is no directory {path.parent}; create it first: {command}")
+        raise SpecError(f"{no_directory(path.parent)} first: {command}")
     write_bytes(path, job_template().encode())
     click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
 

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS, JobKind
 from gpurun.launcher.jobfile.model import JobSpec, Steps, key_settings
+from gpurun.launcher.jobfile.program_values import MODULE_NAME, SCRIPT_PATH
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import Section, Setting
 from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.values import WORKLOAD_NAME
+from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
 from gpurun.launcher.machine.accelerators import accelerator_of
 
 _HINTS = {
@@ -26,7 +29,7 @@ def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
             yield spec.problem(("workload",), "missing key `workload`", _HINTS["workload"])
     elif len(stated) > 1:
         message = f"`{stated[1]}` and `{stated[0]}` are mutually exclusive: a job runs only one of them"
-        yield spec.key_problem((stated[1],), message, "remove one of them")
+        yield spec.key_problem((stated[1],), message, REMOVE_ONE)
     if len({key in PROGRAM_KEYS for key in stated}) == 1:
         yield from _foreign(spec, spec.kind)
         if spec.kind.runs_program:
@@ -37,9 +40,9 @@ def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
 def _empty(draft: Draft) -> Iterator[Problem]:
     """Keys without a value, which isn't the same as no key."""
     expected = {
-        "workload": "the name of a workload",
-        "script": "the path of a Python file",
-        "module": "the name of a module",
+        "workload": WORKLOAD_NAME,
+        "script": SCRIPT_PATH,
+        "module": MODULE_NAME,
         "global_batch": "a whole number",
     }
     for key, what in expected.items():

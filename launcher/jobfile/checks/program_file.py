@@ -39,7 +39,7 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     if is_dir:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
-        yield spec.problem(("script",), f"there is no file {shorten(script)}", _near(path, job_dir))
+        yield spec.problem(("script",), no_file(script), _near(path, job_dir))
     else:
         yield from _not_python(spec, "script", path, script)
 
@@ -62,8 +62,7 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         name = ".".join(names[:end])
         found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
         if found is None:
-            message = f"there is no module `{shorten(name)}`"
-            yield spec.problem(("module",), message, _near_module(name, places))
+            yield spec.problem(("module",), no_module(name), _near_module(name, places))
             return
         places = found.submodule_search_locations
     if found is not None and places is not None:
@@ -113,3 +112,13 @@ def syntax_fault(source: bytes) -> tuple[int | None, str] | None:
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nesting without end
         return None, str(error) or type(error).__name__
     return None
+
+
+def no_file(name: str) -> str:
+    """The message about a file that a job names."""
+    return f"there is no file {shorten(name)}"
+
+
+def no_module(name: str) -> str:
+    """The message about a module that a job names."""
+    return f"there is no module `{shorten(name)}`"

@@ -15,6 +15,7 @@ from gpurun.launcher.jobfile.model import SIZES, Baseline
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import ITEMS
 from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
 from gpurun.launcher.splits import is_same_split
 
 
@@ -45,7 +46,7 @@ def _no_effect(draft: Draft) -> Iterator[Problem]:
     by = f"`steps.{sizes[0]}`" if sizes else "`until: fixed`" if spec.kind.is_ranked else "a micro-benchmark"
     wrong = {"until": spec.until == "decided" and (sizes or not spec.kind.is_ranked), "budget": True}
     for key in (key for key, is_wrong in wrong.items() if is_wrong and key in spec.stated):
-        hint = "only a run that ends when all is decided has a budget; remove one of them"
+        hint = f"only a run that ends when all is decided has a budget; {REMOVE_ONE}"
         yield spec.key_problem((key,), f"`{key}` has no effect: {by} makes for a run of fixed size", hint)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
-from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT
+from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, no_file, no_module
 from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of, signature_of_builtin
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
@@ -57,7 +57,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
         yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
     elif not _is_file(job_dir / source):
         hint = "the path is relative to the job file's directory"
-        yield spec.problem(place, f"there is no file {source[:200]}", hint)
+        yield spec.problem(place, no_file(source), hint)
     else:
         module = read_module(job_dir / source)
         yield from _missing_function(spec, module, function, place)
@@ -108,8 +108,7 @@ def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) 
     except (ImportError, ValueError):  # such as a module that runs without a spec of its own
         return
     if not is_there:
-        message = f"there is no module `{shorten(package)}`"
-        yield spec.problem(place, message, INSTALL_IT)
+        yield spec.problem(place, no_module(package), INSTALL_IT)
 
 
 def _missing_function(

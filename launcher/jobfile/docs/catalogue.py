@@ -97,12 +97,16 @@ def render_catalogue(width: int) -> str:
     return "\n".join([*lines, "", *textwrap.wrap(last, width)])
 
 
+def _batch(entry: Entry) -> str:
+    return f"batch {entry.global_batch} unless the job says otherwise"
+
+
 def _lines(entry: Entry, width: int) -> list[str]:
     indent = " " * 13
     head = f"  {entry.name:<10} {entry.summary}"
     texts = [f"bound by {entry.bound_by}"]
     if entry.global_batch:
-        texts.append(f"batch {entry.global_batch} unless the job says otherwise")
+        texts.append(_batch(entry))
     if entry.params:
         texts.append("params: " + ", ".join(f"{p.name}={p.default}" for p in entry.params))
     return [
@@ -119,7 +123,7 @@ def _lines(entry: Entry, width: int) -> list[str]:
 
 def render_entry(entry: Entry, width: int) -> str:
     """One workload with the meaning of each of its parameters, at most `width` wide."""
-    batch = f"; batch {entry.global_batch} unless the job says otherwise" if entry.global_batch else ""
+    batch = f"; {_batch(entry)}" if entry.global_batch else ""
     texts = [f"{entry.name}: {entry.summary}", entry.about, f"{entry.kind}, bound by {entry.bound_by}{batch}"]
     lines = [line for text in texts for line in textwrap.wrap(text, width, subsequent_indent="  ")]
     lines += ["", "params:"] if entry.params else ["It takes no params."]

@@ -16,6 +16,8 @@ MAX_BYTES = 1_000_000
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that YAML does not allow.  Source: https://yaml.org/spec/1.2.2/#51-character-set"""
 
+_WRITE_ONE = "`gpurun init` writes a job file to start from"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -51,7 +53,7 @@ def parse_source(content: bytes, file: str) -> Source:
     text = _decode(content, file)
     root, problems = compose(text, file)
     if root.value is None and not problems:
-        hint = "`gpurun init` writes a job file to start from"
+        hint = _WRITE_ONE
         raise SpecError(Problem("the file is empty", hint, file))
     return Source(file, text, root, tuple(problems))
 
@@ -132,12 +134,12 @@ def _near_files(path: Path) -> str:
     near = difflib.get_close_matches(path.name, _job_files(path.parent), n=1, cutoff=0.75)
     if near:
         return f"did you mean {path.with_name(near[0])}?"
-    return "`gpurun init` writes a job file to start from"
+    return _WRITE_ONE
 
 
 def _files_in(directory: Path) -> str:
     files = _job_files(directory)[:5]
-    return f"it holds {', '.join(files)}" if files else "`gpurun init` writes a job file to start from"
+    return f"it holds {', '.join(files)}" if files else _WRITE_ONE
 
 
 def _job_files(directory: Path) -> list[str]:

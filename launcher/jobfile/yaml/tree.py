@@ -43,6 +43,8 @@ _SCALAR_TAGS: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 
+REMOVE_ONE = "remove one of them"
+
 
 Scalar = str | int | float | bool | None
 
@@ -259,7 +261,7 @@ class _Composer:
 
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
         before = f" (first on line {first.line})" if first.line else ""
-        self.problems.append(mark.problem(f"duplicate key `{key}`{before}", "remove one of them"))
+        self.problems.append(mark.problem(f"duplicate key `{key}`{before}", REMOVE_ONE))
 
     def _grow(self, start: Any, size: int, child: Node) -> int:
         if size + child.size > MAX_NODES:

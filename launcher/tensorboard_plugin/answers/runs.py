@@ -11,12 +11,13 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines
-from gpurun.launcher.report.metrics import answer_figures, described
+from gpurun.launcher.report.metrics import PARTS, answer_figures, described
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import is_name
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
+    HIDDEN_PARTS,
     RANK_ROWS,
     TIMED_BARS,
     TRACED_BARS,
@@ -104,7 +105,13 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         **_conclusion(listed, comparison),
         "facts": fact_lines(comparison) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
-        "bars": {"traced": TRACED_BARS, "timed": TIMED_BARS, "ranks": RANK_ROWS},
+        "bars": {
+            "traced": TRACED_BARS,
+            "timed": TIMED_BARS,
+            "ranks": RANK_ROWS,
+            "hidden": HIDDEN_PARTS,
+            "meanings": {part.key: part.meaning for part in PARTS},
+        },
         "metrics": described(comparison.variants) if comparison else [],
         "variants": variants(listed, comparison),
     }

@@ -22,10 +22,8 @@ from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.trace.explain import MENTION_FROM
 from gpurun.launcher.units import format_ms, format_number, plural
 
-TRACED_BARS = (
-    "Each bar is a rank's traced step: the mean of those in which least else ran. "
-    "Transfer, wait and copy count only where no compute hides them."
-)
+HIDDEN_PARTS = "Transfer, wait and copy count only where no compute hides them."
+TRACED_BARS = f"Each bar is a rank's traced step: the mean of those in which least else ran. {HIDDEN_PARTS}"
 TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
 """What the bars of variants without traces are."""
 RANK_ROWS = (

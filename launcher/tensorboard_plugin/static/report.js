@@ -105,12 +105,12 @@ export class FileSource {
 
   /** @returns {URL} */
   url() {
-    throw new SourceError('a report as a file has no server');
+    throw noServer();
   }
 
   /** @returns {Promise<ArrayBuffer>} */
   async bytes() {
-    throw new SourceError('a report as a file has no server');
+    throw noServer();
   }
 }
 
@@ -163,11 +163,11 @@ class StoredTimeline {
         ? Number(id)
         : (link?.parts.find((part) => part[0] === Number(rank))?.[3] ?? link?.parts[0][3]);
     const pieces = [...this.blocks()].filter(([lane, index]) => lane.id[index] === wanted);
-    if (!pieces.length) throw new SourceError('this block is not in the report');
+    if (!pieces.length) throw noBlock();
     const [lane, index] = last(pieces);
     const placed = this.rankOf(lane.lane);
     const own = placed?.lanes.find((one) => one.lane === lane.lane);
-    if (!placed || !own) throw new SourceError('this block is not in the report');
+    if (!placed || !own) throw noBlock();
     const [start, end] = [pieces[0][0].start_ns[pieces[0][1]], lane.end_ns[index]];
     const step = this.data.meta.steps.find(
       (one) => one.rank === placed.rank && one.start_ns <= start && start < one.end_ns,
@@ -306,4 +306,12 @@ function addName(names, name, kind, ns) {
   const key = `${kind} ${name}`; // a collective's waiting and its transfer are two sums
   const known = names.get(key) ?? { name, class: kind, count: 0, total_ns: 0 };
   names.set(key, { ...known, count: known.count + 1, total_ns: known.total_ns + ns });
+}
+
+function noServer() {
+  return new SourceError('a report as a file has no server');
+}
+
+function noBlock() {
+  return new SourceError('this block is not in the report');
 }

@@ -203,6 +203,8 @@ interface BarSentences {
   traced: string;
   timed: string;
   ranks: string;
+  hidden: string;
+  meanings: { [N in PhaseName]: string };
 }
 
 interface KneeSentences {

@@ -182,14 +182,18 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
             nameless.append(digest)
             continue
         if digest.rank is None:
-            warnings.append(f"{digest.path}: doesn't state its rank; assumed to be rank {rank} by its name")
+            warnings.append(_assumed(digest, f"{rank} by its name"))
         _take(rank, digest, taken, warnings)
     for digest in nameless:
         rank = next(number for number in range(len(digests) + len(taken)) if number not in taken)
         taken[rank] = digest
         how = " from its position" if len(digests) > 1 else ""
-        warnings.append(f"{digest.path}: doesn't state its rank; assumed to be rank {rank}{how}")
+        warnings.append(_assumed(digest, f"{rank}{how}"))
     return Ranked(tuple(sorted(taken.items(), key=lambda item: item[0])), tuple(warnings))
+
+
+def _assumed(digest: Digest, rank: str) -> str:
+    return f"{digest.path}: doesn't state its rank; assumed to be rank {rank}"
 
 
 def _take(rank: int, digest: Digest, taken: dict[int, Digest], warnings: list[str]) -> None:

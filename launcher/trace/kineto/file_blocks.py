@@ -30,6 +30,8 @@ _SPACE = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
+_NO_COMMA = "expected a comma between two events"
+
 
 @dataclass
 class Skipped:
@@ -172,7 +174,7 @@ class TraceFile(Generic[Event]):
             self._drop(len(self._buffer) - len(rest) + 1)
             self._after_event = False
         elif rest[:1] != b"]":
-            raise self._damaged(0, "expected a comma between two events")
+            raise self._damaged(0, _NO_COMMA)
 
     def _one_by_one(self, scan: Scan) -> tuple[list[Event], bytes]:
         """The valid events of a block that doesn't decode as a whole."""
@@ -197,7 +199,7 @@ class TraceFile(Generic[Event]):
             between = bytes(self._buffer[previous:start].strip(_SPACE))
             if between != (b"," if previous else b""):
                 self._refuse_damage(b"[", self._buffer[:previous])
-                raise self._damaged(previous, "expected a comma between two events")
+                raise self._damaged(previous, _NO_COMMA)
             previous = end
 
     def _damaged(self, position: int, reason: str) -> TraceError:

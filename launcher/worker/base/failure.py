@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.errors import TRACEBACK, GpurunError
 from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.rundir.files import RunDir, write_json
@@ -128,7 +128,7 @@ def traceback_of(error: BaseException) -> str:
         return encodable("".join(traceback.format_exception(error)))
     except Exception:
         frames = "".join(traceback.format_tb(error.__traceback__))
-        return encodable(f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n")
+        return encodable(f"{TRACEBACK}:\n{frames}{type(error).__name__}\n")
 
 
 def shortened(text: str, most: int) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
@@ -93,9 +94,13 @@ def load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up there
-    with users_code(f"{path.name} can't be imported", "a module that imports without an error", None):
+    with _importing(path.name):
         spec.loader.exec_module(module)
     return module
+
+
+def _importing(name: str) -> AbstractContextManager[None]:
+    return users_code(f"{name} can't be imported", "a module that imports without an error", None)
 
 
 def load_module(name: str, directory: str) -> ModuleType:
@@ -105,7 +110,7 @@ def load_module(name: str, directory: str) -> ModuleType:
         UserError: there is none, or it raises while it is imported.
     """
     try:
-        with users_code(f"{name} can't be imported", "a module that imports without an error", None):
+        with _importing(name):
             return importlib.import_module(name)
     except UserError as error:
         cause = error.__cause__

@@ -56,7 +56,7 @@ export function rankCell(row, index, ms) {
   if (wait < 0.05 * (row.by_rank_ms[index] || 1) || wait <= 0) return value;
   return el(
     'span',
-    { title: `${ms(wait)} ms of it waiting` },
+    { title: `waits for ${ms(wait)} ms` },
     el('span', { class: 'swatch wait', style: { 'margin-right': '5px', 'vertical-align': '-1px' } }),
     value,
   );

@@ -13,20 +13,6 @@ export const PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'other_st
 export const DEVICE_PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'idle'];
 
 /**
- * What a part is, for a hover text.
- * @type {{ [N in PhaseName]: string }}
- */
-export const MEANING = {
-  compute: 'the device computes',
-  transfer: 'communication that no compute hides',
-  wait: 'waiting for another rank, with nothing to compute',
-  copy: 'copies that nothing hides',
-  input: 'waiting for data',
-  other_steps: 'only work of other steps',
-  idle: 'nothing to do',
-};
-
-/**
  * The parts of one rank's traced step as `{name, ms}`; they add up to its span. `null` without a trace.
  * @param {TracedFigures | null | undefined} rank
  * @returns {Part[] | null}

@@ -5,6 +5,8 @@ import { lowerFirst, number, rate } from '../shared/format.js';
 import { line, look, names, Plot, roomFor } from './plot.js';
 import { labelEvery, last } from '../shared/scale.js';
 
+const TITLE = 'Throughput over the global batch';
+
 const HEIGHT = 250;
 /** Curves in one plot; further ones get a plot of their own. */
 const TOGETHER = 4;
@@ -21,8 +23,8 @@ export function batchCharts(curves, said) {
   );
   return el(
     'section',
-    { class: 'batches', 'aria-label': 'Throughput over the global batch' },
-    el('h2', {}, 'Throughput over the global batch'),
+    { class: 'batches', 'aria-label': TITLE },
+    el('h2', {}, TITLE),
     groups.map((group) => el('figure', {}, chart(group), el('figcaption', { class: 'muted' }, caption(group, said)))),
     curves.map((curve) =>
       hiddenTable(
@@ -132,7 +134,7 @@ function spoken(curve) {
   const [first, end] = [curve.points[0], last(curve.points)];
   const place = curve.knee == null ? 'no knee' : `knee at ${number(curve.knee)}`;
   return (
-    `Throughput of ${curve.label} over its global batch: ${rate(first.samples_per_s)} samples/s at ` +
+    `${curve.label}: ${rate(first.samples_per_s)} samples/s at a global batch of ` +
     `${number(first.global_batch)}, ${rate(end.samples_per_s)} at ${number(end.global_batch)}; ${place}.`
   );
 }

@@ -5,7 +5,7 @@ import { el, found, hiddenTable, onWidth, replace, widest } from '../shared/dom.
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
 import { drawHeat } from './heat.js';
 import { passes } from '../model.js';
-import { legend, MEANING, partName, shownPhases, spoken, timedParts, tracedParts } from '../shared/phases.js';
+import { legend, partName, shownPhases, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
 import { brokenState, indexingState, problemNotes, untracedState } from '../shared/states.js';
 import { drawStrip, stripAxis, stripScale } from './strip.js';
@@ -277,7 +277,7 @@ function bar(block, rank, { app, scale, decimals }) {
           onclick: open,
           onkeydown: (event) => event.key === 'Enter' && open(),
           ...tipped(
-            `${partName(part.name)}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the ${block.isWhole ? 'trace' : 'step'}\n${MEANING[part.name]}`,
+            `${partName(part.name)}: ${number(part.ms, decimals)} ms, ${number((100 * part.ms) / total, 1)} % of the ${block.isWhole ? 'trace' : 'step'}\n${app.run.answer.bars.meanings[part.name]}`,
           ),
         }),
       ),
@@ -394,7 +394,7 @@ async function showTraces(host, app) {
     host,
     headline(
       answer.sentence,
-      `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank. Transfer, wait and copy count only where no compute hides them.`,
+      `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank. ${app.run.answer.bars.hidden}`,
     ),
     problemNotes(answer.problems, answer.warnings),
     ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend(shownPhases(bars))),
