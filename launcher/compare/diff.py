@@ -173,7 +173,8 @@ def _gate_row(
     logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
     found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num)
     launches = min(len(logs_a), len(logs_b))
-    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, lost or refused)
+    why = lost or (refused if found.ci else None)  # too few launches is what to mend first
+    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why)
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
