@@ -66,6 +66,14 @@ class NotComparable:
 
 
 @dataclass(frozen=True)
+class Unpaired:
+    """A variant that only one run has."""
+
+    id: str
+    label: str
+
+
+@dataclass(frozen=True)
 class Diff:
     """What changed from run a to run b."""
 
@@ -75,8 +83,8 @@ class Diff:
     """Of one variant's interval; `None` if no variant can be compared."""
     variants: tuple[VariantDiff, ...]
     not_comparable: tuple[NotComparable, ...]
-    only_in_a: tuple[str, ...]
-    only_in_b: tuple[str, ...]
+    only_in_a: tuple[Unpaired, ...]
+    only_in_b: tuple[Unpaired, ...]
     marks: tuple[str, ...]
     """Where host, versions or job differ: reasons to doubt that the code alone made the difference."""
     gate: Gate | None = None
@@ -110,15 +118,28 @@ def diff_runs(
         not_comparable=tuple(
             NotComparable(one, variant_label(in_b[one]), reason) for one, reason in reasons.items() if reason
         ),
-        only_in_a=tuple(one for one in in_a if one not in in_b),
-        only_in_b=tuple(one for one in in_b if one not in in_a),
+        only_in_a=_only_in(in_a, in_b),
+        only_in_b=_only_in(in_b, in_a),
         marks=(
             *code_marks(a, b),
             *_host_marks(a.host, b.host),
-            *_marks("job", a.job, b.job),
+            *_marks("job", *_with_defaults(a.job, b.job)),
             *_interference_marks(a, b),
         ),
     )
+
+
+def _only_in(
+    variants: Mapping[str, VariantResult], others: Mapping[str, VariantResult]
+) -> tuple[Unpaired, ...]:
+    return tuple(Unpaired(name, variant_label(one)) for name, one in variants.items() if name not in others)
+
+
+def _with_defaults(*jobs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Jobs, in which a setting that only some have has its default in the others."""
+    stated = {name for job in jobs for name in job if name in SETTINGS}
+    for job in jobs:
+        yield {**job, **{name: resolved_setting(name, job, {}) for name in stated}}
 
 
 def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
@@ -152,7 +173,8 @@ def _gate_row(
     logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
     found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num)
     launches = min(len(logs_a), len(logs_b))
-    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, lost or refused)
+    why = lost or (refused if found.ci else None)  # too few launches is what to mend first
+    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why)
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:

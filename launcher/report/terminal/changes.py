@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from gpurun.launcher.compare.diff import Diff, VariantDiff
+from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
@@ -84,8 +84,9 @@ def _row(one: VariantDiff) -> tuple[str, ...]:
     )
 
 
-def _only(ids: tuple[str, ...], run: str, width: int) -> list[str]:
-    return _item(f"Only in {run}: {', '.join(ids)}", width) if ids else []
+def _only(variants: Sequence[Unpaired], run: str, width: int) -> list[str]:
+    labels = ", ".join(one.label for one in variants)
+    return _item(f"Only in {run}: {labels}", width) if variants else []
 
 
 def _item(text: str, width: int) -> list[str]:

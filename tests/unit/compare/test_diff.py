@@ -221,7 +221,8 @@ def test_a_variant_that_failed_in_one_run_is_not_compared() -> None:
 
 def test_variants_of_one_run_only_are_listed() -> None:
     diff = diff_runs(run(result("v", A), result("x", A)), run(result("y", A), result("v", A)))
-    assert (diff.only_in_a, diff.only_in_b) == (("x",), ("y",))
+    assert [(one.id, one.label) for one in diff.only_in_a] == [("x", "ddp 32/32")]
+    assert [one.id for one in diff.only_in_b] == ["y"]
     assert [one.id for one in diff.variants] == ["v"]
     assert diff_runs(run(result("x", A)), run(result("y", A))).ci_level is None
 
@@ -273,6 +274,12 @@ def test_differences_of_host_versions_and_job_are_marked() -> None:
         "job steps.rounds: 28 → 14",
         "job args: [1, 2] → [1, 3]",
     )
+
+
+def test_a_setting_at_its_default_is_no_difference() -> None:
+    a = run(result("v", A), job={})
+    assert diff_runs(a, replace(a, job={"bucket_mb": 25})).marks == ()
+    assert diff_runs(a, replace(a, job={"bucket_mb": 50})).marks == ("job bucket_mb: 25 → 50",)
 
 
 def test_a_run_that_could_not_be_ranked_is_marked() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpurun.launcher.compare.diff import Diff, NotComparable, VariantDiff
+from gpurun.launcher.compare.diff import Diff, NotComparable, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.report.terminal.changes import render_diff
 
@@ -18,7 +18,7 @@ DIFF = Diff(
     (SLOWER, LOST),
     (UNLIKE,),
     (),
-    ("ddp-2-40-24",),
+    (Unpaired("ddp-2-40-24", "ddp 40/24"),),
     ("host versions.torch: 2.12.1 → 2.13.0",),
 )
 
