@@ -1,5 +1,7 @@
 """The command `gpurun`: plans, launches, measures and compares. Imported as `gpurun.launcher`."""
 
+__version__ = "0.1.0"
+
 FLOORS = (
     "errors units splits stepping strategies masking",
     "workloads",

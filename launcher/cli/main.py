@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gpurun import __version__
+from gpurun.launcher import __version__
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError
 
 

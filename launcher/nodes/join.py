@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gpurun
+from gpurun.launcher import __version__
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
@@ -48,7 +49,7 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine:
     """This node's introduction to node 0."""
     job = spec.resolved()
     return Hello(
-        version=gpurun.__version__,
+        version=__version__,
         rank=facts.rank,
         node=node_of(machine, machine.hostname, place.address, place.interface),
         rendezvous=place.rendezvous,

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpurun import __version__
+from gpurun.launcher import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of

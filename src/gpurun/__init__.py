@@ -7,6 +7,7 @@ What training code imports: `Workload` to describe a model, `step` to mark the s
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gpurun.launcher import __version__ as __version__
 from gpurun.launcher.stepping import step
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from gpurun.workloads.base import Workload, device_index, on_device
 
 __all__ = ["Workload", "device_index", "on_device", "step", "uneven"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
