@@ -44,7 +44,7 @@ def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: 
     ]
     expect(panel).to_contain_text("Predicted 57.7 ms: T* = 57.1, the lowest predicted time of any split")
     expect(panel).to_contain_text("measured 58.6: T*/T = 0.97.")
-    expect(panel).to_contain_text("even would take (32/32) 108 ms, in proportion to speed (46/18) 72.8 ms.")
+    expect(panel).to_contain_text("even (32/32) would take 108 ms; in proportion to speed (46/18), 72.8 ms.")
     expect(panel).to_contain_text("These are the samples of ddp 32/32 too: both were measured.")
     chart = panel.get_by_role("img", name="Samples chosen: cpu:0 52, cpu:1 12. T* is 57.1 ms.")
     expect(chart.locator("circle.chosen")).to_have_count(2)

@@ -52,7 +52,7 @@ def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result)
     first, second = run.variant("ddp-2-balanced")["split"]
     assert f"ddp balanced {first}/{second}: what the devices cost" in said
     assert "T*/T = " in said
-    assert "even would take" in said
+    assert "By the same costs, even (" in said
     assert f"split=({first}, {second}), rank=torch.distributed.get_rank()" in said
     assert "gpurun: " not in said
 
