@@ -11,7 +11,7 @@ from pathlib import Path
 from gpurun.launcher.nodes.messages import LogText
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.transport.credentials import identity_from
-from gpurun.launcher.nodes.transport.endpoints import LinkOptions
+from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from tests.strangers import CRAFTED, approach, noise
 
 WAIT_S = 30.0

@@ -8,7 +8,7 @@ from statistics import median
 
 from gpurun.launcher.rundir.records import Curve
 from gpurun.launcher.stats.paired import median_interval
-from gpurun.launcher.stats.verdict import Interval
+from gpurun.launcher.units import Interval
 
 STRAIGHT_WITHIN = 0.02
 """Largest relative error of a straight line at a measured time."""

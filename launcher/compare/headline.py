@@ -10,11 +10,11 @@ from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
 from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_NAMED
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import Difference, Gate, Interval, VariantResult
+from gpurun.launcher.compare.model import Difference, Gate, VariantResult
 from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
-from gpurun.launcher.units import format_ms, format_percent, format_percent_interval, plural
+from gpurun.launcher.units import Interval, format_ms, format_percent, format_percent_interval, plural
 
 MORE_LAUNCHES = "steps: {launches: 6}"
 """What to add to the job file to have launches compared."""

@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.throughput import Rates
+from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.rundir.records import CodeVersion, LossOver
 from gpurun.launcher.stats.family import Outcome
+from gpurun.launcher.units import Interval
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
 Unit = Literal["launch", "round"]
 """What an interval is made of: launches, whose scatter it covers, or the rounds of those that there were."""
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -94,55 +95,6 @@ class ExposedComm:
 
 
 @dataclass(frozen=True)
-class DeviceCost:
-    """What samples cost on one device, measured while all were busy: α + β·b milliseconds."""
-
-    device: str
-    alpha_ms: float
-    alpha_ci: Interval | None
-    beta_ms: float
-    beta_ci: Interval | None
-    straight: bool
-    """Whether the measured points lie on that line; else the points themselves were used."""
-    points: tuple[tuple[int, float], ...]
-    """Samples and milliseconds."""
-    max_samples: int | None
-    """The most that the device's memory holds, where the batch has more."""
-
-
-@dataclass(frozen=True)
-class SplitCost:
-    """A split, and what its step takes by the devices' costs and the measured overhead."""
-
-    split: tuple[int, ...]
-    step_ms: float
-
-
-@dataclass(frozen=True)
-class Balanced:
-    """How a balanced split was found, and how near to the optimum its measured step is."""
-
-    devices: tuple[DeviceCost, ...]
-    optimum_ms: float
-    """T*: the slowest device's time in the best split of whole samples. By straight curves no split computes
-    faster; where one isn't straight, none of those whose sizes were measured."""
-    overhead_ms: float
-    """What a step takes beyond that: communication, and for `dp` all that its first device does alone."""
-    predicted_ms: float
-    measured_ms: float | None
-    optimum_over_measured: float | None
-    """T*/T: 1 would be a step of computing alone, perfectly balanced."""
-    even: SplitCost | None
-    """`None` where it does not fit."""
-    proportional: SplitCost | None
-    """In proportion to speed (1/β): what one would take who thinks of speed alone."""
-    same_as: tuple[str, ...]
-    """Other variants of the job that came to the same samples."""
-    beaten_by: tuple[str, ...] = ()
-    """Other splits of the same work that were shown to be faster."""
-
-
-@dataclass(frozen=True)
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
@@ -187,50 +139,6 @@ class RankFigures:
     """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """One size; the median over rounds."""
-
-    size: int
-    time_us: float
-    ci_us: Interval | None
-    """95 %."""
-    gb_per_s: float | None = None
-    """10⁹ bytes per second: of the message, whatever crosses the links (algorithm bandwidth)."""
-    bus_gb_per_s: float | None = None
-    """10⁹ bytes per second over the busiest link."""
-    gflop_per_s: float | None = None
-    ceiling_percent: float | None = None
-    """`gflop_per_s` as a share of the curve's best."""
-    peak_percent: float | None = None
-    """`gflop_per_s` as a share of what the GPU is sold with, where that is known."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """All sizes of one series."""
-
-    series: str
-    unit: Literal["bytes", "rows"]
-    points: tuple[CurvePoint, ...]
-    latency_us: float | None = None
-    """Of a copy or a collective: what it takes however small it is."""
-    fitted_gb_per_s: float | None = None
-    """What every further byte takes."""
-    fit_off_by: float | None = None
-    """The largest factor between a point and that line: much above 1, latency and bandwidth are no
-    description of the curve."""
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """What a micro-benchmark measured."""
-
-    curves: tuple[Curve, ...]
-    crossover_size: int | None = None
-    """The smallest size from which on the second curve is faster at every size; `None`: it never is."""
 
 
 @dataclass(frozen=True)
@@ -299,27 +207,6 @@ class VariantResult(Rates):
             wall_s=None,
             loss=None,
         )
-
-
-@dataclass(frozen=True)
-class BatchPoint:
-    """One global batch of a curve."""
-
-    variant: str
-    global_batch: int
-    samples_per_s: float
-
-
-@dataclass(frozen=True)
-class BatchCurve:
-    """Throughput over batch size, all else being equal."""
-
-    label: str
-    """What the variants have in common: `ddp even`."""
-    points: tuple[BatchPoint, ...]
-    """By rising batch."""
-    knee: int | None
-    """The smallest batch within 10 % of the highest throughput; `None` if it still grows at the end."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import ExposedComm, Interval, OpenPair, RankFigures
+from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
-from gpurun.launcher.units import format_ms, plural
+from gpurun.launcher.units import Interval, format_ms, plural
 
 MOST_OPEN = 3
 """Variants that are named."""

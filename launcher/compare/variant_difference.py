@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.model import Difference, Interval, Unit, Verdict
+from gpurun.launcher.compare.model import Difference, Unit, Verdict
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
 from gpurun.launcher.stats.paired import round_differences, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.units import Interval
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 CONTROL = "\0control"

@@ -23,7 +23,7 @@ from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
 from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
-from gpurun.launcher.nodes.transport.endpoints import LinkOptions
+from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.units import format_duration, plural

@@ -12,16 +12,9 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError
 from gpurun.launcher.nodes.messages import End, Message
-from gpurun.launcher.nodes.transport.endpoints import (
-    Arrived,
-    Client,
-    Connected,
-    LinkOptions,
-    Lost,
-    Refused,
-    Report,
-    Server,
-)
+from gpurun.launcher.nodes.transport.client import Client
+from gpurun.launcher.nodes.transport.exchange import Arrived, Connected, LinkOptions, Lost, Refused, Report
+from gpurun.launcher.nodes.transport.server import Server
 
 M = TypeVar("M", bound=msgspec.Struct)
 T = TypeVar("T")

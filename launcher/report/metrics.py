@@ -12,9 +12,9 @@ from math import floor, isfinite, log10
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.slowest import slowest_rank
-from gpurun.launcher.compare.model import Comparison, Interval, RankFigures, VariantResult
+from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.units import format_number, format_rate, round_up
+from gpurun.launcher.units import Interval, format_number, format_rate, round_up
 
 LOPSIDED = 1.5
 """From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""

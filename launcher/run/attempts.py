@@ -6,7 +6,7 @@ from typing import Literal
 from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.run.decisions import Ended, Remaining, Settle
+from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus
 

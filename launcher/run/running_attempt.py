@@ -11,7 +11,7 @@ from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Ranks
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run import decisions as do
+from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import attempt_id, finished_variants
 from gpurun.launcher.run.start_requests import Starter, end_program, program_of
 from gpurun.launcher.rundir.claim import entered

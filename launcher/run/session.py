@@ -12,7 +12,8 @@ from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
-from gpurun.launcher.run import decisions as do
+from gpurun.launcher.run import decisions
+from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import RunningAttempt
@@ -73,12 +74,12 @@ class Session:
         """
         repetitions = [launch.repetition for launch in self.plan.launches]
         has_budget = self.plan.budget_s is not None
-        state, action = do.begin(repetitions, limits_of(self.starter.spec), has_budget)
+        state, action = decisions.begin(repetitions, limits_of(self.starter.spec), has_budget)
         while not isinstance(action, do.Finish):
             try:
-                state, action = do.step(state, self.perform(action))
+                state, action = decisions.step(state, self.perform(action))
             except BaseException as error:  # whatever it is, the ranks are stopped first
-                state, action = do.fail(state, error)
+                state, action = decisions.fail(state, error)
         if action.error is not None:
             raise action.error
         return self.compare()

@@ -15,7 +15,8 @@ from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.launches import t_interval, t_quantile
 from gpurun.launcher.stats.paired import hodges_lehmann
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES, POWER, level_at
-from gpurun.launcher.stats.verdict import Interval, percent_from_log, percent_interval
+from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
+from gpurun.launcher.units import Interval
 
 Round = TypeVar("Round")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import fmean, variance
 
-from gpurun.launcher.stats.verdict import Interval
+from gpurun.launcher.units import Interval
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval | None:

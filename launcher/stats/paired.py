@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.verdict import Interval
+from gpurun.launcher.units import Interval
 
 EXACT_UP_TO = 300
 """For more values T is approximated as normal: at 300 this widens the ranks by 0.2 % at most."""

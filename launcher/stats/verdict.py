@@ -3,7 +3,8 @@
 import math
 from typing import Literal
 
-Interval = tuple[float, float]
+from gpurun.launcher.units import Interval
+
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
 RELEVANT_PERCENT = 1.0

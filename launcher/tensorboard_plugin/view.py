@@ -115,7 +115,7 @@ def serve() -> None:
     board = program.TensorBoard(plugins=[*plugins, GpurunPlugin], server_class=server)
     board.configure([sys.argv[0], *json.load(sys.stdin)])
     try:
-        print(board.launch(), flush=True)
+        os.write(sys.stdout.fileno(), f"{board.launch()}\n".encode())  # to the command, through a pipe
     except program.TensorBoardServerException as error:
         sys.exit(error.msg)
     signal.pause()

@@ -14,22 +14,18 @@ from pathlib import Path
 from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
-    Balanced,
-    BatchCurve,
-    BatchPoint,
     Comparison,
-    DeviceCost,
     Difference,
     ExposedComm,
     Noise,
     RankFigures,
-    SplitCost,
     Status,
     StepTime,
     VariantResult,
     Verdict,
 )
 from gpurun.launcher.compare.ranking import standings, time_per_sample
+from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks

@@ -18,6 +18,7 @@ LEVEL = {package: level for level, packages in enumerate(FLOORS) for package in 
 FACE = "gpurun"  # what users import and start (`gpurun/*.py`): above all floors
 
 MAX_FLAT = 12
+MAX_LINES = 400
 SMALL_LINES = 60
 
 
@@ -448,6 +449,22 @@ def test_few_modules_lie_flat() -> None:
     flat = Counter(module.path.parent.as_posix() for module in modules().values() if not module.is_init)
     many = {name: count for name, count in flat.items() if count > MAX_FLAT}
     assert not many, f"more than {MAX_FLAT} modules in one directory: {many}"
+
+
+def test_no_module_is_long() -> None:
+    long = {str(each.path): len(each.text.splitlines()) for each in modules().values()}
+    assert not {path: lines for path, lines in long.items() if lines > MAX_LINES}
+
+
+def test_only_the_command_line_prints() -> None:
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if not module.name.startswith("gpurun.launcher.cli")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not found, f"return it, or pass it to what the command line shows: {found}"
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from gpurun.launcher.compare.model import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.paired import median_interval

@@ -10,21 +10,9 @@ from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
 from gpurun.launcher.compare.interference import queue_percent, throttled
 from gpurun.launcher.compare.label import varied_texts
-from gpurun.launcher.compare.model import (
-    Balanced,
-    BatchCurve,
-    BatchPoint,
-    DeviceCost,
-    ExposedComm,
-    Interval,
-    Noise,
-    RankFigures,
-    Scatter,
-    SplitCost,
-    StepTime,
-    VariantResult,
-)
+from gpurun.launcher.compare.model import ExposedComm, Noise, RankFigures, Scatter, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
@@ -34,7 +22,7 @@ from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, round_differences, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
-from gpurun.launcher.units import GIB
+from gpurun.launcher.units import GIB, Interval
 
 CI_ALPHA = 0.05
 """Level of figures by themselves; verdicts have the level of the comparison."""

@@ -18,7 +18,8 @@ from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from gpurun.launcher.compare.model import BatchCurve, Comparison, VariantResult
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.size_curves import BatchCurve
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import hparams

@@ -6,7 +6,7 @@ from itertools import groupby
 from math import isfinite
 
 from gpurun.launcher.compare.figures.slowest import BEFORE_COMMUNICATION
-from gpurun.launcher.compare.model import CurvePoint, ProbeResult
+from gpurun.launcher.compare.size_curves import CurvePoint, ProbeResult
 from gpurun.launcher.rundir.records import StepRecord
 
 NS_PER_MS = 1e6

@@ -2,9 +2,9 @@
 
 from rich.text import Text
 
-from gpurun.launcher.compare.model import Difference, Interval
+from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.report.metrics import half_width, is_lopsided
-from gpurun.launcher.units import format_number, round_up
+from gpurun.launcher.units import Interval, format_number, round_up
 
 VERDICT_STYLES = {"faster": "green", "slower": "yellow", "same": "dim", "inconclusive": "dim", "baseline": ""}
 

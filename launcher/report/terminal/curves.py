@@ -5,21 +5,14 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from gpurun.launcher.compare.label import split_text, variant_label, varied_texts
-from gpurun.launcher.compare.model import (
-    Balanced,
-    BatchCurve,
-    Comparison,
-    Curve,
-    CurvePoint,
-    DeviceCost,
-    Interval,
-    VariantResult,
-)
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, Curve, CurvePoint, DeviceCost
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.report.terminal.layout import Column, header_line, row_line
 from gpurun.launcher.report.terminal.plan import devices_text
 from gpurun.launcher.splits import split_even, split_proportional
 from gpurun.launcher.units import (
+    Interval,
     format_count,
     format_ms,
     format_number,

@@ -25,7 +25,7 @@ from gpurun.launcher.nodes.transport.connection import (
     encode_frame,
 )
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
-from gpurun.launcher.nodes.transport.endpoints import LinkOptions
+from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from tests.strangers import CRAFTED, approach, noise
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))

@@ -17,7 +17,8 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run import decisions as do
+from gpurun.launcher.run import decisions
+from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.open import plan_difference, resume_run
 from gpurun.launcher.run.running_attempt import RunningAttempt
@@ -185,9 +186,9 @@ def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None
 
 
 def test_an_error_before_the_first_launch_has_nothing_to_stop() -> None:
-    state, action = do.begin((0,), Limits(60.0, None, False, 0, False))
+    state, action = decisions.begin((0,), Limits(60.0, None, False, 0, False))
     assert action == do.ReadRemaining(0)
-    assert do.fail(state, CTRL_C)[1] == do.Finish(CTRL_C)
+    assert decisions.fail(state, CTRL_C)[1] == do.Finish(CTRL_C)
 
 
 def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from gpurun.launcher.stats.family import Family, bounded, holm, paired
 from gpurun.launcher.stats.launches import t_quantile
 from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, detectable_percent, next_look, planned_looks
-from gpurun.launcher.stats.verdict import Interval, Verdict, percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.units import Interval
 
 FALSE_ALARMS = ("faster", "slower")
 

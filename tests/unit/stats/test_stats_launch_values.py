@@ -13,7 +13,7 @@ from gpurun.launcher.stats.family import Family, components, holm, launch_values
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import hodges_lehmann
 from gpurun.launcher.stats.sequential import levels
-from gpurun.launcher.stats.verdict import Interval
+from gpurun.launcher.units import Interval
 from tests.known import known
 
 LOGS = st.lists(st.floats(-1, 1), min_size=1, max_size=8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpurun.launcher.compare.figures.probes import crossover, curve, fit, probe_result, probe_summary
-from gpurun.launcher.compare.model import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
