@@ -7,7 +7,7 @@ TRAINER := .venv-trainer
 NODE_MODULES := node_modules/.ready
 SITE := .venv-site
 
-.PHONY: help setup trainer demo test gpu-test lint bench docs pictures site clean
+.PHONY: help setup trainer demo test gpu-test lint bench fuzz docs pictures site clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -63,6 +63,9 @@ lint: $(READY) $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's
 
 bench: $(READY) ## Run the benchmarks and print their tables (some minutes)
 	$(BIN)/python -m benchmarks
+
+fuzz: $(READY) ## Try what strangers may send: thousands of damaged jobs, traces, runs, messages and requests
+	$(BIN)/python -m benchmarks fuzz
 
 docs: $(READY) ## Write anew what the pages take from the program: references, commands, reports of recorded runs
 	$(BIN)/python docs/make_pages.py

@@ -2,42 +2,46 @@
 
 import argparse
 import importlib
+import sys
 
-NAMES = (
-    "startup",
-    "launch",
-    "hooks",
-    "overhead",
-    "sweep",
-    "accuracy",
-    "statistics",
-    "reliability",
-    "supervision",
-    "truth",
-    "trace",
-    "profiler",
-    "balanced",
+MODULES = (
+    "cost.startup",
+    "cost.launch",
+    "cost.hooks",
+    "cost.overhead",
+    "cost.sweep",
+    "cost.profiler",
+    "verdicts.accuracy",
+    "verdicts.statistics",
+    "verdicts.alike",
+    "verdicts.sharing",
+    "verdicts.truth",
+    "faults.reliability",
+    "faults.supervision",
+    "faults.nodes",
+    "faults.agents",
+    "traces.trace",
+    "traces.timeline",
+    "splitting.balanced",
     "shi2016",
-    "timeline",
-    "nodes",
-    "agents",
-    "sharing",
 )
+NAMES = {module.rpartition(".")[2]: f"benchmarks.{module}" for module in MODULES}
+"""Modules by the names that the command line has for them."""
 
 
 def main() -> None:
     """Runs the benchmarks one after the other; each writes its own section of RESULTS.md."""
+    if sys.argv[1:2] == ["fuzz"]:
+        importlib.import_module("benchmarks.fuzz").main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
     names = parser.parse_args().names
-    if names[:1] == ["fuzz"]:
-        importlib.import_module("benchmarks.fuzz").main(names[1:])
-        return
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     for name in names or NAMES:
-        importlib.import_module(f"benchmarks.{name}").main()
+        importlib.import_module(NAMES[name]).main()
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def machine_words(run: Path) -> dict[str, str]:
     invocation = json.loads((run / "invocation.json").read_text())
     directory = str(Path(invocation["job_file"]).parent)
     words = {str(run.absolute()): "runs/example", directory: "examples"}
+    if (run / "code.json").exists():
+        words[json.loads((run / "code.json").read_text())["root"]] = "example"
     words |= {f'"{host[key]}"': f'"{HOST}"' for key in ("hostname", "kernel") if host.get(key)}
     return dict(sorted(words.items(), key=lambda pair: -len(pair[0])))
 

@@ -1,7 +1,7 @@
 """Trains a small model on all ranks, and goes on from its last checkpoint when it is started again.
 
     gpurun examples/checkpoint.yaml, or
-    torchrun --nproc-per-node 2 --max-restarts 3 examples/checkpoint.py --folder /tmp/checkpoints
+    torchrun --nproc-per-node 2 --max-restarts 3 examples/checkpoint.py --directory /tmp/checkpoints
 
 Weights at the end are the same to the last bit, however often it was killed on the way: a step depends on its
 number, on the weights and on the optimizer's state only.
@@ -43,11 +43,11 @@ def train(options: argparse.Namespace) -> None:
     network = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    done = load(options.folder, model, optimizer)
+    done = load(options.directory, model, optimizer)
     for step in range(done, options.steps):
         train_step(model, optimizer, step, device)
         if (step + 1) % options.every == 0:
-            save(options.folder, step + 1, model, optimizer)
+            save(options.directory, step + 1, model, optimizer)
         if step == options.die_at and done == 0 and dist.get_rank() == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)  # what a test of the restart does
     if dist.get_rank() == 0:
@@ -56,7 +56,7 @@ def train(options: argparse.Namespace) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--directory", type=Path, default=Path("checkpoints"))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--every", type=int, default=5, help="steps between two checkpoints")
     parser.add_argument("--die-at", type=int, default=-1, help="the last rank kills itself then, once")
@@ -75,20 +75,20 @@ def train_step(
     optimizer.step()
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def save(directory: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """All ranks write their part; the checkpoint counts once it is complete."""
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / f"step{step}")
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=directory / f"step{step}")
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Steps that were done before the newest complete checkpoint, which is loaded; 0 where there is none."""
-    complete = [path.parent for path in folder.glob(f"step*/{COMPLETE}")]
+    complete = [path.parent for path in directory.glob(f"step*/{COMPLETE}")]
     steps = sorted(int(path.name.removeprefix("step")) for path in complete)
     if not steps:
         return 0
     weights, state = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder / f"step{steps[-1]}")
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=directory / f"step{steps[-1]}")
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
     return steps[-1]
 

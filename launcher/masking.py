@@ -12,17 +12,26 @@ from functools import cache
 from gpurun.launcher.errors import SpecError
 
 _NAME = re.compile(
-    r"(^|_)(TOKEN|KEYS?|SECRETS?|PASS|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)(_|$)|PASSWORD|_PWD(_|$)",
+    r"(^|_)(KEYS?|SECRETS?|PASS|PASSPHRASE|CREDENTIALS?|CREDS|AUTH|PAT|JWT|OTP|COOKIE|BEARER|DSN|WEBHOOK)(_|$)"
+    r"|TOKEN(_|$)|(API|ACCESS|PRIVATE|SECRET)KEY|SECRET(_|$)|PASSW|CONNECTION_?STRING|_PWD(_|$)",
     re.IGNORECASE,
 )
+_IN_ADDRESS = re.compile(r"\w://[^/\s@]*:[^/\s@]+@")
+"""A password in an address, such as `http://me:secret@proxy:3128`."""
 _MASK = re.compile(r"masked:[0-9a-f]{6}")
-SHORT = 8
-"""Characters; a shorter value would be found within other words."""
+SHORT, SHORTEST = 8, 4
+"""Characters; a value shorter than the one is looked for as a word, and one shorter than the other not at
+all: too much else would be masked."""
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable holds a secret, by its name: `HF_TOKEN`, `WANDB_API_KEY`, `PGPASSWORD`."""
     return _NAME.search(name) is not None
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a secret, by its name or since its value is an address with a password."""
+    return is_secret(name) or _IN_ADDRESS.search(value) is not None
 
 
 def masked(name: str, value: str) -> str:
@@ -31,7 +40,7 @@ def masked(name: str, value: str) -> str:
     The digits differ for another value, so that `--resume` notices it. They are few, and of a function that
     takes long, so that a value can't be found by trying.
     """
-    if not is_secret(name) or is_mask(value):
+    if not holds_secret(name, value) or is_mask(value):
         return value
     return f"masked:{_digits(name, value)}"
 
@@ -77,6 +86,12 @@ def _value(name: str, mask: str, secrets: Secrets) -> str:
 def hidden(text: str, variables: Iterable[tuple[str, str]]) -> str:
     """The text with masks in place of the secrets among these variables."""
     for name, value in variables:
-        if len(value) >= SHORT and value in text and not is_mask(value) and is_secret(name):
-            text = text.replace(value, masked(name, value))
+        if len(value) >= SHORTEST and value in text and not is_mask(value) and holds_secret(name, value):
+            text = _replaced(text, value, masked(name, value))
     return text
+
+
+def _replaced(text: str, value: str, mask: str) -> str:
+    if len(value) >= SHORT:
+        return text.replace(value, mask)
+    return re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", mask, text)

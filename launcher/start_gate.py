@@ -88,15 +88,15 @@ def directory_side(wanted: Wanted, root: Path | None, job_dir: Path) -> Side:
     Raises:
         SpecError: it is neither a directory nor a git ref.
     """
-    folder = Path(wanted.against)
-    if not folder.is_dir():
+    directory = Path(wanted.against)
+    if not directory.is_dir():
         where = f"a commit in {root}" if root else f"a commit ({job_dir} is not in a git repository)"
         raise SpecError(f"--against {wanted.against}: neither {where} nor a directory")
-    folder = folder.resolve()
-    top = top_directory(folder)
-    is_whole = root is not None and top == folder
-    inner = folder / job_dir.relative_to(root) if root is not None and is_whole else folder
-    side = Side(wanted.against, str(folder), str(inner), wanted.a.path)
+    directory = directory.resolve()
+    top = top_directory(directory)
+    is_whole = root is not None and top == directory
+    inner = directory / job_dir.relative_to(root) if root is not None and is_whole else directory
+    side = Side(wanted.against, str(directory), str(inner), wanted.a.path)
     return with_commit(side, commit_text(top), wanted.a)
 
 
@@ -229,7 +229,7 @@ def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Out
         interpreter("--python-a", request.python_a),
         interpreter("--python-b", request.python_b),
     )
-    with two_versions(wanted, spec, given.folder) as gate:
+    with two_versions(wanted, spec, given.directory) as gate:
         job = Job(given, spec, out, None, output)
         ready = prepare(job, inspect_machine(), pools.get({}), gate=gate)
         pools.keep_only(ready.environments)

@@ -67,15 +67,15 @@ def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finish
 
 
 @contextmanager
-def token_in(folder: Path) -> Iterator[str]:
+def token_in(directory: Path) -> Iterator[str]:
     """A file that only nodes which share the directory can see."""
     name = f".shared-{secrets.token_hex(8)}"
-    write_bytes(folder / name, b"")
+    write_bytes(directory / name, b"")
     try:
         yield name
     finally:
         with contextlib.suppress(OSError):
-            (folder / name).unlink()
+            (directory / name).unlink()
 
 
 def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
@@ -84,7 +84,7 @@ def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
     Raises:
         NodesError: the run failed, or node 0 is lost.
     """
-    with Progress(sys.stderr) as progress, scratch_folder(here.rank) as scratch:
+    with Progress(sys.stderr) as progress, scratch_directory(here.rank) as scratch:
         progress.say(
             f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
         )
@@ -120,27 +120,27 @@ def await_run(link: NodeLink) -> Run:
 
 
 @contextmanager
-def scratch_folder(rank: int) -> Iterator[Path]:
+def scratch_directory(rank: int) -> Iterator[Path]:
     """This node's own copy of the run directory; removed when node 0 has all of it, kept if that failed.
 
     Raises:
         MachineError: it can't be created.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f"gpurun-node{rank}-"))
+        directory = Path(tempfile.mkdtemp(prefix=f"gpurun-node{rank}-"))
     except OSError as error:
         raise MachineError(
             f"can't create a temporary directory: {error.strerror}; name another place: TMPDIR=…"
         ) from error
     keep = False
     try:
-        yield folder
+        yield directory
     except NodesEnded:
         raise
     except NodesError as error:
-        keep = any(folder.rglob("*.log"))
-        kept = f"\n    the output of this node's ranks is kept in {folder}" if keep else ""
+        keep = any(directory.rglob("*.log"))
+        kept = f"\n    the output of this node's ranks is kept in {directory}" if keep else ""
         raise type(error)(f"{error}{kept}") from error
     finally:
         if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)

@@ -62,24 +62,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails a test that leaves what `tests.leaks` looks for, temporary files or a changed environment."""
-    folder = tmp_path_factory.mktemp("tmpdir")
-    old_folder, tempfile.tempdir = tempfile.tempdir, str(folder)
+    directory = tmp_path_factory.mktemp("tmpdir")
+    old_directory, tempfile.tempdir = tempfile.tempdir, str(directory)
     old_variable = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)
+    os.environ["TMPDIR"] = str(directory)
     before = look_everywhere()
     environment = _environment()
     yield
     changed = {key for key, _ in environment.items() ^ _environment().items()}
-    tempfile.tempdir = old_folder
+    tempfile.tempdir = old_directory
     _set_variable("TMPDIR", old_variable)
     leaks = left_since(before)
-    leaks += [f"temporary file {path.name}" for path in folder.iterdir() if not _is_torchs_cache(path)]
+    leaks += [f"temporary file {path.name}" for path in directory.iterdir() if not _is_torchs_cache(path)]
     leaks += [f"environment variable {key}" for key in sorted(changed)]
     assert not leaks, f"left behind: {', '.join(leaks)}"
 
 
 def _is_torchs_cache(path: Path) -> bool:
-    """torch._dynamo, which every optimizer imports, makes a folder for all compilations of a user."""
+    """torch._dynamo, which every optimizer imports, makes a directory for all compilations of a user."""
     return path.name.startswith("torchinductor_")
 
 

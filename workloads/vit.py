@@ -46,7 +46,7 @@ def vit_b16(images: str = "", max_images: int = 10_000, num_workers: int = 4) ->
         num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:
-        ValueError: the folder has no image that can be read.
+        ValueError: the directory has no image that can be read.
     """
     model = VisionTransformer()
     return image_workload(model, images, max_images, num_workers, lambda p: torch.optim.AdamW(p, lr=3e-4))

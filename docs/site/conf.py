@@ -41,6 +41,7 @@ CHAPTERS = {
         "traces",
         "gate",
         "clusters",
+        "selftest",
         "troubleshooting",
     ],
     "Look it up": ["job-file", "commands", "workloads"],

@@ -39,6 +39,7 @@ COMMANDS = {
     "schema": Entry("job_file", "schema", "Print the JSON Schema of job files, for editors."),
     "workloads": Entry("workloads", "workloads", "List the built-in workloads and their parameters."),
     "devices": Entry("workloads", "devices", "Show this machine's GPUs and CPU."),
+    "selftest": Entry("selftest", "selftest", "Check that this machine's devices and links work."),
     "submit": Entry("submit", "submit", "Write a batch script for a job file, and submit it."),
 }
 """By name, in the order of `gpurun --help`."""
@@ -120,6 +121,10 @@ def usage_message(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
     if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:
         return missing_argument(error.param, ctx)
+    if ctx is not None and (command := str(ctx.params.get("job_file"))) in COMMANDS:
+        return (
+            f"options come after the command: gpurun {command} … --option\n    see `gpurun {command} --help`"
+        )
     if isinstance(error, click.NoSuchOption):
         near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
         text = f"there is no option {error.option_name}{near}"

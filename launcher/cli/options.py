@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from gpurun.launcher.nodes.rendezvous import NodeFlags
+    from gpurun.launcher.trace.requested_tables import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +40,12 @@ job_argument = click.argument("job", type=click.Path(path_type=Path), metavar=JO
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 out_option = click.option(
     "--out", type=click.Path(path_type=Path), help="The run directory; default: runs/NAME/TIME."
+)
+devices_option = click.option(
+    "--devices",
+    default="auto",
+    metavar="DEVICES",
+    help="auto, cpu:2, cuda for all GPUs, or some by commas: cuda:0,cuda:2.",
 )
 set_option = click.option(
     "--set",
@@ -97,6 +104,20 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
     if start is not None and stop is not None and stop <= start:
         raise click.BadParameter(f"{value!r} holds no step: the end is not part of the range")
     return slice(start, stop)
+
+
+def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) -> "tuple[Table, ...] | None":
+    """`shapes,copies`, or `all`, as names of tables of `gpurun trace`."""
+    from gpurun.launcher.trace.requested_tables import TABLES
+
+    if value is None:
+        return None
+    names = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    chosen = tuple(each for name in names for each in TABLES if name in (each, "all"))
+    unknown = [name for name in names if name not in (*TABLES, "all")]
+    if unknown or not chosen:
+        raise click.BadParameter(f"{value!r}: choose from {', '.join(TABLES)}, or all")
+    return tuple(dict.fromkeys(chosen))
 
 
 def node_options(command: F) -> F:

@@ -1,5 +1,6 @@
 """What several commands print: JSON, the comparison, the outcome of a run."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +32,11 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
 
         show_json(with_figures(comparison))
         return
+    from gpurun.launcher.logs.lines import has_colour
     from gpurun.launcher.report.terminal.table import render_table
 
-    click.echo(render_table(comparison, width(), plain=not sys.stdout.isatty(), run_path=str(path)))
+    plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
+    click.echo(render_table(comparison, width(), plain, run_path=str(path), has_colour=colour))
 
 
 def run_and_print(

@@ -1,7 +1,9 @@
 """The three standard streams, which may be closed (daemons, cron) or on a full disk."""
 
+import codecs
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from typing import Any, TextIO
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.logs.lines import clean
 
+_PASSED = frozenset({"closed", "encoding", "errors", "fileno", "isatty", "name", "newlines"})
+"""What others may ask of the real stream: nothing that writes, such as `buffer`."""
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -19,6 +23,8 @@ def prepare_streams() -> None:
     Without output a command fails with a message; without progress and messages it continues.
     """
     fill_gaps()
+    for stream in (sys.stdout, sys.stderr):
+        show_everything(stream)
     sys.stdout = Cleaned(sys.stdout, is_needed=True)
     sys.stderr = Cleaned(sys.stderr, is_needed=False)
 
@@ -32,6 +38,16 @@ def fill_gaps() -> None:
             opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(opened, mode, closefd=False))
+
+
+def show_everything(stream: Any) -> None:
+    """What the encoding lacks is shown as its code, and no byte passes as it is.
+
+    ASCII becomes UTF-8 here, since click would otherwise write to the bytes below the stream.
+    """
+    if isinstance(stream, io.TextIOWrapper):
+        encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else None
+        stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 class Watched:
@@ -55,6 +71,8 @@ class Watched:
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _PASSED:
+            raise AttributeError(f"the output has no {name!r}: text is written by write() only")
         return getattr(self._stream, name)
 
     @contextlib.contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from gpurun.launcher.compare.causes import advice, largest_loss, loss_text
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
@@ -25,7 +26,7 @@ from gpurun.launcher.compare.gate import gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.compare.model import CONCLUSIONS, Comparison, Difference, StepTime, VariantResult
-from gpurun.launcher.compare.notes import findings, notes, open_notes, restart_notes
+from gpurun.launcher.compare.notes import alerts, findings, notes, open_notes, restart_notes, software_notes
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
@@ -33,6 +34,7 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA
+from gpurun.launcher.trace.explain import MENTION_FROM
 
 SCHEMA = 1
 
@@ -52,9 +54,6 @@ def compare_run(run: RunDir) -> Comparison:
     host = read_mapping(run.host)
     results = variant_results(run, differences, host, plan.nodes)
     interference = interference_in(results)
-    if interference:
-        differences = replace(differences, has_interference=True)
-        results = with_verdicts(results, differences.vs_baseline())
     gate = gate_of_run(plan, differences, results, looks)
     if gate is not None:
         results = with_verdicts(results, rows_of_gate(gate, results))
@@ -73,26 +72,47 @@ def compare_run(run: RunDir) -> Comparison:
         ci_level=1 - ALPHA if len(plan.variants) > 1 and gate is None else None,
         noise=noise(differences),
         variants=results,
-        fastest=ranking.leader.id if ranking and ranking.is_settled and not interference else None,
+        fastest=ranking.leader.id
+        if ranking and ranking.is_settled and not differences.is_throttled
+        else None,
         headline=conclusion.headline,
         summary=conclusion.summary,
         notes=(
             *notes(plan, measured, differences.within),
             *(open_notes(plan, undecided, looks) if complete and not interference else ()),
             *restart_notes(run),
+            *software_notes(run, measured.values()),
         ),
         restarts=len(run.read_restarts()),
         complete=complete,
         batch_curves=batch_curves(results),
         interference=interference,
         unit=differences.unit,
-        leader=ranking.leader.id if ranking and not interference else None,
+        leader=ranking.leader.id if ranking and not differences.is_throttled else None,
         open=undecided,
         scatter=scatter(differences),
         code=run.read_code(),
         gate=gate,
+        alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,
     )
+
+
+def diagnosis(directory: Path) -> str | None:
+    """What the report says of the variant whose traces are in a directory: where its time goes, what to do.
+
+    `None` where it isn't the directory of a run's variant, or nothing significant is lost.
+    """
+    run = RunDir(directory.parent.parent)
+    if directory.parent != run.path / "variants" or not run.plan.exists():
+        return None
+    results = compare_run(run).variants
+    variant = next((one for one in results if one.id == directory.name), None)
+    found = largest_loss(variant.ranks) if variant else None
+    if variant is None or found is None or found.ms < MENTION_FROM * found.span_ms:
+        return None
+    text = loss_text(found, variant)
+    return f"{text[0].upper()}{text[1:]}: {advice(found.kind, variant)}."
 
 
 def variant_results(
@@ -150,6 +170,7 @@ def variant_result(
         scaling_efficiency=scaling_efficiency(measured, times, differences.measured.values()),
         gradient_error=facts.gradient_error,
         gradient_reference=facts.gradient_reference,
+        gradient_warning=facts.gradient_warning,
         exposed_comm_ms=exposed_comm(ranks),
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,

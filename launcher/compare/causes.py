@@ -55,7 +55,7 @@ class Loss:
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
-    loss = main_cause(slower, faster)
+    loss = main_cause(slower, faster) or grown_compute(slower, faster)
     return None if loss is None else loss_text(loss, slower)
 
 
@@ -91,6 +91,40 @@ def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
     return replace(most, more_ms=more_ms)
 
 
+def grown_compute(slower: VariantResult, faster: VariantResult) -> Loss | None:
+    """Compute itself, if it grew by most of the difference, with what the GPU shows of the reason."""
+    if slower.step_ms is None or faster.step_ms is None or slower.global_batch != faster.global_batch:
+        return None
+    one, other = slowest_rank(slower.ranks), slowest_rank(faster.ranks)
+    if one is None or other is None or one.compute_ms is None or other.compute_ms is None:
+        return None
+    if any(rank.span_ms is None for rank in (*slower.ranks, *faster.ranks)):
+        return None  # another rank may be the one that computes for longer
+    more_ms = one.compute_ms - other.compute_ms
+    span_ms = one.span_ms or 0.0
+    longer_ms = slower.step_ms.median - faster.step_ms.median
+    if longer_ms <= 0 or more_ms < max(MOST * longer_ms, MENTION_FROM * span_ms):
+        return None
+    spent = cause_named("compute", on_cpu(slower.ranks)).spent
+    text = f"rank {one.rank} spends {{ms}} {spent}{_why_compute_grew(one, other)}"
+    return Loss("compute", (one.rank,), one.compute_ms, span_ms, text, more_ms)
+
+
+LOWER_CLOCK = 0.95
+"""Below this share of the other's clock, it is mentioned."""
+
+
+def _why_compute_grew(one: RankFigures, other: RankFigures) -> str:
+    reasons = []
+    if one.sm_clock_mhz and other.sm_clock_mhz and one.sm_clock_mhz < LOWER_CLOCK * other.sm_clock_mhz:
+        reasons.append(f"at {one.sm_clock_mhz:.0f} instead of {other.sm_clock_mhz:.0f} MHz")
+    if one.alloc_retries > other.alloc_retries:
+        reasons.append(f"its memory nearly full (torch released cached memory {one.alloc_retries} times)")
+    if (one.local_batch or 0) > (other.local_batch or 0):
+        reasons.append(f"{one.local_batch} samples instead of {other.local_batch}")
+    return f", {', '.join(reasons)}" if reasons else ""
+
+
 def _as_much(loss: Loss, before: Iterable[Loss]) -> float:
     """How much of the like was lost before, in ms; to wait is to wait, for whatever reason."""
     return sum(other.ms for other in before if other.kind == loss.kind or (other.is_wait and loss.is_wait))
@@ -105,7 +139,7 @@ def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
     found = [_own_loss(kind, slowest, ranks) for kind in OWN]
     if len(traced) == len(ranks) > 1:
         found.append(_wait(traced))
-    return found
+    return [*found, _blocked(slowest, traced)]
 
 
 def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
@@ -125,10 +159,25 @@ def _part_ms(rank: RankFigures, kind: Kind) -> float:
     parts = {
         "input": rank.input_ms,
         "copies": rank.exposed_memcpy_ms,
-        "host": rank.host_ms,
+        "host": _python_ms(rank),
+        "blocked": (rank.host_ms or 0.0) - (_python_ms(rank) or 0.0),
         "transfer": rank.exposed_transfer_ms,
     }
     return parts[kind] or 0.0
+
+
+def _python_ms(rank: RankFigures) -> float | None:
+    """What of `host_ms` the CPU can have worked: a rank that sleeps, or waits for a lock, isn't in Python."""
+    if rank.host_ms is None or rank.cpu_ms is None:
+        return rank.host_ms
+    longer = max(1.0, (rank.span_ms or 0.0) / rank.step_ms) if rank.step_ms else 1.0
+    return min(rank.host_ms, longer * rank.cpu_ms)
+
+
+def _blocked(slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
+    """What every rank is blocked for; if one is blocked for longer, the others wait for it."""
+    found = _own_loss("blocked", slowest, ranks)
+    return replace(found, ms=min(_part_ms(rank, "blocked") for rank in ranks))
 
 
 def _wait(ranks: Sequence[RankFigures]) -> Loss:
@@ -144,9 +193,12 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
         wait_ms = 0.0  # it waits, but not because some rank has more to do
     if any(_more_ms(kind, cause, waiting) >= MOST * wait_ms for kind in ("input", "copies", "host")):
         wait_ms = 0.0  # that rank isn't slow at computing: what it loses itself says why it is late
-    kind: Kind = "split" if _samples_ratio(cause, waiting) > 1 else "straggler"
-    text = f"rank {waiting.rank} waits {{ms}} for rank {cause.rank}{_reason(cause, waiting)}"
-    return Loss(kind, (cause.rank,), wait_ms, waiting.span_ms or 0.0, text)
+    split_ms = min(wait_ms, _work_ms(waiting) * max(0.0, _samples_ratio(cause, waiting) - 1))
+    kind: Kind = "split" if split_ms > wait_ms - split_ms else "straggler"
+    span_ms = waiting.span_ms or 0.0
+    reason = _reason(cause, waiting, split_ms, wait_ms - split_ms, MENTION_FROM * span_ms)
+    text = f"rank {waiting.rank} waits {{ms}} for rank {cause.rank}{reason}"
+    return Loss(kind, (cause.rank,), wait_ms, span_ms, text)
 
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
@@ -157,12 +209,26 @@ def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
     return _part_ms(cause, kind) - samples * _part_ms(waiting, kind)
 
 
-def _reason(cause: RankFigures, waiting: RankFigures) -> str:
+def _reason(
+    cause: RankFigures, waiting: RankFigures, split_ms: float, slow_ms: float, mention_ms: float
+) -> str:
+    """For which reason the other takes longer; for both with what the larger batch explains.
+
+    Args:
+        split_ms: what its samples explain, if each takes as long as on the rank that waits. That is an upper
+            bound, since a part of a step is the same for any batch.
+        slow_ms: the rest of the wait.
+        mention_ms: a smaller part isn't mentioned.
+    """
     if cause.local_batch is None:
         return ", which takes longer"
     ratio = _samples_ratio(cause, waiting)
+    if ratio > 1 and split_ms > slow_ms:
+        also = f", which is slower too ({format_ms(slow_ms)} ms)" if slow_ms >= mention_ms else ""
+        return f"'s larger batch{also}"
     if ratio > 1:
-        return "'s larger batch"
+        also = f" ({format_ms(split_ms)} ms are its larger batch)" if split_ms >= mention_ms else ""
+        return f", which takes longer for each sample{also}"
     return f", which takes longer for {'as many' if ratio == 1 else 'fewer'} samples"
 
 
@@ -196,9 +262,15 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
 
 def advice(kind: Kind, variant: VariantResult) -> str:
     """What to do about a loss, other than what the variant does already."""
-    return cause_named(kind, on_cpu(variant.ranks), variant.split_name == "balanced").advice
+    has_no_other_split = variant.split_name == "balanced" or variant.kind.runs_program
+    return cause_named(kind, on_cpu(variant.ranks), has_no_other_split).advice
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:
-    """What takes most of the step that isn't compute; `None` without traces."""
-    return max(losses(ranks), key=lambda loss: loss.ms, default=None)
+    """What takes most of the step that isn't compute; `None` without traces.
+
+    That ranks are blocked says least about why: it counts where nothing else is significant.
+    """
+    found = sorted(losses(ranks), key=lambda loss: -loss.ms)
+    known = (loss for loss in found if loss.kind != "blocked" and loss.ms >= MENTION_FROM * loss.span_ms)
+    return next(known, next(iter(found), None))

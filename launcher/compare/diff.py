@@ -44,7 +44,7 @@ PASSING_FACTS = {
 
 @dataclass(frozen=True)
 class VariantDiff:
-    """One variant in both runs. Percent of b against a: positive is slower."""
+    """One variant in both runs. Percent of B against A: positive is slower."""
 
     id: str
     label: str
@@ -75,7 +75,7 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class Diff:
-    """What changed from run a to run b."""
+    """What changed from run A to run B."""
 
     name_a: str
     name_b: str
@@ -144,13 +144,13 @@ def _with_defaults(*jobs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
-    for name, run in (("a", a), ("b", b)):
+    for name, run in (("A", a), ("B", b)):
         if run.interference:
             yield f"run {name} ran with other load on the machine: {run.interference[0]}"
 
 
 def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
-    """The same with a gate over all variants that run a has figures of.
+    """The same with a gate over all variants that run A has figures of.
 
     Runs with interference are refused: between two runs nothing shows how much of it each had.
     """
@@ -162,19 +162,19 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
         row_of(one.label, (one.id, one.id), (None, None), UNKNOWN, 0, f"other work ({one.reason})")
         for one in diff.not_comparable
     ]
-    gate = gate_of(percent, "in run a", rows, (LESS_AT_ONCE,) if refused else ())
+    gate = gate_of(percent, "in run A", rows, (LESS_AT_ONCE,) if refused else ())
     return replace(diff, gate=replace(gate, details=(*gate.details, PAST_RUNS)))
 
 
 def _gate_row(
     one: VariantDiff, a: VariantResult, b: VariantResult, percent: float, num: int, refused: str | None
 ) -> GateRow:
-    lost = f"{b.status} in run b" if not is_ranked(b) else None
+    lost = f"{b.status} in run B" if not is_ranked(b) else None
     logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
     found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num)
     launches = min(len(logs_a), len(logs_b))
     why = lost or (refused if found.ci else None)  # too few launches is what to mend first
-    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why)
+    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why, "run")
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDiff:
-    lost = [f"{one.status} in run {name}" for name, one in (("a", a), ("b", b)) if not is_ranked(one)]
+    lost = [f"{one.status} in run {name}" for name, one in (("A", a), ("B", b)) if not is_ranked(one)]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
     return VariantDiff(
         id=a.id,
@@ -230,7 +230,7 @@ def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
 
 
 def _few_launches(a: VariantResult, b: VariantResult) -> str | None:
-    few = [name for name, one in (("a", a), ("b", b)) if len(one.launch_ms) < 2]
+    few = [name for name, one in (("A", a), ("B", b)) if len(one.launch_ms) < 2]
     if not few:
         return None
     runs = "both runs have" if len(few) == 2 else f"run {few[0]} has"
@@ -254,7 +254,7 @@ def commit_text(code: CodeVersion) -> str:
 
 
 def _change(name: str, a: Mapping[str, str], b: Mapping[str, str]) -> str:
-    return "changed" if name in a and name in b else "only in b" if name in b else "only in a"
+    return "changed" if name in a and name in b else "only in B" if name in b else "only in A"
 
 
 def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -277,7 +277,7 @@ def _marks(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(facts: Mapping[str, Any], key: str) -> str:
-    return value_text(facts[key]) if key in facts else "not there"
+    return value_text(facts[key]) if key in facts else "none"
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

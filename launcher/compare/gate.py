@@ -12,7 +12,6 @@ from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.model import GatePlan, Plan, Side
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.stats.family import (
     UNKNOWN,
     Bounded,
@@ -38,11 +37,16 @@ def row_of(
     found: Bounded,
     launches: int,
     why: str | None = None,
+    side: str = "version",
 ) -> GateRow:
-    """A variant's row; with a reason why nothing can be said, it is undecided."""
+    """A variant's row; with a reason why nothing can be said, it is undecided.
+
+    Args:
+        side: what A and B are: a `version` of the code or a `run`.
+    """
     outcome = UNDECIDED if why else found.outcome
     if why is None and found.ci is None:
-        why = f"{plural(launches, 'launch')} of each version: a verdict takes {MIN_LAUNCHES}"
+        why = f"{plural(launches, 'launch')} of each {side}: a verdict takes {MIN_LAUNCHES}"
     seen = None if why else found.seen_percent
     return GateRow(label, *ids, *times_ms, found.percent, found.ci, outcome, seen, launches, why)
 
@@ -54,7 +58,7 @@ def gate_of(
 
     Args:
         threshold_percent: the largest difference that is allowed.
-        before: where a is from.
+        before: where A is from.
         rows: of all variants; a gate over nothing is undecided.
         advice: what to do where it is undecided.
     """
@@ -93,7 +97,8 @@ def _undecided_headline(gate: Gate) -> str:
         return "Undecided: no variant does the same work in both."
     open_ = gate.of(UNDECIDED)
     names = ", ".join(row.label for row in open_)
-    figures = "; ".join(row.why or _figure(row) for row in open_)
+    each = [row.why or _figure(row) for row in open_]
+    figures = "; ".join(each if len(set(each)) > 1 else each[:1])
     verb = "is" if len(open_) == 1 else "are"
     return (
         f"Whether {names} {verb} slower than {gate.before} by more than {percent_text(gate)} is undecided: "
@@ -125,12 +130,6 @@ def _range(row: GateRow) -> str:
 def percent_text(gate: Gate) -> str:
     """The threshold as it was given: `3 %`."""
     return f"{gate.threshold_percent:g} %"
-
-
-def slack_of(queue_percents: Sequence[float | None]) -> float:
-    """By how many percent waiting for a core may have changed a difference; 0 up to what is accepted."""
-    worst = max((percent for percent in queue_percents if percent is not None), default=0.0)
-    return worst if worst > QUEUE_PERCENT else 0.0
 
 
 def changed_files(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
@@ -185,8 +184,8 @@ class _Pair:
         return paired(self.differences.family.differences(self.b.id, self.a.id))
 
     @property
-    def slack_percent(self) -> float:
-        return slack_of([rank.queue_percent for result in (self.a, self.b) for rank in result.ranks])
+    def bias(self) -> float:
+        return self.differences.bias(self.b.id, self.a.id)
 
     @property
     def is_hot(self) -> bool:
@@ -201,7 +200,7 @@ class _Pair:
         if self.lost:
             return UNKNOWN
         threshold = self.gate.threshold_percent
-        return bounded(self.estimate, threshold, looks, num_variants, self.slack_percent)
+        return bounded(self.estimate, threshold, looks, num_variants, self.bias)
 
     def row(self, looks: Sequence[Look], num_variants: int) -> GateRow:
         times = tuple(result.step_ms.median if result.step_ms else None for result in (self.a, self.b))
@@ -248,8 +247,8 @@ class _Pair:
         if self.strays:
             return [OWN_ENVIRONMENTS]
         found = [COOL_DOWN] if self.is_hot else []
-        if self.slack_percent:
-            waited = f"Ranks waited for a free core in up to {self.slack_percent:.1f} % of a step"
+        if self.bias:
+            waited = f"Ranks waited for a free core in up to {-100 * math.expm1(-self.bias):.1f} % of a step"
             found.append(f"{waited}, by which bounds are wider. {LESS_AT_ONCE}")
         is_spent = bool(looks) and looks[-1].fraction >= 1
         return [*found, self.time_needed(budget_s)] if is_spent and not self.lost else found
@@ -259,7 +258,7 @@ class _Pair:
         estimate, threshold = self.estimate, self.gate.threshold_percent
         if estimate is None or estimate.error is None:
             return "Use a larger --budget, or a job whose launches are shorter."
-        launches = launches_to_decide(estimate, threshold, self.slack_percent)
+        launches = launches_to_decide(estimate, threshold, self.bias)
         s = budget_s * launches / estimate.launches if launches else math.inf
         if s > MOST_BUDGET_S:
             return f"That is too close to {threshold:g} % to be decided in an hour."

@@ -4,16 +4,15 @@ Every report shows the same: the terminal, Markdown, HParams, the tab, the HTML 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
-from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE, MOST_NAMED
+from gpurun.launcher.compare.interference import COOL_DOWN, is_hot, named, waiting_sentences
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Gate, VariantResult
 from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.units import Interval, format_ms, format_percent, format_percent_interval, plural
 
 MORE_LAUNCHES = "steps: {launches: 6}"
@@ -49,7 +48,7 @@ def conclude(
         plan: of the run.
         results: of all variants.
         standings: leader and rivals; `None` if nothing was measured, or variants do different work.
-        interference: what else was in the times of the variants; then none is ranked.
+        interference: what else was in the times of the variants.
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
         gate: of a run that compares two versions of the code.
@@ -57,13 +56,14 @@ def conclude(
     if gate is not None:
         return Conclusion(gate.headline, gate.details)
     if not is_one_task(plan):
-        return Conclusion(_separate_work(plan, results))
+        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
-    if interference:
-        return _not_ranked(results, interference)
-    return ranking_conclusion(standings, plan.baseline, complete, within)
+    if is_hot(results) and standings is not None and standings.rivals:
+        return _not_ranked(interference)
+    found = ranking_conclusion(standings, plan.baseline, complete, within)
+    return replace(found, details=(*found.details, *waiting_sentences(results, interference)))
 
 
 def is_one_task(plan: Plan) -> bool:
@@ -117,16 +117,9 @@ def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> str:
     )
 
 
-def _not_ranked(results: Sequence[VariantResult], reasons: Sequence[str]) -> Conclusion:
+def _not_ranked(reasons: Sequence[str]) -> Conclusion:
     """Why there is no ranking, and what to do about it."""
-    more = len(reasons) - MOST_NAMED
-    others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
-    hot = any(rank.throttled for result in results for rank in result.ranks)
-    limit = "" if hot else f" (at most {QUEUE_PERCENT:.0f} % is accepted)"
-    return Conclusion(
-        f"These splits can't be ranked: {'; '.join(reasons[:MOST_NAMED])}{others}{limit}.",
-        (COOL_DOWN if hot else LESS_AT_ONCE,),
-    )
+    return Conclusion(f"These splits can't be ranked: {named(reasons)}.", (COOL_DOWN,))
 
 
 def _scope(within: int) -> str:

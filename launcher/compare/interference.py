@@ -1,56 +1,55 @@
-"""When splits can't be ranked: ranks that queue for a core, or GPUs whose clocks were throttled.
+"""Other load on the machine: ranks that queue for a core, or GPUs whose clocks were throttled.
 
-Then a step's time depends on other load, or on ranks that take cores from each other, and not on the split
-alone. As rounds take turns, load that affects one split of a run affects all of them. Threads of one rank
-that wait for each other, like the replicas of `dp`, are part of its step.
+A step's time depends on it then, and not on the split alone. Waiting for q % of a step can change a
+difference by about q %, so intervals are wider by that; how much a low clock changes isn't known. As rounds
+take turns, load that affects one split of a run affects all of them. Threads of one rank that wait for each
+other, like the replicas of `dp`, are part of its step.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean, median
 
+from gpurun.launcher.compare.figures.other_load import queue_percent
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.rundir.records import GpuLoad, StepRecord
-from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
+BLOCKS_TO_WARN = 3
+"""Fewer of a rank may be a short burst."""
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run again."
 
 
-def queue_percent(timed: Sequence[StepRecord]) -> float | None:
-    """Time in which a rank waited for other processes to leave a core, in percent of its step.
-
-    The median over its blocks: neither the coarse clock of the other processes nor a short burst moves it.
-    `None` where it was not counted.
-    """
-    blocks: dict[tuple[str, int], list[StepRecord]] = {}
-    for step in timed:
-        blocks.setdefault((step.launch, step.round), []).append(step)
-    shares = [
-        100 * waited_ns / fmean(step.step_ns for step in block)
-        for block in blocks.values()
-        if (waited_ns := waited_for_others_ns(block[0].queue_ns, block[0].others_ns)) is not None
-    ]
-    return max(0.0, median(shares)) if shares else None
-
-
-def throttled(timed: Sequence[StepRecord | GpuLoad]) -> str | None:
-    """The reason that was found in most of a rank's steps, or of a GPU's blocks, if there is one."""
-    reasons = Counter(each.throttled for each in timed)
-    return reasons.most_common(1)[0][0] if reasons else None
-
-
 def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
-    """What else ran during each variant, of its worst rank; empty with fewer than two to be ranked."""
+    """What else ran during each variant that has times, of its worst rank."""
     ranked = [result for result in results if is_ranked(result)]
-    if len(ranked) < 2:
-        return ()
     return tuple(
         reasons[0] for result in ranked if (reasons := interference_of(result, variant_label(result)))
     )
+
+
+def is_hot(results: Sequence[VariantResult]) -> bool:
+    """Whether the clock of a GPU was low in a variant that has times."""
+    return any(rank.throttled for result in results if is_ranked(result) for rank in result.ranks)
+
+
+def waiting_sentences(results: Sequence[VariantResult], reasons: Sequence[str]) -> tuple[str, ...]:
+    """How long ranks waited for a core, what follows from it, and what to do; nothing without `reasons`."""
+    if not reasons:
+        return ()
+    several = sum(is_ranked(result) for result in results) > 1
+    effect = "intervals are wider by as much" if several else "these times depend on other load"
+    return (f"Interference: {named(reasons)}; {effect}.", COOL_DOWN if is_hot(results) else LESS_AT_ONCE)
+
+
+def named(reasons: Sequence[str]) -> str:
+    """The first reasons, and how many others there are."""
+    more = len(reasons) - MOST_NAMED
+    others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
+    return f"{'; '.join(reasons[:MOST_NAMED])}{others}"
 
 
 def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
@@ -66,3 +65,15 @@ def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
             if rank.throttled
         ),
     )
+
+
+def load_so_far(run: RunDir, variants: Sequence[Variant]) -> str | None:
+    """What to say while a run goes on whose ranks wait for cores; `None` while nothing shows that."""
+    for variant in variants:
+        for rank, steps in run.read_steps(variant.id).items():
+            timed = [step for step in steps if step.kind == "timed"]
+            percent = queue_percent(timed) or 0.0
+            if percent > QUEUE_PERCENT and len({(s.launch, s.round) for s in timed}) >= BLOCKS_TO_WARN:
+                name = f"rank {rank} of {variant_label(variant)}"
+                return f"So far {name} {queued_text(percent)} of its step. {LESS_AT_ONCE}"
+    return None

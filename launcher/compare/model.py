@@ -129,6 +129,8 @@ class RankFigures:
     exposed_comm_ms: ExposedComm = ExposedComm()
     queue_percent: float | None = None
     """Of its step: time in which a thread of it was ready to run, but other processes had the cores."""
+    cpu_ms: float | None = None
+    """CPU time of all its threads in a timed step: more than that no Python between operators can take."""
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
     sm_clock_mhz: float | None = None
@@ -178,6 +180,8 @@ class VariantResult(Rates):
     """What a micro-benchmark measured; it has no steps."""
     wall_s: float | None = None
     """How long a program runs, from its start to the end of its last rank: median over launches."""
+    gradient_warning: str | None = None
+    """That its gradient isn't that of the reference: it trains another model."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)
@@ -198,6 +202,7 @@ class VariantResult(Rates):
             scaling_efficiency=None,
             gradient_error=None,
             gradient_reference=None,
+            gradient_warning=None,
             exposed_comm_ms=ExposedComm(),
             warnings=(),
             ranks=(),
@@ -211,7 +216,7 @@ class VariantResult(Rates):
 
 @dataclass(frozen=True)
 class GateRow:
-    """One variant before (a) and after (b). Percent of b against a: positive is slower."""
+    """One variant before (A) and after (B). Percent of B against A: positive is slower."""
 
     label: str
     a: str
@@ -241,7 +246,7 @@ class Gate:
     outcome: Outcome
     """`slower` if one variant is; `not slower` if none is, beyond doubt."""
     before: str
-    """Where a is from, as a sentence says it: `at main`, `in run a`."""
+    """Where A is from, as a sentence says it: `at main`, `in run A`."""
     rows: tuple[GateRow, ...]
     headline: str
     details: tuple[str, ...] = ()
@@ -256,7 +261,7 @@ class Gate:
         return " ".join((self.headline, *self.details))
 
 
-CONCLUSIONS = 1
+CONCLUSIONS = 3
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
@@ -283,7 +288,7 @@ class Comparison:
     batch_curves: tuple[BatchCurve, ...] = ()
     """Where at least three global batches were compared."""
     interference: tuple[str, ...] = ()
-    """Why splits can't be ranked, although they were measured: what else ran, by variant and rank."""
+    """What else ran during each variant: a core that its worst rank waited for, or a throttled clock."""
     restarts: int = 0
     """How often launches were started again after a failure."""
     unit: Unit = "round"
@@ -299,6 +304,8 @@ class Comparison:
     """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
     """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
+    alerts: tuple[str, ...] = ()
+    """What every report shows first: variants whose gradient isn't that of one device."""
     conclusions: int = 0
     """`CONCLUSIONS` of the gpurun that compared; 0 in runs that are older than this field."""
 
@@ -320,11 +327,17 @@ class Comparison:
             headline="",
             summary="",
             notes=(),
+            alerts=(),
             batch_curves=(),
             interference=(),
             open=(),
             gate=None,
         )
+
+    @property
+    def is_unranked(self) -> bool:
+        """Whether what was measured can't be ranked, since clocks were throttled."""
+        return bool(self.interference) and self.leader is None
 
     @property
     def first(self) -> str | None:

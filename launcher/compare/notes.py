@@ -1,14 +1,14 @@
 """What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures
+from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Look
@@ -68,6 +68,25 @@ def restart_notes(run: RunDir) -> tuple[str, ...]:
     return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
+def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[str, ...]:
+    """That launches ran with different software, in order, where a run was resumed after a change of it."""
+    counting = {step.launch for one in measured for steps in one.steps.values() for step in steps}
+    launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
+    found: dict[tuple[tuple[str, str], ...], int] = {}
+    for launch in (name for name in launches if name in counting):
+        if software := tuple(run.read_launch_head(launch).software.items()):
+            found[software] = found.get(software, 0) + 1
+    if len(found) < 2:
+        return ()
+    versions = [set(each) for each in found]
+    differing = versions[0].union(*versions) - versions[0].intersection(*versions)
+    parts = [
+        f"{plural(num, 'launch')} with {' and '.join(' '.join(item) for item in each if item in differing)}"
+        for each, num in found.items()
+    ]
+    return (f"The software has changed during this run: {', '.join(parts)}.",)
+
+
 def _left_out(combination: SkippedCombination) -> str:
     return f"Left out: {' '.join(varied_texts(combination.combination))}: {combination.reason}"
 
@@ -106,6 +125,24 @@ def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:
     if all(one.variant.global_batch == batch for one in others):
         return []
     return ["Global batches differ, so variants are compared by their time per sample."]
+
+
+def alerts(results: Sequence[VariantResult]) -> list[str]:
+    """What must be read before any figure: a variant that trains another model is fast for no reason."""
+    return named_once(
+        [(one, one.gradient_warning) for one in results if one.gradient_warning is not None], len(results)
+    )
+
+
+def named_once(said: Iterable[tuple[VariantResult, str]], num_variants: int) -> list[str]:
+    """Every text once, with the variants that it concerns unless it concerns all."""
+    concerned: dict[str, list[VariantResult]] = {}
+    for variant, text in said:
+        concerned.setdefault(text, []).append(variant)
+    return [
+        text if len(found) == num_variants else f"{', '.join(map(variant_label, found))}: {text}"
+        for text, found in concerned.items()
+    ]
 
 
 APART_OF_ABLATION = 0.3

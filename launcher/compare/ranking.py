@@ -1,5 +1,6 @@
 """Which variant leads, and by how much the others are behind."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -7,6 +8,7 @@ from typing import Protocol
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
 from gpurun.launcher.compare.variant_difference import Differences, opposite
 from gpurun.launcher.stats.sequential import launches_needed
+from gpurun.launcher.stats.verdict import percent_from_log
 
 
 class Pairwise(Protocol):
@@ -117,7 +119,8 @@ def _launches_needed(rival: Rival, leader: VariantResult, differences: Differenc
     deviation = differences.scatter(rival.result.id, leader.id)
     if rival.behind.percent is None or deviation is None:
         return None
-    return launches_needed(rival.behind.percent, 100 * deviation)
+    apart = abs(math.log1p(rival.behind.percent / 100)) - differences.bias(rival.result.id, leader.id)
+    return launches_needed(percent_from_log(apart), 100 * deviation) if apart > 0 else None
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantRe
 
     Where splits can't be ranked, they keep the job's order, which claims nothing.
     """
-    if comparison.interference or comparison.gate:
+    if comparison.is_unranked or comparison.gate:
         ranked = [one for one in comparison.variants if is_ranked(one)]
     else:
         ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.first)

@@ -1,6 +1,9 @@
 """Figures over a size: of what devices cost by samples, of micro-benchmarks, of throughput by batch."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from gpurun.launcher.units import Interval
@@ -21,6 +24,48 @@ class DeviceCost:
     """Samples and milliseconds."""
     max_samples: int | None
     """The most that the device's memory holds, where the batch has more."""
+
+    def ms(self, samples: int) -> float:
+        """What so many samples take, where the curve is straight."""
+        return self.alpha_ms + self.beta_ms * samples
+
+    def error_ms(self, samples: int) -> float | None:
+        """Half of the interval of `ms`; `None` where the curve has none.
+
+        α and β of a line are correlated: the line is known best in the middle of what was measured.
+        """
+        if not self.straight or self.alpha_ci is None or self.beta_ci is None:
+            return None
+        half_alpha, half_beta = ((ci[1] - ci[0]) / 2 for ci in (self.alpha_ci, self.beta_ci))
+        middle = fmean(size for size, _ in self.points)
+        return math.sqrt(max(0.0, half_alpha**2 + (samples**2 - 2 * samples * middle) * half_beta**2))
+
+    def most_samples(self, within_ms: float, batch: int) -> int:
+        """The most samples that it can have computed by then."""
+        most = batch if self.max_samples is None else min(batch, self.max_samples)
+        if self.beta_ms <= 0:
+            return most
+        return max(0, min(most, math.floor((within_ms - self.alpha_ms) / self.beta_ms + 1e-9)))
+
+
+def could_be_best(devices: Sequence[DeviceCost], split: Sequence[int]) -> list[tuple[int, int]]:
+    """Least and most samples of each device in splits whose predicted time is that of the best one, within
+    the error of the prediction; empty where that isn't known, or no other split is as good.
+
+    Args:
+        devices: what samples cost on each.
+        split: the best one by these costs.
+    """
+    pairs = list(zip(devices, split, strict=True))
+    slowest, samples = max(pairs, key=lambda pair: pair[0].ms(pair[1]))
+    errors = [device.error_ms(samples) for device, samples in pairs]
+    if not all(device.straight for device in devices) or None in errors:
+        return []
+    batch = sum(split)
+    within_ms = slowest.ms(samples) + max(error for error in errors if error is not None)
+    most = [device.most_samples(within_ms, batch) for device in devices]
+    ranges = [(max(0, batch - sum(most) + own), own) for own in most]
+    return ranges if any(low < high for low, high in ranges) else []
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from gpurun.launcher.compare.figures.other_load import is_throttled, waited_percents
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.model import Difference, Unit, Verdict
 from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
 from gpurun.launcher.stats.paired import round_differences, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
@@ -36,8 +38,10 @@ class Differences:
     unit: Unit
     share_of_level: float = 1.0
     """Of a comparison's level, at each look within a launch."""
-    has_interference: bool = False
-    """Whether times of this run are not those of its splits: then nothing is decided by them."""
+    waited: Mapping[str, float] = field(default_factory=dict)
+    """By how much ln(time) of a variant may be longer since its ranks waited for a core; 0 if accepted."""
+    is_throttled: bool = False
+    """Whether clocks were low: then times of this run are not those of its splits, and decide nothing."""
 
     @property
     def within(self) -> int:
@@ -80,9 +84,15 @@ class Differences:
             return Difference(None, None, "inconclusive")
         if ci is not None and self.unit == "round":
             ci = min(ci[0], centre), max(ci[1], centre)
+        if ci is not None:
+            ci = ci[0] - self.bias(variant, other), ci[1] + self.bias(variant, other)
         percent, interval = percent_from_log(centre), percent_interval(ci)
-        verdict = "inconclusive" if self.has_interference else verdict_of(percent, interval)
+        verdict = "inconclusive" if self.is_throttled else verdict_of(percent, interval)
         return Difference(percent, interval, verdict)
+
+    def bias(self, variant: str, other: str) -> float:
+        """By how much other load may have changed ln(t / t of the other), either way."""
+        return max(self.waited.get(variant, 0.0), self.waited.get(other, 0.0))
 
     def estimate(self, variant: str, other: str) -> float | None:
         """Mean of ln(t / t of the other) over the launches of both; estimates of a run add up."""
@@ -140,7 +150,17 @@ def differences_of(
             for repetition, value in values[baseline].items()
         }
     share = EARLY_ROUNDS_SHARE if early_rounds else 1.0
-    return Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
+    counted = [one for one in measured.values() if one.counts]
+    return Differences(
+        measured,
+        baseline,
+        Family(values, tuple(taken)),
+        control,
+        unit,
+        share,
+        waited={one.variant.id: waiting_bias(waited_percents(one)) for one in counted},
+        is_throttled=len(counted) > 1 and any(is_throttled(one) for one in counted),
+    )
 
 
 def _launch_values(

@@ -4,13 +4,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from gpurun.launcher.errors import Interrupted, MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy
-from gpurun.launcher.rundir.files import RunDir, append_lines, as_json, write_bytes
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Restart, RootCause
 from gpurun.launcher.units import format_duration
 
@@ -71,9 +74,20 @@ class Reporter:
     def write(self, path: Path, record: object) -> None:
         """Keeps a record; a full disk must not hide the message."""
         try:
-            write_bytes(path, self.hide(as_json(record)).encode())
+            write_json(path, self._hidden(msgspec.to_builtins(record)))
         except MachineError as error:
             self.say(str(error))
+
+    def _hidden(self, value: Any) -> Any:
+        """Plain data with masks in its texts; JSON may spell a secret in another way."""
+        match value:
+            case str():
+                return self.hide(value)
+            case dict():
+                return {key: self._hidden(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self._hidden(item) for item in value]
+        return value
 
 
 def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, host: str) -> RootCause:

@@ -8,8 +8,8 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.inspect.hang_diagnosis import ranks_text
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import running_launch
-from gpurun.launcher.rundir.control import ControlBlock, RankState, read_states
-from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, RankState, capture_name, open_own
+from gpurun.launcher.rundir.files import RunDir, as_json, read_json
 from gpurun.launcher.rundir.records import CaptureRequest
 
 _POLL_S = 0.05
@@ -24,18 +24,19 @@ def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeou
         ranks: ranks to record; `None`: all.
 
     Raises:
-        SpecError: the job is not running, or has no such rank.
+        SpecError: the job is not running, is not the user's own, or has no such rank.
         MachineError: the job ended first, or took no trace in time.
     """
     launch = running_launch(run)
     refuse_on_nodes(read_json(run.plan, Plan))
-    states = {rank: state for rank, state in read_states(run.control(launch)).items() if state.is_running}
-    if not states:
-        raise SpecError(f"{run.path}: no rank of {launch} has started yet; try again in a moment")
-    missing = [rank for rank in ranks or () if rank not in states]
-    if missing:
-        raise SpecError(f"{launch} has no {ranks_text(missing)}; it has {ranks_text(tuple(states))}")
-    number = request(run, launch, steps, ranks, states)
+    with open_own(run.control(launch)) as control:
+        states = control.running()
+        missing = [rank for rank in ranks or () if rank not in states]
+        if not states:
+            raise SpecError(f"{run.launch(launch)}: {NOT_STARTED}")
+        if missing:
+            raise SpecError(f"{launch} has no {ranks_text(missing)}; it has {ranks_text(tuple(states))}")
+        number = request(control, steps, ranks, states)
     wanted = [
         run.capture(launch, number) / f"rank{rank}.pt.trace.json.gz"
         for rank in (states if ranks is None else ranks)
@@ -58,21 +59,20 @@ def refuse_on_nodes(plan: Plan) -> None:
 
 
 def request(
-    run: RunDir, launch: str, steps: int, ranks: Sequence[int] | None, states: dict[int, RankState]
+    control: ControlDir, steps: int, ranks: Sequence[int] | None, states: dict[int, RankState]
 ) -> int:
     """Writes a request, then rings every rank's bell; returns the request's number."""
-    folder = run.control(launch)
-    number = 1 + len(list(folder.glob("capture*.json")))
+    number = 1 + sum(name.startswith("capture") for name in control.names())
     first_step = max(state.steps for state in states.values()) + _HEAD_START_STEPS
-    wanted = None if ranks is None else tuple(ranks)
-    write_json(run.capture_request(launch, number), CaptureRequest(number, steps, wanted, first_step))
+    wanted = CaptureRequest(number, steps, None if ranks is None else tuple(ranks), first_step)
     try:
+        control.write(capture_name(number), as_json(wanted).encode())
         for rank in states:
-            block = ControlBlock(folder, rank)
+            block = control.block(rank)
             block.ring(number)
             block.close()
     except OSError as error:
-        raise MachineError(f"the job has ended, or belongs to another user: {error}") from error
+        raise MachineError(f"the job has ended, or its control directory was changed: {error}") from error
     return number
 
 

@@ -5,13 +5,18 @@ backend counts its own collectives, also where several belong to one process gro
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from gpurun.launcher.machine.accelerators import CPU
+
+_COMPLETED = "completed"
+"""Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, `completed_state`."""
+
 
 @dataclass(frozen=True)
-class Collective:
+class CalledCollective:
     """A collective that a rank has called."""
 
     group: str
@@ -21,6 +26,8 @@ class Collective:
     name: str
     """`all_reduce`."""
     backend: str = "gloo"
+    is_pending: bool = field(default=False, compare=False)
+    """Whether the GPU has it before it, or still works on it; gloo never says."""
 
     @property
     def counted_in(self) -> tuple[str, str]:
@@ -31,7 +38,7 @@ class Collective:
         return f"{self.name} #{self.seq}" + (f" of group {self.group}" if self.group != "0" else "")
 
 
-History = tuple[Collective, ...]
+History = tuple[CalledCollective, ...]
 """The collectives of one rank, oldest first, as many as the flight recorder keeps."""
 
 
@@ -40,6 +47,7 @@ class _Entry(msgspec.Struct):
     process_group: tuple[str, str]
     profiling_name: str
     is_p2p: bool = False
+    state: str = _COMPLETED
 
 
 class _Dump(msgspec.Struct):
@@ -50,7 +58,7 @@ class _Dump(msgspec.Struct):
 class Gap:
     """The collective that some ranks have called and others have not."""
 
-    collective: Collective
+    collective: CalledCollective
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
 
@@ -65,10 +73,11 @@ def parse_history(dump: bytes) -> History:
     return tuple(_collective(entry) for entry in entries if not entry.is_p2p)
 
 
-def _collective(entry: _Entry) -> Collective:
+def _collective(entry: _Entry) -> CalledCollective:
     """torch's name begins with that of the backend: `nccl:all_reduce`."""
     backend, _, name = entry.profiling_name.rpartition(":")
-    return Collective(entry.process_group[0], entry.collective_seq_id, name, backend)
+    is_pending = backend not in ("", CPU.backend) and entry.state != _COMPLETED
+    return CalledCollective(entry.process_group[0], entry.collective_seq_id, name, backend, is_pending)
 
 
 def find_gap(histories: Mapping[int, History]) -> Gap | None:
@@ -94,13 +103,19 @@ def _gap_in(counted_in: tuple[str, str], histories: Mapping[int, History]) -> Ga
     after = (counted_in, lowest + 1)
     called = [one for rank in waiting for one in histories[rank] if (one.counted_in, one.seq) == after]
     name = called[0].name if called else "collective"
-    return Gap(Collective(group, lowest + 1, name, backend), waiting, missing)
+    return Gap(CalledCollective(group, lowest + 1, name, backend), waiting, missing)
 
 
 def _last(history: History, counted_in: tuple[str, str]) -> int:
     return max((one.seq for one in history if one.counted_in == counted_in), default=0)
 
 
-def last_ones(history: History) -> Sequence[Collective]:
+def find_pending(histories: Mapping[int, History]) -> CalledCollective | None:
+    """The first collective that all ranks have called and no GPU has completed; `None`: there is none."""
+    first = [next((one for one in history if one.is_pending), None) for history in histories.values()]
+    return first[0] if len(set(first)) == 1 else None
+
+
+def last_ones(history: History) -> Sequence[CalledCollective]:
     """The newest collective of each group and backend."""
     return list({collective.counted_in: collective for collective in history}.values())

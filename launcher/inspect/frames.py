@@ -12,9 +12,9 @@ import gpurun
 
 OURS = f"{Path(gpurun.__file__).parent}/"
 WORKLOADS = f"{OURS}workloads/"
-LIBRARY_FOLDERS = tuple(
-    f"{folder}/"
-    for folder in {
+LIBRARY_DIRECTORIES = tuple(
+    f"{directory}/"
+    for directory in {
         *site.getsitepackages(),
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     }
@@ -23,7 +23,7 @@ LIBRARY_FOLDERS = tuple(
 
 def is_users(file: str) -> bool:
     """Whether a file is neither part of gpurun nor of an installed library."""
-    return not file.startswith((OURS, *LIBRARY_FOLDERS, "<"))
+    return not file.startswith((OURS, *LIBRARY_DIRECTORIES, "<"))
 
 
 def is_workload(file: str) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpurun.launcher.inspect.collectives import Collective, Gap, find_gap, last_ones
+from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, find_pending, last_ones
 from gpurun.launcher.inspect.frames import is_workload
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, GPU, Activity, Thread, activity, main_thread
+from gpurun.launcher.inspect.stacks import BACKWARD, Activity, Thread, activity, main_thread
+from gpurun.launcher.machine.accelerators import CPU
 
 _MOST_RANKS = 8
 """How many ranks are described one by one."""
@@ -21,7 +22,7 @@ class RankView:
     steps: int
     doing: str
     """`is in `lookup` (train.py:25)`, `waits for the other ranks in a collective`."""
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CalledCollective, ...]
     """The newest one of each process group."""
     threads: tuple[Thread, ...]
 
@@ -49,28 +50,34 @@ class Hang:
 def diagnose(snapshots: Sequence[RankSnapshot]) -> Hang:
     """Which ranks wait, and for which."""
     activities = {snapshot.rank: activity(snapshot.threads) for snapshot in snapshots}
-    gap = find_gap({snapshot.rank: snapshot.history for snapshot in snapshots if snapshot.history})
+    histories = {snapshot.rank: snapshot.history for snapshot in snapshots if snapshot.history}
+    gap = find_gap(histories)
     views = tuple(
         _view(snapshot, doing_text(snapshot.rank, activities[snapshot.rank], gap)) for snapshot in snapshots
     )
-    return find_hang(activities, gap, views)
+    return find_hang(activities, gap, views, find_pending(histories))
 
 
 def find_hang(
-    activities: Mapping[int, Activity | None], gap: Gap | None = None, views: tuple[RankView, ...] = ()
+    activities: Mapping[int, Activity | None],
+    gap: Gap | None = None,
+    views: tuple[RankView, ...] = (),
+    pending: CalledCollective | None = None,
 ) -> Hang:
     """Which ranks wait, and for which; the activity is `None` for a rank without a stack.
 
     Sequence numbers of collectives are preferred to stacks, which in the backward pass don't distinguish
     waiting from computing.
     """
-    if gap is None and not any(activities.values()):
+    if not (gap or pending or any(activities.values())):
         return Hang(None, "", (), ranks=views)
     shown = list(activities.items())[:_MOST_RANKS]
     details = tuple(
         f"rank {rank} {doing_text(rank, doing, gap, len(activities) > 1)}" for rank, doing in shown
     )
     rank, headline, missing = _by_numbers(activities, gap) if gap else _by_stacks(activities)
+    if pending and not gap and len(activities) > 1:
+        rank, headline, missing = None, f"all ranks have called {pending}, which no GPU has completed", ()
     return Hang(rank, headline, details, missing, views)
 
 
@@ -80,9 +87,17 @@ _Finding = tuple[int | None, str, tuple[int, ...]]
 def _by_numbers(activities: Mapping[int, Activity | None], gap: Gap) -> _Finding:
     """Ranks that have called a collective against those that have not."""
     absent = "; ".join(_phrase(rank, activities.get(rank)) for rank in gap.missing[:_MOST_RANKS])
-    waiting = [rank for rank in gap.waiting if (doing := activities.get(rank)) is None or doing.waiting]
+    waiting = [rank for rank in gap.waiting if _may_wait(activities.get(rank), gap)]
     others = f"; {ranks_text(waiting)} {_verb(waiting, 'wait')} in {gap.collective}" if waiting else ""
     return gap.missing[0], f"{absent}{others}", gap.missing
+
+
+def _may_wait(doing: Activity | None, gap: Gap) -> bool:
+    """Whether a rank that has called the collective may wait in it.
+
+    On a GPU the call itself returns at once: the rank waits wherever it needs a value, as in `loss.item()`.
+    """
+    return doing is None or bool(doing.waiting) or gap.collective.backend != CPU.backend
 
 
 def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
@@ -126,7 +141,7 @@ def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bo
     """What a rank does; that it waits in a collective only if the sequence numbers show it."""
     if doing is None:
         return "wrote no stack"
-    if gap is not None and rank in gap.waiting and doing.waiting in (COLLECTIVE, BACKWARD, GPU):
+    if gap is not None and rank in gap.waiting and _may_wait(doing, gap):
         where = f" ({doing.frame})" if doing.frame and is_workload(doing.frame.file) else ""
         return f"waits in {gap.collective}{where}"
     ddp = ", in which DDP waits for the other ranks" if doing.waiting == BACKWARD and has_peers else ""

@@ -1,10 +1,14 @@
 """Snapshots of all ranks of a launch, taken from outside at any time: stacks, collectives, steps."""
 
+import errno
 import http.client
+import io
 import os
 import socket
+import stat
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +17,7 @@ import msgspec
 
 from gpurun.launcher.inspect.collectives import History, parse_history
 from gpurun.launcher.inspect.stacks import Thread, parse_threads
-from gpurun.launcher.rundir.control import RankState, ask_for_stacks, read_states, socket_path, stacks_path
-from gpurun.launcher.rundir.files import num_bytes
+from gpurun.launcher.rundir.control import MAX_BYTES, ControlDir, RankState, socket_name, stacks_name
 
 STACKS_S = 2.0
 """How long the ranks may take to write their stacks; they do it within milliseconds, unless they swap."""
@@ -34,41 +37,47 @@ class RankSnapshot:
     """Empty if the rank did not answer."""
 
 
-def observe(folder: Path) -> tuple[RankSnapshot, ...]:
-    """All ranks that run, by the control blocks in `folder`; takes some tens of milliseconds."""
-    states = {rank: state for rank, state in read_states(folder).items() if state.is_running}
-    threads = ask_stacks(folder, states)
-    histories = ask_histories(folder, states)
+def observe(directory: Path) -> tuple[RankSnapshot, ...]:
+    """All ranks that run, by the control blocks in `directory`, which the first rank makes."""
+    try:
+        with ControlDir(directory) as control:
+            return observe_in(control)
+    except OSError:
+        return ()
+
+
+def observe_in(control: ControlDir) -> tuple[RankSnapshot, ...]:
+    """All ranks that run, by their control blocks; takes some tens of milliseconds."""
+    states = control.running()
+    threads = ask_stacks(control, states)
+    histories = ask_histories(control, states)
     return tuple(
         RankSnapshot(rank, state.pid, state.steps, threads[rank], histories.get(rank, ()))
         for rank, state in states.items()
     )
 
 
-def ask_stacks(folder: Path, states: dict[int, RankState]) -> dict[int, tuple[Thread, ...]]:
+def ask_stacks(control: ControlDir, states: dict[int, RankState]) -> dict[int, tuple[Thread, ...]]:
     """The stacks of these ranks, whatever they are doing: the signal handler needs no GIL."""
-    before = {rank: num_bytes(stacks_path(folder, rank)) for rank in states}
+    before = {rank: control.num_bytes(stacks_name(rank)) for rank in states}
     for state in states.values():
-        ask_for_stacks(folder, state)
+        control.ask_for_stacks(state)
     seen: dict[int, tuple[Thread, ...]] = dict.fromkeys(states, ())
     deadline = time.monotonic() + STACKS_S
     while states and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         # A stack is written frame by frame: it is complete when it no longer grows.
         last = seen
-        seen = {rank: parse_threads(_read(stacks_path(folder, rank), before[rank])) for rank in states}
-        if seen == last and all(any(thread.current for thread in threads) for threads in seen.values()):
+        texts = {rank: control.read(stacks_name(rank), before[rank]) for rank in states}
+        seen = {rank: parse_threads(text.decode("utf-8", "replace")) for rank, text in texts.items()}
+        if seen == last and all(map(_is_complete, seen.values())):
             break
     return seen
 
 
-def _read(path: Path, start: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+def _is_complete(threads: tuple[Thread, ...]) -> bool:
+    """Whether the thread that faulthandler writes last, the current one, is there with its frames."""
+    return any(thread.current and thread.frames for thread in threads)
 
 
 TIMEOUT_S = 2.0
@@ -77,50 +86,85 @@ _HANDLERS = ("/handler/fr_trace_json", "/handler/dump_nccl_trace_json")
 """NCCL's recorder is another one than gloo's; only builds of torch with NCCL have its handler. Source:
 torch/csrc/distributed/c10d/control_plane/Handlers.cpp and torch/csrc/distributed/c10d/FlightRecorderCuda.cpp.
 """
+_HEADERS = "Host: localhost\r\nContent-Length: 0\r\nConnection: close"
 _AT_ONCE = 32
+_PEER = struct.Struct("=3i")
+"""Process, user and group at the other end of a socket. Source: unix(7), SO_PEERCRED."""
 
 
-def ask_histories(folder: Path, ranks: Iterable[int]) -> dict[int, History]:
+def ask_histories(control: ControlDir, states: Mapping[int, RankState]) -> dict[int, History]:
     """The histories of the ranks that answer: those that use torch.distributed, of a recent torch."""
-    ranks = list(ranks)
-    if not ranks:
+    if not states:
         return {}
-    with ThreadPoolExecutor(min(_AT_ONCE, len(ranks))) as pool:
-        answers = pool.map(lambda rank: ask_history(folder, rank), ranks)
-        return {rank: history for rank, history in zip(ranks, answers, strict=True) if history}
+    with ThreadPoolExecutor(min(_AT_ONCE, len(states))) as pool:
+        answers = pool.map(lambda state: ask_history(control, state), states.values())
+        return {rank: history for rank, history in zip(states, answers, strict=True) if history}
 
 
-def ask_history(folder: Path, rank: int) -> History:
-    """One rank's collectives, of each backend in turn; none if it does not answer."""
-    histories = (_ask_recorder(socket_path(folder, rank), handler) for handler in _HANDLERS)
+def ask_history(control: ControlDir, state: RankState) -> History:
+    """One rank's collectives, of each backend in turn; none if it does not answer in time."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    histories = (_ask_recorder(control, state, handler, deadline_s) for handler in _HANDLERS)
     return tuple(collective for history in histories for collective in history)
 
 
-def _ask_recorder(socket: Path, handler: str) -> History:
+def _ask_recorder(control: ControlDir, state: RankState, handler: str, deadline_s: float) -> History:
     try:
-        connection = _UnixConnection(socket)
-        try:
-            connection.request("POST", handler)
-            return parse_history(connection.getresponse().read())
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        with _connected(control, state, deadline_s) as connection:
+            connection.sendall(f"POST {handler} HTTP/1.1\r\n{_HEADERS}\r\n\r\n".encode())
+            answer = _read_all(connection, deadline_s)
+        response = http.client.HTTPResponse(_Received(answer))  # type: ignore[arg-type]
+        response.begin()
+        return parse_history(response.read())
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError):
         return ()
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP on a socket in the file system."""
+def _connected(control: ControlDir, state: RankState, deadline_s: float) -> socket.socket:
+    """A connection to the socket of a rank, and to no other process.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
+    Raises:
+        OSError: the rank has none, or another process listens there.
+    """
+    name = socket_name(state.rank)
+    if not stat.S_ISSOCK(os.stat(name, dir_fd=control.fd, follow_symlinks=False).st_mode):
+        raise OSError(errno.ENOTSOCK, "not a socket", name)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
         # Through /proc, since the path of a socket may have only 107 bytes.
-        fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.sock.connect(f"/proc/self/fd/{fd}/{self._path.name}")
-        finally:
-            os.close(fd)
+        connection.connect(f"/proc/self/fd/{control.fd}/{name}")
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(peer)[:2] != (state.pid, os.geteuid()):
+            raise OSError(errno.EPERM, "another process listens there", name)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _read_all(connection: socket.socket, deadline_s: float) -> bytes:
+    """What the other end sends until it closes the connection.
+
+    Raises:
+        OSError: it does not close it in time, or sends more than any rank has to say.
+    """
+    answer = bytearray()
+    while len(answer) <= MAX_BYTES:
+        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        if time.monotonic() > deadline_s or not (part := connection.recv(1 << 16)):
+            break
+        answer += part
+    if len(answer) > MAX_BYTES or time.monotonic() > deadline_s:
+        raise OSError(errno.EMSGSIZE, "no complete answer in time")
+    return bytes(answer)
+
+
+class _Received:
+    """A whole answer, in the place of the connection that `HTTPResponse` reads from."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._answer)

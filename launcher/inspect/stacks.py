@@ -16,13 +16,13 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.+)$')
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$", re.MULTILINE)
 
-_EXCHANGES = (
-    "/torch/distributed/",
-    "/launcher/worker/base/process_group.py",
-    "/launcher/worker/base/process_group.py",
-)
-"""Files whose functions wait for other ranks, and do nothing else that takes long."""
-_GPU_MODULES = tuple(f"/torch/{kind.name}/" for kind in gpu_kinds())
+_EXCHANGES = ("/torch/distributed/", "/launcher/worker/base/process_group.py")
+"""Files whose functions wait for other ranks, and do nothing else that takes long, but for `_CALLS_MODEL`."""
+_CALLS_MODEL = "forward"
+"""Of FSDP and its like, modules around the model.
+Source: torch/distributed/fsdp/fully_sharded_data_parallel.py, `FullyShardedDataParallel.forward`.
+"""
+_GPU_MODULES = ("/torch/accelerator/", *(f"/torch/{kind.name}/" for kind in gpu_kinds()))
 _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
 """What `DistributedDataParallel` does besides calling the model, by function."""
@@ -159,7 +159,7 @@ def waiting_for(frames: Stack) -> str | None:
     for frame in frames:
         if is_workload(frame.file):
             return None
-        if any(place in frame.file for place in _EXCHANGES):
+        if frame.function != _CALLS_MODEL and any(place in frame.file for place in _EXCHANGES):
             return COLLECTIVE
         if frame.file.endswith(_DDP) and frame.function in _DDP_EXCHANGES:
             return COLLECTIVE

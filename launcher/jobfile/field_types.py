@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from gpurun.launcher.jobfile.yaml.describe import any_of, describe, did_you_mean
@@ -84,13 +85,17 @@ def number_of(*choices: int) -> Kind:
     return Kind(parse, {"type": "integer", "enum": list(choices)})
 
 
-def one_of(choices: Sequence[str]) -> Kind:
-    """One of these words."""
+def one_of(choices: Sequence[str], elsewhere: Mapping[str, str] = MappingProxyType({})) -> Kind:
+    """One of these words.
+
+    Args:
+        elsewhere: the word for what others call by another name.
+    """
 
     def parse(value: Any) -> str:
         if isinstance(value, str) and value in choices:
             return value
-        hint = did_you_mean(value, choices) if isinstance(value, str) else None
+        hint = did_you_mean(elsewhere.get(value, value), choices) if isinstance(value, str) else None
         raise expected(any_of(choices), value, hint)
 
     return Kind(parse, {"type": "string", "enum": list(choices)})

@@ -5,12 +5,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.builtins import default_strategy
 from gpurun.launcher.jobfile.checks.rules import find_conflicts
-from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
-from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, read_spec
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
+from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, key_meant, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
@@ -116,22 +117,37 @@ def explain(mistakes: Sequence[Mistake], source: Source, most: int) -> tuple[lis
     for), so that a file of thousands of wrong keys must not be explained in full.
     """
     unreported = [mistake for mistake in mistakes if isinstance(mistake, UnknownKey) or mistake.message]
-    return [_explain(mistake, source) for mistake in unreported[:most]], max(0, len(unreported) - most)
+    listed: set[KeyPath] = set()
+    found = [_explain(mistake, source, listed) for mistake in unreported[:most]]
+    return found, max(0, len(unreported) - most)
 
 
-def _explain(mistake: Mistake, source: Source) -> Problem:
+def _explain(mistake: Mistake, source: Source, listed: set[KeyPath]) -> Problem:
+    """A message for the mistake.
+
+    Args:
+        listed: sections whose keys were listed in a message before; the list says the same again. Grows.
+    """
     if isinstance(mistake, UnknownKey):
-        return source.key_problem(mistake.path, *_unknown_key(mistake.path))
+        return source.key_problem(mistake.path, *_unknown_key(mistake.path, listed))
     key = ".".join(step for step in mistake.path if isinstance(step, str))
     return source.problem(mistake.path, f"`{key}`: {mistake.message}", mistake.hint)
 
 
-def _unknown_key(path: KeyPath) -> tuple[str, str | None]:
+def _unknown_key(path: KeyPath, listed: set[KeyPath]) -> tuple[str, str | None]:
     key = str(path[-1])
     known = (SECTIONS[str(path[0])] if len(path) > 1 else JobSpec).keys
-    hint = did_you_mean(key, known) or _elsewhere(key) or _all_keys(known)
+    hint = did_you_mean(key, known) or _meant(key, known) or _elsewhere(key)
+    if hint is None and path[:-1] not in listed:
+        listed.add(path[:-1])
+        hint = _all_keys(known)
     inside = f" under `{path[0]}`" if len(path) > 1 else ""
     return f"unknown key `{shorten(key)}`{inside}", hint
+
+
+def _meant(key: str, known: Iterable[str]) -> str | None:
+    meant = key_meant(key, known)
+    return f"did you mean `{meant}`?" if meant else None
 
 
 def _all_keys(known: Iterable[str]) -> str:
@@ -146,20 +162,51 @@ def _elsewhere(key: str) -> str | None:
     return f"`{key}` belongs {home}" if home else None
 
 
+def split_devices(text: str) -> str | list[str]:
+    """The value of `--devices`: a word, or names by commas, with a job file's brackets or without."""
+    bare = text.strip()
+    is_list = bare.startswith("[") and bare.endswith("]")
+    names = [name.strip() for name in (bare[1:-1] if is_list else bare).split(",")]
+    return names if is_list or len(names) > 1 else bare
+
+
 def program_job(script: str | None, module: str | None, args: Sequence[str], devices: str) -> str:
     """YAML of a job that runs this program; it is kept in the run directory, and can be run again.
 
     Args:
         script: path of a Python file; `None` if `module` is one's name.
-        devices: as in a job file, or names by commas.
+        devices: see `split_devices`.
     """
-    named: object = devices if "," not in devices else [name.strip() for name in devices.split(",")]
     name = Path(script).stem if script is not None else str(module)
     job: dict[str, object] = {"name": safe_name(name)}
     job |= {"script": script} if script is not None else {"module": module}
     job |= {"args": list(args)} if args else {}
-    job |= {"devices": named}
+    job |= {"devices": split_devices(devices)}
     return job_text(job)
+
+
+def masked_overrides(overrides: Sequence[str], spec: JobSpec) -> tuple[str, ...]:
+    """The overrides with masks in place of secrets, however YAML lets them be spelled."""
+    resolved = spec.resolved()
+    return tuple(_masked_override(override, resolved) for override in overrides)
+
+
+def _masked_override(override: str, resolved: Any) -> str:
+    if not secrets_in(overrides_alone((override,))):
+        return override
+    section, *steps = override.partition("=")[0].strip().split(".")
+    value, key = resolved[section], section
+    for step in steps:
+        if not isinstance(value, dict) or step not in value:
+            break
+        value, key = value[step], f"{key}.{step}"
+    return f"{key}={json.dumps(value)}"
+
+
+def overrides_alone(overrides: Sequence[str]) -> Any:
+    """What the overrides say, as a job that has nothing else, in plain data."""
+    nothing = Source("", "", Node({}, Mark("")))
+    return override_source(nothing, tuple(overrides)).root.plain()
 
 
 def job_text(job: Mapping[str, object]) -> str:

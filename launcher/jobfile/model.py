@@ -1,5 +1,6 @@
 """`JobSpec`: a checked job file. Its docstrings are the text of the schema and of the reference."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -95,6 +96,7 @@ _ALL_STEPS = "all its steps count; `steps.launches` says how often it is run"
 class Steps(Section):
     """How much is measured."""
 
+    shorthand = "rounds"
     warmup: Annotated[int, whole(0, 100_000)] = 10
     """Steps before timing begins, at least; a variant that is not steady yet takes more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
@@ -110,6 +112,7 @@ class Steps(Section):
 class Profile(Section):
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
 
+    shorthand = "steps"
     steps: Annotated[int, whole(0, 1000)] = 3
     """Steps in a trace; 0 takes none, and doesn't time steps without communication either, which measure
     what communication costs."""
@@ -224,11 +227,7 @@ class JobSpec(Settings, Section):
     @property
     def stated_secrets(self) -> tuple[tuple[str, str], ...]:
         """Names and values of the secrets, as the job's file states them."""
-        root = self.source.root.plain() if self.source is not None else {}
-        compare, baseline = (root.get(key) or {} for key in ("compare", "baseline"))
-        envs = (root.get("env"), *(compare.get("env") or ()), baseline.get("env"))
-        found = [(name, str(value)) for env in envs for name, value in (env or {}).items()]
-        return tuple((name, value) for name, value in found if masked(name, value) != value)
+        return secrets_in(self.source.root.plain()) if self.source is not None else ()
 
     def resolved(self) -> dict[str, Any]:
         """The whole job with its defaults, as plain data for JSON and YAML; loads again as the same job."""
@@ -265,3 +264,18 @@ SECTIONS: dict[str, type[Section]] = {
     "profile": Profile,
 }
 """Keys of a job that hold keys of their own."""
+
+
+def secrets_in(job: Any) -> tuple[tuple[str, str], ...]:
+    """Names and values of the secrets that a job states, given as plain data: in `env`, wherever it is."""
+    pairs = ((name, str(value)) for name, value in _variables(job, is_env=False))
+    return tuple((name, value) for name, value in pairs if masked(name, value) != value)
+
+
+def _variables(part: Any, is_env: bool) -> Iterator[tuple[str, Any]]:
+    items = part.items() if isinstance(part, dict) else enumerate(part)
+    for key, value in items:
+        if isinstance(value, dict | list | tuple):
+            yield from _variables(value, is_env or key == "env")
+        elif is_env and isinstance(key, str):
+            yield key, value

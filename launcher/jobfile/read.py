@@ -1,13 +1,14 @@
 """The data of a job file in, a `JobSpec` out, with everything that is wrong with the data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, ListOf, check_mapping, expected
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
-from gpurun.launcher.jobfile.yaml.describe import nearest, shorten
+from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable
 
@@ -46,10 +47,55 @@ def read_section(model: type[S], given: dict[str, Any], path: Path, mistakes: li
             try:
                 values[key.field] = _value(key, given[name], (*path, name), mistakes)
             except InvalidValue as wrong:
-                mistakes.append(_wrong_value((*path, name), wrong))
+                advised = _advised(model, name, given[name], wrong)
+                mistakes.append(_wrong_value((*path, name), advised))
     mistakes += [UnknownKey((*path, name)) for name in given if name not in keys]
     stated = frozenset(name for name, key in keys.items() if key.field in values)
     return model(stated=stated, **values)
+
+
+def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -> InvalidValue:
+    """The same mistake, with advice where it is known what was meant."""
+    if (kind := _compared_as(model, name)) is not None and _lists_several(kind, value, wrong):
+        return InvalidValue(
+            "expected one value, got several", f"to compare them, write `{_listed(name, value)}`"
+        )
+    section = model.keys[name].kind
+    if wrong.hint is None and isinstance(section, type) and section.shorthand:
+        return InvalidValue(wrong.message, _in_full(section, name, value), wrong.at)
+    return wrong
+
+
+def _compared_as(model: type[Section], name: str) -> ListOf | None:
+    """What `compare` takes for a key at the top; `None` if it takes nothing, or the key isn't at the top."""
+    key = SECTIONS["compare"].keys.get(name) if model is JobSpec else None
+    return key.kind if key is not None and isinstance(key.kind, ListOf) else None
+
+
+def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue) -> bool:
+    """Whether a wrong value is a list for `compare`; of a key that itself takes lists every item must fit."""
+    if not isinstance(value, list) or len(value) < 2:
+        return False
+    mistakes: list[Mistake] = []
+    with suppress(InvalidValue):
+        _several(kind, value, (), mistakes)
+        return wrong.at is None or not mistakes
+    return False
+
+
+def _listed(name: str, values: list[Any]) -> str:
+    return f"compare: {{{name}: {flow_text(values)}}}"
+
+
+def _in_full(section: type[Section], name: str, value: Any) -> str | None:
+    """How to write `steps: 100` or `profile: true`: the number belongs to one key of the section."""
+    key = section.keys[section.shorthand]
+    if isinstance(value, bool):
+        value = getattr(section, key.field) if value else 0
+    with suppress(InvalidValue):
+        if isinstance(key.kind, Kind):
+            return f"write `{name}: {{{section.shorthand}: {key.kind.parse(value)}}}`"
+    return None
 
 
 def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
@@ -141,5 +187,16 @@ def _meant(mistake: Mistake) -> set[Path]:
     if not isinstance(mistake, UnknownKey):
         return set()
     *section, key = mistake.path
-    near = nearest(str(key), (SECTIONS[str(section[0])] if section else JobSpec).keys)
+    near = key_meant(str(key), (SECTIONS[str(section[0])] if section else JobSpec).keys)
     return {(*section, near)} if near else set()
+
+
+_ELSEWHERE = {"batch_size": "global_batch", "dtype": "precision", "gradient_accumulation_steps": "accumulate"}
+"""Keys by the names that other tools give them."""
+
+
+def key_meant(key: str, known: Iterable[str]) -> str | None:
+    """The one of the known keys that an unknown one is meant to be, as far as its name shows."""
+    names = list(known)
+    meant = _ELSEWHERE.get(key)
+    return meant if meant in names else nearest(key, names)

@@ -11,7 +11,7 @@ from gpurun.launcher.jobfile.field_types import TRUTH, Kind, ListOf, one_of
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, WORKLOADS, JobKind
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path
-from gpurun.launcher.strategies import STRATEGIES, Strategy
+from gpurun.launcher.strategies import Strategy, strategy_named
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Setting:
 
     def holds(self, kind: JobKind, strategy: str) -> bool:
         """Whether variants of that kind and strategy have it."""
-        return kind in self.kinds and self.strategies(STRATEGIES[strategy])
+        return kind in self.kinds and self.strategies(strategy_named(strategy))
 
 
 def setting(default: Any, **says: Any) -> Any:
@@ -138,6 +138,8 @@ class Section:
 
     keys: ClassVar[Mapping[str, Key]]
     """By their names in the file, in the order of the fields."""
+    shorthand: ClassVar[str] = ""
+    """The key that is meant where the file has a number in place of the section."""
     stated: frozenset[str] = frozenset()
     """Keys that the job states; the fields of the others have their defaults."""
     source: Source | None = field(default=None, compare=False, repr=False)

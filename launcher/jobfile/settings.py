@@ -20,6 +20,12 @@ from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
 from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
+_DTYPES = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"} | {
+    "float16": "fp16",
+    "half": "fp16",
+}
+"""Precisions by torch's names."""
 SPLIT = Kind(
     values.parse_split,
     {
@@ -128,7 +134,7 @@ class Settings:
     each device tries batches in a separate process, which may run out of memory, and keeps a margin. Only a
     few built-ins have a batch of their own, which then is the default; `gpurun workloads` lists them. For a
     program it is optional: with it, the report shows samples per second."""
-    precision: Annotated[str, one_of(("fp64", "fp32", "tf32", "bf16", "fp16"))] = setting(
+    precision: Annotated[str, one_of(PRECISIONS, _DTYPES)] = setting(
         "fp32",
         compare="Precisions to compare.",
         baseline="The baseline's precision.",

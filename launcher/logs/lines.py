@@ -5,6 +5,8 @@ ranks. Only the last state of every line is kept, without cursor movements.
 """
 
 import re
+from collections.abc import Mapping
+from typing import TextIO
 
 MAX_LINE_BYTES = 1 << 14
 """A longer line is cut into several, to bound the memory that endless output needs."""
@@ -19,6 +21,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066
 """Also what makes a terminal show text in another order than it has."""
 _PREFIX_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """SGR codes: cyan, yellow, green, magenta, blue, and their bright ones."""
+
+
+def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether colours may be written: to a terminal that shows them, unless the user wants none.
+
+    Source: https://no-color.org
+    """
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 class LineReader:

@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, open_regular
+from gpurun.launcher.rundir.paths import rank_files, unreadable
 
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
@@ -31,11 +32,18 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
 
 
 def log_lines(path: Path) -> Iterator[str]:
-    """The lines of one log, read in portions: the log may be larger than memory."""
+    """The lines of one log, read in portions: the log may be larger than memory.
+
+    Raises:
+        MachineError: it can't be read.
+    """
     reader = LineReader()
-    with open_regular(path) as file:
-        while portion := file.read(_CHUNK_BYTES):
-            yield from reader.feed(portion)
+    try:
+        with open_regular(path) as file:
+            while portion := file.read(_CHUNK_BYTES):
+                yield from reader.feed(portion)
+    except OSError as error:
+        raise MachineError(unreadable(path, error)) from error
     yield from reader.finish()
 
 
@@ -67,15 +75,15 @@ def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
 
 def newest_launch(run: RunDir) -> str | None:
     """The launch whose ranks were the last to begin writing."""
-    folders = [log.parent for log in run.path.glob("launches/*/log")]
-    return max(folders, key=lambda folder: (folder / "log").stat().st_ctime_ns).name if folders else None
+    logs = run.path.glob("launches/*/log")
+    newest = max(logs, key=lambda log: log.stat().st_ctime_ns, default=None)
+    return newest.parent.name if newest else None
 
 
 def logs_of(run: RunDir, launch: str, rank: int | None) -> dict[int, Path]:
     """The logs of a launch by rank."""
-    files = (run.launch(launch) / "log").glob("rank*.log")
-    found = {int(file.stem.removeprefix("rank")): file for file in files}
-    return {number: found[number] for number in sorted(found) if rank is None or number == rank}
+    found = rank_files(run.launch(launch) / "log", ".log")
+    return {number: file for number, file in found.items() if rank is None or number == rank}
 
 
 def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:

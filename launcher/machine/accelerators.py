@@ -11,11 +11,13 @@ from typing import Any
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
+from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
 from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE, inspect_nvidia_gpus
-from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS, Peak, peak_tflop_per_s
+from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS, Peak, peak_of
 from gpurun.launcher.machine.gpus.torch_build import installed_torch, nvidia_problem
 
 Inspect = Callable[[Mapping[str, str], Path, Any], Gpus]
+Health = Callable[[Sequence[int], Mapping[str, str], Any], tuple[GpuHealth, ...]]
 
 TERA = 1e12
 AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -36,6 +38,8 @@ class Accelerator:
     """Whether its devices are shares of the host's cores and memory, numbered by their position."""
     backend: str
     """`torch.distributed` backend of ranks with a device of their own; ranks that share one use the CPU's."""
+    backend_bytes: int = field(default=0, kw_only=True)
+    """Memory of a device to keep free for the buffers of `backend`, which torch's allocator doesn't count."""
     driver: str = field(default="", kw_only=True)
     """Names its driver: `{driver}` is the version, `{newest}` the newest runtime that it supports."""
     interface_variable: str
@@ -62,6 +66,8 @@ class Accelerator:
     """Peak FLOP rates of its models."""
     inspect: Inspect = field(default=lambda environ, root, binding: Gpus())
     """Finds its devices here; takes the environment, the root of `proc` and a stand-in binding."""
+    health: Health = field(default=lambda indices, environ, binding: ())
+    """Asks about the GPUs of these indices; takes also the environment and a stand-in binding."""
 
     def device(self, index: int) -> str:
         """`cuda:INDEX`."""
@@ -73,8 +79,10 @@ def inspect_cuda_gpus(environ: Mapping[str, str], root: Path, binding: Any) -> G
     found = inspect_nvidia_gpus(environ, root, binding)
     if not found.gpus:
         return replace(found, notes=(*found.notes, *amd_notes(root)))
-    problem = nvidia_problem(installed_torch(), found, CUDA.name)
-    return replace(found, gpus=tuple(replace(gpu, unusable=problem) for gpu in found.gpus))
+    build = installed_torch()
+    problems = [nvidia_problem(build, found, gpu, CUDA.name) for gpu in found.gpus]
+    pairs = zip(found.gpus, problems, strict=True)
+    return replace(found, gpus=tuple(replace(gpu, unusable=problem) for gpu, problem in pairs))
 
 
 CPU = Accelerator(
@@ -99,6 +107,8 @@ CUDA = Accelerator(
     driver="NVIDIA driver {driver}, CUDA up to {newest}",
     is_host=False,
     backend="nccl",
+    # An estimate: NCCL has 4 MiB (NCCL_BUFFSIZE) for each channel, of up to 32, to and from several peers.
+    backend_bytes=1 << 30,
     interface_variable="NCCL_SOCKET_IFNAME",
     start_s=8.0,
     runtime="gpurun.launcher.worker.accelerators.cuda:CudaRuntime",
@@ -107,11 +117,12 @@ CUDA = Accelerator(
     part_prefix=MIG_PREFIX,
     only_here={"tf32": "tf32 needs an NVIDIA GPU"},
     least_capability={"tf32": (8, 0)},  # Ampere
-    # Words of cuBLAS, cuDNN and NCCL.
-    memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", "ALLOC_FAILED"),
+    # Words of the driver, of cuBLAS, cuSPARSE and cuSOLVER, and of cuDNN since version 9.
+    memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", r"ALLOC(ATION)?_FAILED"),
     peaks=NVIDIA_PEAKS,
     block_ms=1000.0,  # energy counters and clocks advance every few tens of milliseconds
     inspect=inspect_cuda_gpus,
+    health=inspect_health,
 )
 ACCELERATORS: dict[str, Accelerator] = {row.name: row for row in (CPU, CUDA)}
 """By name. `devices: auto` tries those that aren't the host's in this order."""
@@ -174,17 +185,17 @@ def inspect_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: An
 
 def amd_notes(root: Path = Path("/")) -> tuple[str, ...]:
     """That there are AMD GPUs, and that they aren't used."""
-    count = sum(_is_gpu(folder) for folder in (root / AMD_NODES).glob("*"))
+    count = sum(_is_gpu(directory) for directory in (root / AMD_NODES).glob("*"))
     if not count:
         return ()
     gpus = "an AMD GPU" if count == 1 else f"{count} AMD GPUs"
     return (f"this machine has {gpus}, which gpurun can't use yet: only NVIDIA's are measured",)
 
 
-def _is_gpu(folder: Path) -> bool:
+def _is_gpu(directory: Path) -> bool:
     """A node of the topology with an id is a GPU; the others are CPUs."""
     try:
-        return int((folder / "gpu_id").read_text()) != 0
+        return int((directory / "gpu_id").read_text()) != 0
     except (OSError, ValueError):
         return False
 
@@ -206,11 +217,26 @@ def recorded_uuids(host: Mapping[str, Any]) -> dict[str, str]:
     return {str(gpu.get("uuid")): f"{gpu.get('kind', CUDA.name)}:{gpu.get('index')}" for gpu in gpus}
 
 
+def peak_tflop_per_s(gpu_name: str, precision: str) -> float | None:
+    """The peak of a GPU by the driver's name for it; `None` where it isn't known."""
+    peak = _peak(gpu_name)
+    return None if peak is None else peak.tflop_per_s.get(precision)
+
+
 def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:
-    """The peak of a GPU by the driver's name for it, in FLOP/s; `None` where it isn't known."""
-    peaks = [peak for row in ACCELERATORS.values() for peak in row.peaks]
-    rate = peak_tflop_per_s(peaks, gpu_name, precision)
+    """The same in FLOP/s."""
+    rate = peak_tflop_per_s(gpu_name, precision)
     return None if rate is None else rate * TERA
+
+
+def peak_gb_per_s(gpu_name: str) -> float | None:
+    """The highest rate of a GPU's memory by the driver's name for it; `None` where it isn't known."""
+    peak = _peak(gpu_name)
+    return None if peak is None else peak.gb_per_s
+
+
+def _peak(gpu_name: str) -> Peak | None:
+    return peak_of([peak for row in ACCELERATORS.values() for peak in row.peaks], gpu_name)
 
 
 def total_peak_flop_per_s(gpu_names: Sequence[str | None], precision: str) -> float | None:

@@ -84,17 +84,17 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         MachineError: git can't make a worktree.
     """
     prune(root)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    with locked(folder):
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    with locked(directory):
         try:
-            tree = str(folder / "code")
+            tree = str(directory / "code")
             added = git(root, "worktree", "add", "--detach", "--quiet", tree, commit, timeout_s=CHECKOUT_S)
             if added.code != 0:
                 raise MachineError(f"git can't make a worktree of {commit[:SHORT]}: {added.err}")
-            yield folder / "code"
+            yield directory / "code"
         finally:
             with uninterrupted():
-                remove(root, folder)
+                remove(root, directory)
 
 
 def prune(root: Path) -> None:
@@ -102,29 +102,29 @@ def prune(root: Path) -> None:
     listed = git(root, "worktree", "list", "--porcelain").out.splitlines()
     trees = [Path(line.removeprefix("worktree ")) for line in listed if line.startswith("worktree ")]
     for tree in trees:
-        folder = tree.parent
-        if folder.name.startswith(PREFIX) and not is_in_use(folder):
-            remove(root, folder)
+        directory = tree.parent
+        if directory.name.startswith(PREFIX) and not is_in_use(directory):
+            remove(root, directory)
 
 
-def remove(root: Path, folder: Path) -> None:
+def remove(root: Path, directory: Path) -> None:
     """The worktree, with what git notes of it, and its directory."""
-    git(root, "worktree", "remove", "--force", str(folder / "code"), timeout_s=CHECKOUT_S)
-    shutil.rmtree(folder, ignore_errors=True)
+    git(root, "worktree", "remove", "--force", str(directory / "code"), timeout_s=CHECKOUT_S)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Holds a lock that ends with this process, however it dies."""
-    with (folder / "lock").open("w") as lock:
+    with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def is_in_use(folder: Path) -> bool:
+def is_in_use(directory: Path) -> bool:
     """Whether a gate that still runs has its lock."""
     try:
-        with (folder / "lock").open() as lock:
+        with (directory / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -103,6 +103,13 @@ def host_record(machine: Machine) -> dict[str, Any]:
     }
 
 
+def software_of(machine: Machine) -> dict[str, str]:
+    """Versions that a step time depends on: of Python, torch, gpurun, and of the driver if there is one."""
+    versions = _versions()
+    found = {"Python": platform.python_version(), "torch": versions["torch"], "gpurun": versions["gpurun"]}
+    return {name: version for name, version in {**found, "driver": machine.driver}.items() if version}
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores that this process can keep busy: its affinity, cut by the cgroup's quota, at least 1."""
     cores = len(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ from gpurun.launcher.machine.accelerators import CPU
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeAddress:
     """Where this node is in the network."""
 
     rendezvous: str
@@ -22,7 +22,7 @@ class Place:
     """The interface that has this address, or the chosen one."""
 
 
-def find_place(host: str, port: int, interface: str | None, environ: Mapping[str, str]) -> Place:
+def find_address(host: str, port: int, interface: str | None, environ: Mapping[str, str]) -> NodeAddress:
     """This node's address and interface: those that reach the rendezvous host, unless one is chosen.
 
     Args:
@@ -40,14 +40,14 @@ def find_place(host: str, port: int, interface: str | None, environ: Mapping[str
             raise SpecError(
                 f"{platform.node()} has no network interface {chosen!r}; it has {', '.join(sorted(known))}"
             )
-        return Place(rendezvous, _same_family(known[chosen], rendezvous, chosen), chosen)
+        return NodeAddress(rendezvous, _same_family(known[chosen], rendezvous, chosen), chosen)
     address = own_address(rendezvous, port)
     names = [name for name, addresses in known.items() if address in addresses]
     if not names:
         raise MachineError(
             f"no network interface of {platform.node()} has its address {address}; name one: --interface NAME"
         )
-    return Place(rendezvous, address, names[0])
+    return NodeAddress(rendezvous, address, names[0])
 
 
 def resolve(host: str, port: int) -> str:

@@ -21,7 +21,8 @@ _FILES_PER_RANK = 8
 _FILES = re.compile(r"too many open files", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(
     r"insufficient shared memory|unable to (open|allocate|write to|resize).{0,60}shared memory"
-    r"|unable to (mmap|write).{0,80}/?torch_\d+|no space left on device.{0,200}(/dev/shm|torch_\d+)"
+    r"|(creating|extend)\b.{0,40}/dev/shm/nccl-|unable to (mmap|write).{0,80}/?torch_\d+"
+    r"|no space left on device.{0,200}(/dev/shm|torch_\d+)"
     r"|(/dev/shm|torch_shm|shm_open).{0,200}no space left on device|bus error.{0,120}\bshm\b",
     re.IGNORECASE | re.DOTALL,
 )

@@ -108,14 +108,14 @@ class ClusterPool:
         by_node: dict[int, list[StartRequest]] = {}
         for process in processes:
             by_node.setdefault(node_rank(process), []).append(process)
-        order = Path(processes[-1].args[0])  # the first may be the store
+        config = Path(processes[-1].args[0])  # the first may be the store
         self._attempt += 1
-        self._name, self._timeline = order.parent.name, Timeline()
+        self._name, self._timeline = config.parent.name, Timeline()
         self._working, self._port_pending = set(by_node), len(by_node) > 1
         self._steps.clear()
         kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
-            what = (self._attempt, self._name, kind, order.read_bytes(), tuple(by_node[node]))
+            what = (self._attempt, self._name, kind, config.read_bytes(), tuple(by_node[node]))
             self._link.send(node, Launch(*what, env=self._env))
         self._local.start(by_node.get(0, []))
 
@@ -154,11 +154,11 @@ class ClusterPool:
         """Sends a signal to this node's ranks: the other nodes' commands receive the signal themselves."""
         self._local.forward(number)
 
-    def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
+    def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
         """Snapshots of the running ranks of all nodes, by rank; without nodes that don't answer in time."""
         self._awaited, self._snapshots = self._working - {0}, {}
         self._send_all(self._awaited, SnapshotRequest(self._attempt))
-        own = self._local.observe(folder)
+        own = self._local.observe(directory)
         deadline = time.monotonic() + _SNAPSHOT_S
         while self._awaited and time.monotonic() < deadline:
             self._take_mail(_POLL_S)

@@ -137,8 +137,8 @@ class Follower:
         """Starts this node's ranks, with its own paths."""
         self.attempt, self.name = message.attempt, message.name
         self.failed, self.steps = False, ()
-        order = msgspec.json.decode(message.order, type=dict[str, Any])
-        own = order | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
+        config = msgspec.json.decode(message.config, type=dict[str, Any])
+        own = config | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
         write_json(self.places.launch_config(self.name), own)
         requests = [self.translated(request, ENTRIES[message.kind]) for request in message.requests]
         self.ranks = frozenset(request.rank for request in requests)

@@ -18,7 +18,7 @@ from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesE
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
-from gpurun.launcher.machine.network import Place, find_place, is_loopback, is_own
+from gpurun.launcher.machine.network import NodeAddress, find_address, is_loopback, is_own
 from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
@@ -45,7 +45,7 @@ class Joined:
     """By node rank; known only on node 0."""
 
 
-def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: Place, machine: Machine) -> Hello:
+def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: NodeAddress, machine: Machine) -> Hello:
     """This node's introduction to node 0."""
     job = spec.resolved()
     return Hello(
@@ -73,7 +73,7 @@ def refuse_to_join(error: GpurunError, flags: NodeFlags, say: Callable[[str], No
             return
         facts, num_nodes = known
         say(f"node {facts.rank} can't join, and reports that to the other nodes (up to {REFUSE_S:g} s)")
-        place = find_place(facts.host, facts.port, flags.interface, os.environ)
+        place = find_address(facts.host, facts.port, flags.interface, os.environ)
         options = link_options(facts, place, flags, num_nodes or MAX_NODES, REFUSE_S)
         NodeLink(options).refuse(_end_of(error, facts.rank, platform.node()), (num_nodes or 2) - 1, REFUSE_S)
 
@@ -96,9 +96,9 @@ def joined(
         MachineError: node 0 can't be reached, its port is taken, or nodes are missing.
     """
     facts = find_facts(spec.nodes, flags, os.environ)
-    place = find_place(facts.host, facts.port, flags.interface, os.environ)
+    place = find_address(facts.host, facts.port, flags.interface, os.environ)
     hello = introduce(spec, job_dir, facts, place, machine)
-    say(waiting_text(facts, spec.nodes, flags.join_timeout_s))
+    say(waiting_text(facts, spec.nodes, flags))
     link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
     try:
         yield meet(link, hello, spec.nodes, flags.join_timeout_s)
@@ -112,17 +112,19 @@ def joined(
         link.close()
 
 
-def waiting_text(facts: Facts, num_nodes: int, timeout_s: float) -> str:
+def waiting_text(facts: Facts, num_nodes: int, flags: NodeFlags) -> str:
     """What this node waits for, perhaps for minutes."""
     others = plural(num_nodes - 1, "other node") if facts.rank == 0 else "node 0"
-    place = f"{facts.host}:{facts.port}"
-    return (
-        f"node {facts.rank} of {num_nodes} waits for {others} at {place} (up to {format_duration(timeout_s)})"
-    )
+    place, limit = f"{facts.host}:{facts.port}", format_duration(flags.join_timeout_s)
+    waiting = f"node {facts.rank} of {num_nodes} waits for {others} at {place} (up to {limit})"
+    return f"{_INSECURE.format(port=facts.port)}\n{waiting}" if flags.insecure else waiting
+
+
+_INSECURE = "warning: with --insecure, whoever reaches port {port} of node 0 can run code as you on all nodes"
 
 
 def link_options(
-    facts: Facts, place: Place, flags: NodeFlags, num_nodes: int, silence_s: float
+    facts: Facts, place: NodeAddress, flags: NodeFlags, num_nodes: int, silence_s: float
 ) -> LinkOptions:
     """Node 0 listens at the address of its name, or on all interfaces if that is a loopback address.
 
@@ -221,7 +223,7 @@ def _seen_from(hello: Hello, others: list[Hello]) -> Node:
     seen = shared_address(hello, others)
     if not is_loopback(hello.node.address) or is_loopback(seen) or not is_own(seen):
         return hello.node
-    place = find_place(seen, 1, None, {})
+    place = find_address(seen, 1, None, {})
     return replace(hello.node, address=place.address, interface=place.interface)
 
 
@@ -237,8 +239,8 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
         return _differ("versions of gpurun", "gpurun", first.version, other.version, first, other)
     if first.source_sha256 != other.source_sha256:
         return (
-            f"the nodes have different sources of gpurun {first.version}: {_name(first)} and {_name(other)} "
-            "have not the same files\n    install the same on all nodes"
+            f"the files of gpurun {first.version} differ between {_name(first)} and {_name(other)}"
+            "\n    install the same on all nodes"
         )
     wants = {hello.rank: hello.job.get("nodes") for hello in (first, other)}
     if first.job.get("nodes") != other.job.get("nodes"):

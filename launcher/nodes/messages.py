@@ -60,7 +60,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     name: str
     kind: RankKind
     """What the ranks run: a message names no code."""
-    order: bytes
+    config: bytes
     """The `LaunchConfig` or `ProgramConfig` as JSON, with node 0's paths."""
     requests: tuple[StartRequest, ...]
     """Their `entry` has no effect."""

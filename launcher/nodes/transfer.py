@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import unwritable
+from gpurun.launcher.rundir.paths import is_name
 
 CHUNK_BYTES = 1 << 17
 """1 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
@@ -87,8 +88,8 @@ class Outbox:
                 offset += len(content)
 
     def _files(self) -> Iterator[Path]:
-        for folder in RESULTS:
-            for path in (self.root / folder).rglob("*"):
+        for directory in RESULTS:
+            for path in (self.root / directory).rglob("*"):
                 if path.is_file() and not path.name.startswith(".") and path.name not in OWN_COPIES:
                     yield path
 
@@ -124,8 +125,8 @@ class Inbox:
     def place(self, chunk: Chunk) -> Path:
         """The file that the chunk is a part of."""
         name = PurePosixPath(chunk.path)
-        in_results = name.parts[:1] in [(folder,) for folder in RESULTS]
-        if name.is_absolute() or ".." in name.parts or not in_results:
+        in_results = name.parts[:1] in [(directory,) for directory in RESULTS]
+        if not in_results or not all(map(is_name, name.parts)):
             raise MachineError(
                 f"node {chunk.node} sent a file that does not belong to the run: {chunk.path!r}"
             )

@@ -14,7 +14,7 @@ from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.ids import group_id, make_unique
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
-from gpurun.launcher.plan.nodes import Node, Place, bind_ranks, device_of_node, node_of_device, places
+from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_node, node_of_device, places
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.plan.spread import all_devices, interface_env
 from gpurun.launcher.rundir.paths import RunPaths
@@ -211,16 +211,16 @@ def _processes(launch_id: str, first: Variant, machines: Sequence[MachineLike]) 
 
 def _process(
     launch_id: str,
-    place: Place,
+    place: RankPlace,
     devices: tuple[str, ...],
     variant: Variant,
     machines: Sequence[MachineLike],
 ) -> Process:
-    order = _HERE.launch_config(launch_id).as_posix()
+    config = _HERE.launch_config(launch_id).as_posix()
     machine = machines[place.node]
     return Process(
         rank=place.rank,
-        argv=("python", "-m", "gpurun.launcher.worker", order, str(place.rank)),
+        argv=("python", "-m", "gpurun.launcher.worker", config, str(place.rank)),
         env={
             **_rank_env(place),
             **(interface_env(machine) if STRATEGIES[variant.strategy].has_backend else {}),
@@ -234,7 +234,7 @@ def _process(
 
 def device_env(devices: tuple[str, ...], rank: int, machine: MachineLike) -> Mapping[str, str]:
     """The environment of a process that has these devices to itself, and no peers."""
-    alone = Place(rank, 1, node=0, local_rank=rank, local_world_size=1)
+    alone = RankPlace(rank, 1, node=0, local_rank=rank, local_world_size=1)
     return {**_rank_env(alone), **visible_gpus(devices, machine)}
 
 
@@ -256,7 +256,7 @@ def _numa_node(device: str, machine: MachineLike) -> int | None:
     return None if accelerator_of(device).is_host else gpu_of(device, machine).numa_node
 
 
-def _rank_env(place: Place) -> Mapping[str, str]:
+def _rank_env(place: RankPlace) -> Mapping[str, str]:
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

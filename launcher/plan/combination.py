@@ -13,7 +13,7 @@ from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.splits import BALANCED, comes_to
-from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy
+from gpurun.launcher.strategies import PROGRAM, Strategy, strategy_named
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
@@ -37,7 +37,7 @@ class Combination(Settings):
     @property
     def runs_as(self) -> Strategy:
         """Its strategy with all that this implies."""
-        return STRATEGIES[self.strategy]
+        return strategy_named(self.strategy)
 
     def has(self, name: str) -> bool:
         """Whether the setting means anything for it."""
@@ -93,7 +93,7 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
     values |= {
         "strategy": strategy,
         "workload": workload,
-        "device_count": STRATEGIES[strategy].num_devices(values["device_count"], num_devices, num_local)
+        "device_count": strategy_named(strategy).num_devices(values["device_count"], num_devices, num_local)
         if "device_count" not in stated
         else stated["device_count"],
         "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),

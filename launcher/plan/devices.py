@@ -59,14 +59,20 @@ def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
         SpecError: CPU and CUDA devices are mixed.
         MachineError: a GPU is asked for that is not there, or that torch can't use.
     """
-    found = _resolve(devices, machine)
+    found = named_devices(devices, machine)
     for name in found:
         if not accelerator_of(name).is_host and (problem := gpu_of(name, machine).unusable):
             raise MachineError(f"{name} ({gpu_of(name, machine).name}) can't be used: {problem}")
     return found
 
 
-def _resolve(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
+def named_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
+    """As `resolve_devices`, but also GPUs that torch can't use.
+
+    Raises:
+        SpecError: likewise.
+        MachineError: a GPU is asked for that is not there.
+    """
     if devices == AUTO:
         return _free_gpus(machine) or _any_gpus(machine) or _cpus(min(_AUTO_CPU_DEVICES, machine.cpu_cores))
     kind = accelerator_of(devices if isinstance(devices, str) else devices[0])
@@ -106,6 +112,8 @@ def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) ->
             notes.append(f"{name} is also used by other processes, which affects the times: {gpu.busy_with}")
         elif gpu.busy_with and wish == AUTO:
             notes.append(f"{name} is left out, because other processes use it: {gpu.busy_with}")
+        elif gpu.unusable and wish == AUTO:
+            notes.append(f"{name} is left out, because torch can't use it: {gpu.unusable}")
     return tuple(notes)
 
 
@@ -179,14 +187,15 @@ def _by_position(name: str, machine: MachineLike) -> str:
 
 
 def _free_gpus(machine: MachineLike) -> tuple[str, ...]:
-    """The GPUs that nothing else uses, of the first kind that has some."""
-    free = [name for name, gpu in _named_gpus(machine) if not gpu.busy_with]
+    """The GPUs that torch can use and nothing else uses, of the first kind that has some."""
+    free = [name for name, gpu in _named_gpus(machine) if not (gpu.busy_with or gpu.unusable)]
     return tuple(name for name in free if accelerator_of(name) is accelerator_of(free[0]))
 
 
 def _any_gpus(machine: MachineLike) -> tuple[str, ...]:
-    """All GPUs of the first kind that has some."""
-    return next((found for kind in gpu_kinds() if (found := _gpus(kind, machine))), ())
+    """All GPUs of the first kind that has some; those that torch can use, if it can use any."""
+    found = next((found for kind in gpu_kinds() if (found := _gpus(kind, machine))), ())
+    return tuple(name for name in found if not gpu_of(name, machine).unusable) or found
 
 
 def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
+from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
 from gpurun.launcher.plan.combination import (
     Candidate,
@@ -64,6 +65,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
             *notes_on(spec.devices, devices, machine, nodes),
             *_unused(spec, built),
             *_chunk_notes(candidates),
+            *_repeat_notes(spec),
             *_merge_notes(built, candidates),
         ),
     )
@@ -267,6 +269,16 @@ def _chunk_notes(candidates: list[Candidate]) -> list[str]:
             if chunks < wanted.device_count:
                 cut = f"{wanted.global_batch} over {wanted.device_count} devices"
                 notes[f"{cut} gives {plural(chunks, 'chunk')}: runs on {chunks}"] = None
+    return list(notes)
+
+
+def _repeat_notes(spec: JobSpec) -> list[str]:
+    """Values that are listed more than once."""
+    notes: dict[str, None] = {}  # each once, in order
+    for key, values in spec.compare.lists().items():
+        for at, value in enumerate(values):
+            if value in values[:at]:
+                notes[f"`compare: {key}` lists {flow_text(value)} more than once: measured once"] = None
     return list(notes)
 
 

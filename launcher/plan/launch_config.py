@@ -1,4 +1,4 @@
-"""A launch of the plan as the order that its workers, or the ranks of its program, read."""
+"""What the workers of a launch, or the ranks of its program, read."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ COLLECTIVE_MARGIN_S = 300.0
 can say who is missing, comes first. It is more than the least time that a start has."""
 
 
-def order_for(
+def launch_config_for(
     plan: Plan,
     spec: JobSpec,
     launch: Launch,
@@ -66,7 +66,7 @@ def order_for(
         channels_last=first.channels_last,
         cudnn_benchmark=first.cudnn_benchmark,
         threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
-        variants=tuple(variant_order(item, found.get(item.id), spec, caps) for item in variants),
+        variants=tuple(variant_config(item, found.get(item.id), spec, caps) for item in variants),
         # Both versions of a gate must do the same: neither is measured twice.
         baseline=plan.baseline if plan.baseline in launch.variants and plan.gate is None else None,
         warmup=spec.steps.warmup,
@@ -78,6 +78,7 @@ def order_for(
         collective_timeout_s=spec.timeout_s + COLLECTIVE_MARGIN_S,
         address=plan.address,
         options=strategy_options(first),
+        device_names=first.devices,
         block_ms=accelerator_of(first.devices[0]).block_ms,
     )
 
@@ -91,7 +92,7 @@ def strategy_options(variant: Variant) -> dict[str, Any]:
     }
 
 
-def program_order(
+def program_config(
     spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
 ) -> ProgramConfig:
     """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
@@ -110,7 +111,7 @@ def program_order(
     )
 
 
-def variant_order(
+def variant_config(
     variant: Variant, found: tuple[int, ...] | None, spec: JobSpec, caps: tuple[int, ...]
 ) -> VariantConfig:
     """The variant with its samples; a balanced split that is not found yet begins at the even one."""

@@ -50,7 +50,7 @@ def device_of_node(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The position of a rank among all ranks, and among those of its node."""
 
     rank: int
@@ -60,10 +60,10 @@ class Place:
     local_world_size: int
 
 
-def places(nodes: Sequence[int]) -> list[Place]:
+def places(nodes: Sequence[int]) -> list[RankPlace]:
     """The places of the ranks whose nodes are given, in their order."""
     return [
-        Place(rank, len(nodes), node, nodes[:rank].count(node), nodes.count(node))
+        RankPlace(rank, len(nodes), node, nodes[:rank].count(node), nodes.count(node))
         for rank, node in enumerate(nodes)
     ]
 

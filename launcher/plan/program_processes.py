@@ -7,7 +7,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.plan.devices import MachineLike, visible_gpus
 from gpurun.launcher.plan.model import Process, Variant
-from gpurun.launcher.plan.nodes import Node, Place, device_of_node, node_of_device, places
+from gpurun.launcher.plan.nodes import Node, RankPlace, device_of_node, node_of_device, places
 from gpurun.launcher.plan.spread import interface_env
 from gpurun.launcher.rundir.paths import RunPaths
 
@@ -54,7 +54,7 @@ def _interface_env(machine: MachineLike) -> Mapping[str, str]:
     return interface_env(machine) if isinstance(machine, Node) else {}
 
 
-def _node_env(variant: Variant, place: Place, machine: MachineLike) -> Mapping[str, str]:
+def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
     """What depends on the node: its GPUs and its cores."""
     own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
     threads = str(threads_per_rank(place.local_world_size, machine))
@@ -69,7 +69,7 @@ def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
     return max(1, machine.cpu_cores // local_world_size)
 
 
-def _shared_env(run_id: str, place: Place, num_nodes: int, address: str) -> Mapping[str, str]:
+def _shared_env(run_id: str, place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
     """What `torchrun` gives to every rank of one node. MASTER_PORT is known once the store has one."""
     return {
         "WORLD_SIZE": str(place.world_size),
@@ -86,5 +86,5 @@ def _shared_env(run_id: str, place: Place, num_nodes: int, address: str) -> Mapp
     }
 
 
-def _rank_env(place: Place) -> Mapping[str, str]:
+def _rank_env(place: RankPlace) -> Mapping[str, str]:
     return {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "ROLE_RANK": str(place.rank)}

@@ -125,13 +125,13 @@ class WorkerPool:
         """Sends a signal to all running ranks, with the next `poll`; may be called by a signal handler."""
         self._forwarded.append(number)
 
-    def observe(self, folder: Path) -> "tuple[RankSnapshot, ...]":
-        """All running ranks whose control blocks are in `folder`; takes some tens of milliseconds."""
+    def observe(self, directory: Path) -> "tuple[RankSnapshot, ...]":
+        """All running ranks whose control blocks are in `directory`; takes some tens of milliseconds."""
         from gpurun.launcher.inspect.snapshot import (
             observe,  # an HTTP client and more, before torch begins to load
         )
 
-        return observe(folder)
+        return observe(directory)
 
     def steps_elsewhere(self) -> tuple[int, ...]:
         """None: all ranks are on this machine."""

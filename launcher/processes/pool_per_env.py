@@ -48,8 +48,8 @@ class Ranks(Protocol):
     def forward(self, number: int) -> None:
         """Sends a signal to this machine's ranks, with the next `poll`; may be called by a signal handler."""
 
-    def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
-        """Snapshots of all running ranks; `folder` has the control blocks of this machine's ranks."""
+    def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
+        """Snapshots of all running ranks; `directory` has the control blocks of this machine's ranks."""
 
     def steps_elsewhere(self) -> tuple[int, ...]:
         """Steps so far of the ranks on other machines."""

@@ -5,6 +5,7 @@ from math import ceil, floor, log10
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
+from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.report.terminal.cells import interval_text
 from gpurun.launcher.units import format_number
 
@@ -53,10 +54,10 @@ def confidence_text(together: float, each: float | None = None) -> str:
 
 
 def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
-    """One sentence per reference that gradients were compared with, and one for what was not compared."""
+    """One sentence per reference that gradients agree with; those that don't are alerts."""
     by_reference: dict[str, list[VariantResult]] = {}
     for variant in variants:
-        if variant.gradient_error is not None:
+        if variant.gradient_error is not None and variant.gradient_warning is None:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
     return [_agreement(found, reference, names) for reference, found in by_reference.items()]
@@ -82,12 +83,12 @@ def _one_digit_up(error: float) -> str:
 
 def warning_lines(variants: tuple[VariantResult, ...]) -> list[str]:
     """Every warning once, with the variants that it concerns unless it concerns all; unsteadiness too."""
-    concerned: dict[str, list[VariantResult]] = {}
-    for variant in variants:
-        unsteady = (f"unsteady: {variant.reason}",) if variant.status == "unsteady" else ()
-        for warning in (*unsteady, *variant.warnings):
-            concerned.setdefault(warning, []).append(variant)
-    return [
-        warning if len(found) == len(variants) else f"{', '.join(map(variant_label, found))}: {warning}"
-        for warning, found in concerned.items()
+    found = [
+        (variant, warning)
+        for variant in variants
+        for warning in (
+            *([f"unsteady: {variant.reason}"] if variant.status == "unsteady" else []),
+            *variant.warnings,
+        )
     ]
+    return named_once(found, len(variants))

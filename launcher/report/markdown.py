@@ -22,7 +22,8 @@ def summary_markdown(comparison: Comparison) -> str:
     """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
     ranked, unranked = by_rank(comparison)
     answer = f"**{escape(comparison.headline)}** {escape(comparison.details)}".rstrip()
-    lines = [answer, "", *_table([*ranked, *unranked]), ""]
+    first = [f"**! {escape(alert)}**\n" for alert in comparison.alerts]
+    lines = [*first, answer, "", *_table([*ranked, *unranked]), ""]
     lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]
     found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
     return "\n".join([*lines, *_indented(found)])
@@ -68,7 +69,7 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     """The answer, a table of the variants, warnings.
 
     Args:
-        versions: what was compared: `a: main (1a2b3c4d5e)   b: working copy`.
+        versions: what was compared: `A: main (1a2b3c4d5e)   B: working copy`.
     """
     cells = [GATE_HEADER, ("---",) * len(GATE_HEADER), *map(gate_cells, gate.rows)]
     rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
@@ -77,6 +78,7 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     answer = f"{MARKS.get(gate.outcome, '❔')} **{escape(gate.headline)}**"
     details = [escape(line) for line in gate.details]
     parts = [
+        *(f"⚠ **{escape(alert)}**" for alert in comparison.alerts),
         answer,
         " ".join(details),
         "\n".join(warnings),

@@ -50,10 +50,12 @@ _WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "s
 def lines_to_paste(comparison: Comparison) -> str | None:
     """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
 
-    An uneven split that is not the fastest gets lines too, and they say so. Where no lines can be given, the
-    text says why.
+    An uneven split that is not the fastest gets lines too, and they say so, but none that an even split was
+    shown to be faster than: that one needs no lines. Where no lines can be given, the text says why.
     """
     uneven = first_uneven(comparison, has_snippet=True)
+    if uneven is not None and is_slower_than_even(uneven, comparison):
+        return None
     if uneven is None:
         other = first_uneven(comparison, has_snippet=False)
         return None if other is None else _no_lines(other)
@@ -68,6 +70,18 @@ def lines_to_paste(comparison: Comparison) -> str | None:
             "For an iterable dataset, import UnevenStream from gpurun.uneven too:",
             _indented(iterable(uneven)),
         ]
+    )
+
+
+def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
+    """Whether an even split of the same work is the fastest, or the baseline that it was compared with."""
+    difference = uneven.vs_baseline
+    slower_than = {comparison.fastest}
+    if difference is not None and difference.verdict == "slower":
+        slower_than.add(comparison.baseline)
+    return any(
+        one.id in slower_than and len(set(one.split)) == 1 and one.strategy == uneven.strategy
+        for one in comparison.variants
     )
 
 
@@ -115,8 +129,8 @@ def _yours(uneven: VariantResult) -> str:
 
 def _whose(uneven: VariantResult, comparison: Comparison) -> str:
     """What is known of the split."""
-    if comparison.interference:
-        return "No split could be found fastest. To train with"
+    if comparison.is_unranked:
+        return "No split was shown to be the fastest. To train with"
     if uneven.id == comparison.first:
         return "To train with"
     other = first_uneven(comparison, has_snippet=False)

@@ -8,7 +8,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus
+from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus, elapsed_s
 
 UNRANKED = ("oom", "failed", "timeout", "skipped")
 
@@ -26,6 +26,35 @@ def attempts(run: RunDir, launch: Launch) -> list[str]:
     return found
 
 
+def counting_attempts(run: RunDir, launch: Launch) -> list[str]:
+    """Those of `attempts` that weren't replaced."""
+    replaced = run.read_replaced()
+    return [attempt for attempt in attempts(run, launch) if attempt not in replaced]
+
+
+def replace_other_software(run: RunDir, plan: Plan, software: Mapping[str, str]) -> tuple[str, ...]:
+    """Attempts that don't count from now on: their repetition isn't complete, and they ran other software.
+
+    The launches of a repetition are compared with each other, so all of them have to run the same.
+    """
+    begun = {launch.repetition for launch in plan.launches if attempts(run, launch)}
+    found: list[str] = []
+    for repetition in sorted(begun):
+        launches = [launch for launch in plan.launches if launch.repetition == repetition]
+        if any(is_incomplete(run, plan, launch, is_last=repetition == max(begun)) for launch in launches):
+            names = [name for launch in launches for name in counting_attempts(run, launch)]
+            found += [name for name in names if run.read_launch_head(name).software not in ({}, software)]
+    if found:
+        write_json(run.replaced, [*sorted(run.read_replaced()), *found])
+    return tuple(found)
+
+
+def is_incomplete(run: RunDir, plan: Plan, launch: Launch, is_last: bool) -> bool:
+    """Whether something is missing of a launch. With a budget, earlier repetitions may have left it out."""
+    was_left_out = plan.budget_s is not None and not is_last and not attempts(run, launch)
+    return not was_left_out and bool(remaining(run, plan, launch, None).missing)
+
+
 def num_restarts(run: RunDir, launch: Launch) -> int:
     """How often a launch has been started again after a failure."""
     return sum(restart.launch.partition("~")[0] == launch.id for restart in run.read_restarts())
@@ -34,7 +63,7 @@ def num_restarts(run: RunDir, launch: Launch) -> int:
 def finished_variants(run: RunDir, launch: Launch) -> set[str]:
     """Variants that an attempt of this launch measured completely."""
     finished: set[str] = set()
-    for attempt in attempts(run, launch):
+    for attempt in counting_attempts(run, launch):
         events = run.read_events(attempt)
         if events and events[-1].stage == "done":
             finished |= run_variants(run, attempt)
@@ -96,7 +125,7 @@ def run_variants(run: RunDir, attempt: str) -> set[str]:
 def spent_s(run: RunDir) -> float:
     """Seconds that the launches of a run have taken so far, from their ranks' first event to the last."""
     logs = (run.read_events(path.parent.name) for path in run.path.glob("launches/*/events.jsonl"))
-    return sum((events[-1].time_ns - events[0].time_ns) / 1e9 for events in logs if events)
+    return sum(elapsed_s(events) for events in logs)
 
 
 def record_outcomes(run: RunDir, plan: Plan, launch: Launch, attempt: str, settle: Settle) -> tuple[str, ...]:
@@ -127,7 +156,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     """What all launches found out about a variant; unsteady if it was in more than half of them."""
     found = []
     for launch in plan.launches:
-        for attempt in attempts(run, launch):
+        for attempt in counting_attempts(run, launch):
             path = run.launch_facts(attempt)
             facts = read_json(path, dict[str, VariantFacts]) if path.exists() else {}
             found += [facts.get(variant_id)] if variant_id in run_variants(run, attempt) else []
@@ -137,6 +166,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     return VariantFacts(
         gradient_error=checked.gradient_error,
         gradient_reference=checked.gradient_reference,
+        gradient_warning=next((f.gradient_warning for f in known if f.gradient_warning is not None), None),
         warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
         untimed=next((f.untimed for f in known if f.untimed is not None), None),

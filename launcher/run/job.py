@@ -13,8 +13,9 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.logs.lines import has_colour
 from gpurun.launcher.logs.relay import Relay
-from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
@@ -25,7 +26,7 @@ from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.pool_per_env import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.run.attempts import spent_s
+from gpurun.launcher.run.attempts import replace_other_software, spent_s
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_earlier, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
@@ -87,7 +88,7 @@ class Output:
 
     def relay(self, say: Callable[[str], None]) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
-        return Relay(say, only, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+        return Relay(say, only, colour=has_colour(sys.stderr, os.environ))
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Job:
 
     @property
     def job_dir(self) -> Path:
-        return self.given.folder
+        return self.given.directory
 
     @property
     def resumed(self) -> Path | None:
@@ -137,6 +138,8 @@ def prepare(
         run = open_run(job.given, spec, plan, machine, job.out)
     else:
         run = resume_run(resume, plan, say_on_stderr)
+        if replaced := replace_other_software(run, plan, software_of(machine)):
+            say_on_stderr(f"measured anew, since the software has changed: {', '.join(replaced)}")
     if found is not None:
         write_json(run.max_batch, found)
     return Prepared(spec, machine, plan, run, job.job_dir)
@@ -174,7 +177,9 @@ def carry_out(
             return hidden(text, known)
 
         session = Session(
-            starter=Starter(plan, ready.spec, ready.run, ready.job_dir, ready.machine),
+            starter=Starter(
+                plan, ready.spec, ready.run, ready.job_dir, ready.machine, software_of(ready.machine)
+            ),
             pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
             reporter=Reporter(ready.run, say, hide),

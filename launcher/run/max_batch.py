@@ -57,8 +57,8 @@ def find_max_batch(
     with tempfile.TemporaryDirectory() as name:
         for number, (precision, params) in enumerate(_kinds(spec)):
             for together in _ways(spec, devices):
-                folder = Path(name) / f"{number}-{together:d}"
-                search = Search(spec, machine, pool, job_dir, folder, devices, precision, params, together)
+                directory = Path(name) / f"{number}-{together:d}"
+                search = Search(spec, machine, pool, job_dir, directory, devices, precision, params, together)
                 rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
     caps = [room.samples for room in rooms]
     batch = max_batch(replace(spec, global_batch=1), caps)
@@ -123,7 +123,7 @@ class Search:
     machine: Machine
     pool: WorkerPool
     job_dir: Path
-    folder: Path
+    directory: Path
     devices: tuple[str, ...]
     precision: str
     params: Mapping[str, Any]
@@ -212,18 +212,18 @@ class Search:
         return list(read_lines(self.path(index), Attempt))
 
     def path(self, index: int) -> Path:
-        return self.folder / f"{index}.jsonl"
+        return self.directory / f"{index}.jsonl"
 
     def request(self, index: int) -> StartRequest:
         """The process of one device, which continues from what earlier ones have found."""
         fits, fails = bounds(self.attempts(index))
-        order = self.folder / f"{index}.json"
-        write_json(order, self.order(index, fits, fails))
+        config = self.directory / f"{index}.json"
+        write_json(config, self.config(index, fits, fails))
         return StartRequest(
             rank=index,
-            args=(str(order),),
+            args=(str(config),),
             env=dict(device_env(self.own(index), index, self.machine)),
-            log=str(self.folder / f"{index}.log"),
+            log=str(self.directory / f"{index}.log"),
             cwd=str(self.job_dir),
             entry="gpurun.launcher.worker.training.max_batch_attempts:main",
         )
@@ -232,7 +232,7 @@ class Search:
         """The devices of one process."""
         return self.devices if self.together else (self.devices[index],)
 
-    def order(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
+    def config(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
         num_devices, kind = len(self.devices), accelerator_of(self.devices[0])
         views = self.spec.compare.gradient_as_bucket_view or (self.spec.gradient_as_bucket_view,)
         share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices

@@ -14,19 +14,20 @@ import msgspec
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.checks.workload import check_files
-from gpurun.launcher.jobfile.load import job_text, load_job, load_text, program_job
+from gpurun.launcher.jobfile.load import job_text, load_job, load_text, masked_overrides, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
-from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
-from gpurun.launcher.rundir.paths import OTHER_DIRECTORY, check_owner, is_name, refuse_links
-from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
+from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, unwritable, write_bytes, write_json
+from gpurun.launcher.rundir.paths import OTHER_DIRECTORY, check_owner, is_name, refuse_links, unreadable
+from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus, elapsed_s
 
 MOST_RUNS = 20
 """Earlier runs that are looked at, the newest ones of a job; then as many of others."""
+_MOST_NAME_BYTES = 255
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 
@@ -44,7 +45,7 @@ class Invocation:
     """The job itself, where it is in no file (`gpurun run`); `job_file` is then only a name."""
 
     @property
-    def folder(self) -> Path:
+    def directory(self) -> Path:
         """Where relative file names of the job start."""
         return (self.job_dir or self.job_file.parent).absolute()
 
@@ -64,9 +65,9 @@ def load_invocation(given: Invocation) -> JobSpec:
         SpecError: it is wrong.
     """
     if given.text is not None:
-        return load_text(given.text, "", given.overrides, given.folder)
+        return load_text(given.text, "", given.overrides, given.directory)
     spec = load_job(given.job_file, given.overrides, given.job_dir)
-    check_files(spec, given.folder)
+    check_files(spec, given.directory)
     return spec
 
 
@@ -77,7 +78,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
         SpecError: `out` exists and isn't empty.
         MachineError: the directory can't be written.
     """
-    path = out or new_folder(Path("runs") / plan.name)
+    path = out or new_directory(Path("runs") / plan.name)
     check_free(path)
     run = RunDir(path)
     try:
@@ -110,11 +111,11 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     """Writes what the run begins with. The plan comes last: a directory that has one can be resumed."""
     job_file = run.job if invocation.text is not None else invocation.job_file
     job_dir = str(invocation.job_dir) if invocation.job_dir is not None else None
-    overrides = tuple(without_secrets(text, spec) for text in invocation.overrides)
+    overrides = masked_overrides(invocation.overrides, spec)
     write_json(run.invocation, StoredInvocation(str(job_file.absolute()), overrides, job_dir))
     write_json(run.spec, spec.resolved())
     write_json(run.host, whole_record(spec, plan, machine))
-    if (code := code_version(invocation.folder)) is not None:
+    if (code := code_version(invocation.directory)) is not None:
         write_json(run.code, code)
     if spec.secrets:
         write_bytes(run.job, job_text(spec.resolved()).encode())  # as resolved: no value is left in a comment
@@ -125,18 +126,11 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     write_json(run.plan, plan)
 
 
-def code_version(folder: Path) -> CodeVersion | None:
+def code_version(directory: Path) -> CodeVersion | None:
     """The commit that a job's directory is at; `None` outside of git."""
-    root = top_directory(folder) if folder.is_dir() else None
+    root = top_directory(directory) if directory.is_dir() else None
     commit = commit_of(root) if root is not None else None
     return CodeVersion(str(root), commit, is_changed(root)) if root is not None and commit else None
-
-
-def without_secrets(text: str, spec: JobSpec) -> str:
-    """A value of `--set` with masks in place of the job's secrets."""
-    for mask, value in spec.secrets.items():
-        text = text.replace(value, mask) if value and "env" in text.partition("=")[0] else text
-    return text
 
 
 def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, object]:
@@ -160,7 +154,7 @@ def copy_file(source: Path, target: Path) -> None:
         raise unwritable(target, error) from error
 
 
-def new_folder(parent: Path) -> Path:
+def new_directory(parent: Path) -> Path:
     """`parent/YYYY-MM-DD_HH-MM-SS`, with a number appended if a run of that second exists already."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     path, number = parent / stamp, 2
@@ -175,34 +169,43 @@ def find_run(path: Path) -> RunDir:
     Raises:
         SpecError: there is no run.
     """
-    if (folder := _run_folder(path)) is not None:
-        refuse_links(folder)  # it may be anyone's
-        return RunDir(folder)
+    if (directory := _run_directory(path)) is not None:
+        refuse_links(directory)  # it may be anyone's
+        return RunDir(directory)
     if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
         raise SpecError(
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
-    found = f"{path}: no run here (no plan.json)" if path.exists() else f"there is no {path}"
+    found = f"{path}: no run here (no plan.json)" if path.exists() else f"there is no run `{path}`"
     raise SpecError(f"{found}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
 
 
-def _run_folder(path: Path) -> Path | None:
+def _run_directory(path: Path) -> Path | None:
     """The run directory that `path` means, if there is one."""
-    for folder in (path, path.parent if path.name == LATEST else path):
-        if (folder / "plan.json").is_file():
-            return folder
-        pointer = folder / LATEST
-        if pointer.is_file():
-            name = pointer.read_text().strip()
-            if is_name(name) and (folder / name / "plan.json").is_file():
-                return folder / name
+    try:
+        for directory in (path, path.parent if path.name == LATEST else path):
+            if (directory / "plan.json").is_file():
+                return directory
+            name = _newest(directory / LATEST)
+            if is_name(name) and (directory / name / "plan.json").is_file():
+                return directory / name
+    except OSError as error:
+        raise SpecError(unreadable(error.filename, error)) from error
     return None
+
+
+def _newest(pointer: Path) -> str:
+    """The name of the newest run; empty if there is no such file."""
+    if not pointer.is_file():
+        return ""
+    with open_regular(pointer) as file:
+        return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
 
 
 def is_run(path: Path) -> bool:
     """Whether `path` means a run directory."""
-    return _run_folder(path) is not None
+    return _run_directory(path) is not None
 
 
 def are_runs(a: Path, b: Path) -> bool:
@@ -226,9 +229,9 @@ def are_runs(a: Path, b: Path) -> bool:
 
 def through_latest(path: Path) -> Path:
     """`runs/NAME/latest/…` as the path that it means; `latest` is a file, which no system call follows."""
-    for folder in path.parents:
-        if folder.name == LATEST and folder.is_file():
-            return find_run(folder).path / path.relative_to(folder)
+    for directory in path.parents:
+        if directory.name == LATEST and directory.is_file():
+            return find_run(directory).path / path.relative_to(directory)
     return path
 
 
@@ -241,15 +244,15 @@ def traces_of(path: Path) -> list[Path]:
     if not is_run(path):
         return [through_latest(path)]
     run = find_run(path)
-    folders = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
-    if not folders:
+    directories = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
+    if not directories:
         raise SpecError(
             f"{path}: this run took no traces (to take some, put `profile: {{steps: 3}}` into the job)"
         )
-    if len(folders) > 1:
-        named = "".join(f"\n    gpurun trace {folder}" for folder in folders)
-        raise SpecError(f"{path} holds the traces of {len(folders)} variants; choose one of them:{named}")
-    return folders
+    if len(directories) > 1:
+        named = "".join(f"\n    gpurun trace {directory}" for directory in directories)
+        raise SpecError(f"{path} holds the traces of {len(directories)} variants; choose one of them:{named}")
+    return directories
 
 
 def read_invocation(path: Path) -> Invocation:
@@ -389,5 +392,5 @@ def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
 def _launch_s(run: RunDir) -> float | None:
     """The median of the second half, in which only close rivals run, without interrupted ones."""
     logs = [run.read_events(path.parent.name) for path in sorted(run.path.glob("launches/*/events.jsonl"))]
-    seconds = [(log[-1].time_ns - log[0].time_ns) / 1e9 for log in logs if log and log[-1].stage == "done"]
+    seconds = [elapsed_s(log) for log in logs if log and log[-1].stage == "done"]
     return median(seconds[len(seconds) // 2 :]) if seconds else None

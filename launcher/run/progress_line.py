@@ -17,6 +17,8 @@ from gpurun.launcher.units import format_duration
 BAR_CELLS = 20
 REFRESH_S = 0.1
 """The terminal is updated at most this often."""
+LOG_S = 60.0
+"""A log gets a line at least this often while rounds are completed, and one for each launch."""
 STAGES = {
     "start": "starting",
     "build": "building the model",
@@ -50,7 +52,7 @@ class Status:
 class Progress:
     """Shows a `Status`; a context manager, which restores the cursor in any case.
 
-    On a terminal one line is redrawn in place. Elsewhere each launch gets one line, for a log.
+    On a terminal one line is redrawn in place. Elsewhere each launch gets a line, and another one a minute.
     It has no thread: only `update` draws, so it can't affect a timing.
     """
 
@@ -87,15 +89,15 @@ class Progress:
         self._console.print(clean(text), soft_wrap=True)
 
     def _log(self, status: Status) -> None:
-        if status.launch != self._launch:
-            self._launch = status.launch
-            self._console.print(log_line(status), soft_wrap=True)
+        now_s, is_new = self._clock(), status.launch != self._launch
+        if is_new or now_s - self._drawn_at >= LOG_S:
+            self._launch, self._drawn_at = status.launch, now_s
+            self._console.print(log_line(status, is_new), soft_wrap=True)
 
 
 def progress_line(status: Status, width: int) -> Text:
     """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns."""
-    counted = f"step {status.round}" if status.stage == "run" else f"round {status.round} of {status.rounds}"
-    doing = STAGES.get(status.stage) or counted
+    doing = stage_text(status.stage, status.round, status.rounds)
     launch = _launch(status) if status.launches != 1 else ""
     name = set_cell_size(status.variant or "", min(max(len(status.variant or ""), 12), 32))
     head = Text.assemble("  ", name, "  ", _bar(status), "  ")
@@ -107,13 +109,23 @@ def progress_line(status: Status, width: int) -> Text:
     return line
 
 
-def log_line(status: Status) -> str:
-    """`launch 2 of 3 after 50 s, about 2 min left`; before the first, nothing is known."""
-    if status.launch == 1:
+def stage_text(stage: str, round_: int, rounds: int) -> str:
+    """What a rank does now: `round 13 of 28`, `warming up`; of a program that isn't timed yet its step."""
+    counted = f"step {round_}" if stage == "run" else f"round {round_} of {rounds}"
+    return STAGES.get(stage, counted)
+
+
+def log_line(status: Status, is_new: bool) -> str:
+    """`launch 2 of 3 after 50 s, about 2 min left`; before the first, nothing is known.
+
+    Within a launch, where `is_new` isn't set, also what it does: `launch 2 of 3, round 13 of 28 after 60 s`.
+    """
+    if status.launch == 1 and is_new:
         return _launch(status)
     about = "about " if status.launches else ""
     left = f", {about}{_left(status)}" if status.remaining_s is not None else ""
-    return f"{_launch(status)} after {format_duration(status.elapsed_s)}{left}"
+    within = "" if is_new else f", {stage_text(status.stage, status.round, status.rounds)}"
+    return f"{_launch(status)}{within} after {format_duration(status.elapsed_s)}{left}"
 
 
 def _launch(status: Status) -> str:

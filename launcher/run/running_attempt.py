@@ -74,7 +74,7 @@ class RunningAttempt:
             self.events_read = 0  # someone has removed it, and it was begun anew
         text = complete_lines(path, self.events_read)
         self.events_read += len(text)
-        return tuple(decoded_lines(text, Event))
+        return tuple(decoded_lines(text.splitlines(), Event))
 
     def read_steps(self) -> tuple[int, ...]:
         """Completed steps of every rank, on all nodes."""

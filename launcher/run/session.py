@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.interference import load_so_far
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
@@ -59,10 +60,13 @@ class Session:
     attempt: RunningAttempt | None = None
     used: list[Ranks] = field(default_factory=list)
     """What has started ranks so far."""
+    load_due_s: float | None = 0.0
+    """When to look for other load next; `None` once it has been reported."""
 
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
         self.ranks = self.pools.get(*self.plan.environment(self.plan.variants[0].id))
+        self.began_s = self.clock.monotonic()
         self.budget = Budget(self.plan, self.run, self.clock.monotonic)
 
     def execute(self) -> Comparison:
@@ -152,8 +156,23 @@ class Session:
         for event in events:
             self.on_event(attempt.launch, event)
         now_s = self.clock.monotonic()
+        if any(event.round for event in events):
+            self.warn_of_load(now_s)
         is_due = action.steps_due_s is not None and now_s >= action.steps_due_s
         return Tick(now_s, exits, events, attempt.read_steps() if is_due else None)
+
+    def warn_of_load(self, now_s: float) -> None:
+        """Reports once that ranks wait for other programs, as long as something can be done about it.
+
+        It reads all records: each time after twice as long, so that it takes next to nothing of a long run.
+        """
+        if self.load_due_s is None or now_s < self.load_due_s:
+            return
+        self.load_due_s = now_s + (now_s - self.began_s)
+        found = load_so_far(self.run, [self.plan.variant(one) for one in self.current.launch.variants])
+        if found is not None:
+            self.load_due_s = None
+            self.reporter.report(found)
 
     def stop(self, action: do.Stop) -> do.Stopped:
         """Ends the ranks, and reads their results."""

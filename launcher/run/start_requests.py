@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.devices import MachineLike
-from gpurun.launcher.plan.launch_config import order_for, program_order
+from gpurun.launcher.plan.launch_config import launch_config_for, program_config
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import num_restarts
@@ -26,6 +26,8 @@ class Starter:
     run: RunDir
     job_dir: Path
     machine: MachineLike
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions that the launches are started with."""
 
     def code_dir(self, launch: Launch) -> Path:
         """Where relative file names of the job start: in the version of the code that the launch runs."""
@@ -54,7 +56,7 @@ class Starter:
 
     def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
         """The one file that the workers of an attempt read."""
-        config = order_for(
+        config = launch_config_for(
             self.plan,
             self.spec,
             launch,
@@ -72,7 +74,7 @@ class Starter:
         )
         baseline = config.baseline if config.baseline in rounds else None
         attempt = replace(config, launch=name, variants=variants, rounds=most, baseline=baseline)
-        write_json(self.run.launch_config(name), attempt)
+        write_json(self.run.launch_config(name), replace(attempt, software=self.software))
 
     def found_splits(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
         """Balanced splits of this launch whose samples an earlier launch or attempt has found."""
@@ -82,10 +84,10 @@ class Starter:
     def begin_program(self, launch: Launch, name: str, program: Variant) -> None:
         """Writes what the ranks of a program's attempt read, and the event that it begins."""
         run_dir, is_first = self.run.path.resolve(), launch.repetition == 0
-        config = program_order(
+        config = program_config(
             self.spec, program, name, run_dir=run_dir, job_dir=self.code_dir(launch), is_first=is_first
         )
-        write_json(self.run.launch_config(name), config)
+        write_json(self.run.launch_config(name), replace(config, software=self.software))
         append_lines(self.run.events(name), [Event.now("start", program.id)])
 
     def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:

@@ -14,7 +14,7 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.rundir.control import start_ticks
-from gpurun.launcher.rundir.files import RunDir, unwritable, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_json
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say: exFAT, many in user space."""
@@ -80,12 +80,12 @@ def create(run: RunDir, claim: Running) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _one_at_a_time(directory: Path) -> Iterator[None]:
     """Locks out other commands on this host, which may write a claim while a stale one is being replaced."""
     try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise unwritable(directory, error) from error
     try:
         with contextlib.suppress(OSError):  # network file systems can't lock directories
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -144,8 +144,8 @@ def entered(run: RunDir, launch: str | None) -> None:
 def read(run: RunDir) -> Running | None:
     """The claim, live or stale; `None`: there is none, or it can't be read."""
     try:
-        return msgspec.json.decode(run.running.read_bytes(), type=Running)
-    except (OSError, msgspec.MsgspecError):
+        return read_json(run.running, Running)
+    except MachineError:
         return None
 
 

@@ -6,13 +6,19 @@ page cache.
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import signal
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.rundir.paths import is_rank
 
 _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""
@@ -21,8 +27,12 @@ _STEPS, _BELL = 3, 4
 """Positions in: magic, process id, start time of the process, steps, bell."""
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
-FOLDER_MODE = 0o700
+DIRECTORY_MODE = 0o700
 """Of the directory with all blocks: a user with access could make the ranks write traces."""
+NOT_STARTED = "no rank has started yet; try again in a moment"
+_ONLY_OWN = "gpurun stacks and gpurun capture work on your own runs only"
+MAX_BYTES = 1 << 24
+"""The most that is read of a file there, or of a rank's answer: 2,000 collectives are 1 MB."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +54,18 @@ class RankState:
 class ControlBlock:
     """A rank's block, mapped for reading and writing."""
 
-    def __init__(self, folder: Path, rank: int, create: bool = False) -> None:
-        """Opens the block, or creates it, as a rank does at its start.
+    def __init__(self, fd: int, create: bool = False) -> None:
+        """Maps the open file, which the caller closes.
 
         Raises:
-            OSError: it does not exist, or can't be written.
+            OSError: it can't be mapped, or the disk is full.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        fd = os.open(block_path(folder, rank), flags, 0o600)
-        try:
-            if create:
-                # A sparse file would end the rank with SIGBUS when the disk is full.
-                os.posix_fallocate(fd, 0, _LAYOUT.size)
-            self._map = mmap.mmap(fd, _LAYOUT.size)
-        finally:
-            os.close(fd)
+        if create:
+            # A sparse file would end the rank with SIGBUS when the disk is full.
+            os.posix_fallocate(fd, 0, _LAYOUT.size)
+        elif os.fstat(fd).st_size < _LAYOUT.size:
+            raise OSError(errno.EINVAL, "the control block is not complete")
+        self._map = mmap.mmap(fd, _LAYOUT.size)
         self._words = memoryview(self._map).cast("Q")
         if create:
             self._map[:] = _LAYOUT.pack(_MAGIC, os.getpid(), start_ticks(os.getpid()) or 0, 0, 0)
@@ -79,85 +86,219 @@ class ControlBlock:
     def ring(self, number: int) -> None:
         self._words[_BELL] = number
 
+    @property
+    def mapped_file(self) -> tuple[bytes, bytes] | None:
+        """Device and inode, as the kernel lists them: stat(2) reports others on btrfs and overlays."""
+        import ctypes
+
+        byte = ctypes.c_char.from_buffer(self._map)
+        start = b"%08x-" % ctypes.addressof(byte)
+        del byte  # else the mapping could not be closed
+        lines = Path("/proc/self/maps").read_bytes().splitlines()
+        return next((_file_of(line) for line in lines if line.startswith(start)), None)
+
     def close(self) -> None:
         self._words.release()
         self._map.close()
 
 
-def block_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}"
+def block_name(rank: int) -> str:
+    return f"rank{rank}"
 
 
-def stacks_path(folder: Path, rank: int) -> Path:
-    """Where the rank writes its stacks on request."""
-    return folder / f"rank{rank}.stacks"
+def stacks_name(rank: int) -> str:
+    """The file to which the rank writes its stacks on request."""
+    return f"rank{rank}.stacks"
 
 
-def socket_path(folder: Path, rank: int) -> Path:
+def socket_name(rank: int) -> str:
     """Where torch answers requests for the rank's collectives."""
-    return folder / f"rank{rank}.sock"
+    return f"rank{rank}.sock"
 
 
-def make_folder(folder: Path) -> None:
-    """Creates the directory of all blocks, for its owner alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(
-        PermissionError
-    ):  # exFAT has no permissions of files; whoever mounted it sets all
-        folder.chmod(FOLDER_MODE)
+def capture_name(number: int) -> str:
+    """The file with a request of `gpurun capture`, which counts them from 1."""
+    return f"capture{number}.json"
 
 
-def read_states(folder: Path) -> Mapping[int, RankState]:
-    """The contents of all blocks in a directory, by rank, without blocks that are not complete yet."""
-    states = {}
-    for path in folder.glob("rank*"):
-        number = path.name.removeprefix("rank")
-        if number.isdecimal() and (state := _read_state(path, int(number))):
-            states[state.rank] = state
-    return dict(sorted(states.items()))
+class ControlDir:
+    """The directory of all blocks of a launch, open.
+
+    The run may be anyone's, and may change meanwhile. So everything in it is opened by way of this one
+    descriptor and through no link, and has to be a file of the directory's owner that has no other name.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Opens the directory.
+
+        Raises:
+            OSError: it does not exist, or is a link.
+        """
+        self.fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        status = os.fstat(self.fd)
+        self._owner = status.st_uid
+        self.is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == DIRECTORY_MODE
+        """Whether only this user can have put anything there."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """A descriptor of a file; one that is created is for its owner alone.
+
+        Raises:
+            OSError: it can't be opened, or is no such file.
+        """
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != self._owner:
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a file of its owner alone", name)
+        return fd
+
+    def read(self, name: str, start: int = 0) -> bytes:
+        """A file from `start` on, at most `MAX_BYTES`; empty if there is no such file."""
+        try:
+            with os.fdopen(self.open(name), "rb") as file:
+                file.seek(start)
+                return file.read(MAX_BYTES)
+        except OSError:
+            return b""
+
+    def num_bytes(self, name: str) -> int:
+        """The size of a file; 0 if there is none."""
+        try:
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a file in one step.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        draft = f".{name}.{os.getpid()}"
+        self.remove(draft)  # of a killed process with this number
+        with os.fdopen(self.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(content)
+        os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if there is one."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def block(self, rank: int, create: bool = False) -> ControlBlock:
+        """A rank's block; `create` makes it, as the rank does at its start.
+
+        Raises:
+            OSError: it does not exist, or can't be written.
+        """
+        fd = self.open(block_name(rank), os.O_RDWR | (os.O_CREAT if create else 0))
+        try:
+            return ControlBlock(fd, create)
+        finally:
+            os.close(fd)
+
+    def names(self) -> list[str]:
+        return os.listdir(self.fd)
+
+    def states(self) -> dict[int, RankState]:
+        """The contents of all blocks, by rank, without blocks that are not complete yet."""
+        numbers = [name.removeprefix("rank") for name in self.names() if name.startswith("rank")]
+        ranks = sorted(int(number) for number in numbers if is_rank(number))
+        return {rank: state for rank in ranks if (state := self._state(rank))}
+
+    def running(self) -> dict[int, RankState]:
+        """Those of ranks that still run."""
+        return {rank: state for rank, state in self.states().items() if state.is_running}
+
+    def _state(self, rank: int) -> RankState | None:
+        try:
+            magic, pid, start, steps, _ = _LAYOUT.unpack(self.read(block_name(rank)))
+        except struct.error:
+            return None
+        return RankState(rank, pid, start, steps) if magic == _MAGIC else None
+
+    def ask_for_stacks(self, state: RankState) -> None:
+        """Sends a rank the signal that makes it write its stacks.
+
+        The block may name any process. Only one that has this very block mapped and handles the signal gets
+        it: no one can make another process look like that.
+        """
+        try:
+            process = os.pidfd_open(state.pid)  # stays that process, even if its number is reused meanwhile
+        except (OSError, OverflowError):
+            return
+        try:
+            if state.is_running and self._is_mapped_by(state) and _handles(state.pid):
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(process, STACKS_SIGNAL)
+        finally:
+            os.close(process)
+
+    def _is_mapped_by(self, state: RankState) -> bool:
+        """Whether the process is this user's, and has the rank's block in its memory."""
+        try:
+            if os.stat(f"/proc/{state.pid}").st_uid != os.geteuid():
+                return False
+            block = self.block(state.rank)
+            wanted = block.mapped_file
+            block.close()
+            maps = Path(f"/proc/{state.pid}/maps").read_bytes()
+            return wanted is not None and wanted in map(_file_of, maps.splitlines())
+        except OSError:
+            return False
 
 
-def _read_state(path: Path, rank: int) -> RankState | None:
-    try:
-        magic, pid, start, steps, _ = _LAYOUT.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None
-    return RankState(rank, pid, start, steps) if magic == _MAGIC else None
+def _file_of(line: bytes) -> tuple[bytes, bytes]:
+    """Device and inode of a mapping. Source: proc(5), /proc/PID/maps."""
+    _, _, _, device, inode, *_ = line.split(maxsplit=5)
+    return device, inode
 
 
-def ask_for_stacks(folder: Path, state: RankState) -> None:
-    """Sends a rank the signal that makes it write its stacks.
+def make_directory(directory: Path) -> None:
+    """Creates the directory of all blocks, for its owner alone.
 
-    The directory may be anyone's, and may name any process. Only one that has this very block mapped and
-    handles the signal gets it: no one can make another process look like that.
+    Raises:
+        OSError: it can't be made, or a link has its name.
+    """
+    directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    # exFAT has no permissions of files; whoever mounted it sets all.
+    with ControlDir(directory) as control, contextlib.suppress(PermissionError):
+        os.fchmod(control.fd, DIRECTORY_MODE)
+
+
+def open_own(directory: Path) -> ControlDir:
+    """The directory of blocks of a run that is in progress, for commands in another terminal.
+
+    Raises:
+        SpecError: there is none yet, or others than this user may have put something there.
     """
     try:
-        process = os.pidfd_open(state.pid)  # stays that process, even if its number is reused meanwhile
-    except OSError:
-        return
-    try:
-        if (
-            state.is_running
-            and _has_mapped(state.pid, block_path(folder, state.rank))
-            and _handles(state.pid)
-        ):
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(process, STACKS_SIGNAL)
-    finally:
-        os.close(process)
+        control = ControlDir(directory)
+    except FileNotFoundError:
+        raise SpecError(f"{directory}: {NOT_STARTED}") from None
+    except OSError as error:
+        raise SpecError(f"can't open {directory}: {error.strerror}; {_ONLY_OWN}") from error
+    if not control.is_private:
+        control.__exit__()
+        raise SpecError(f"{directory} is not yours alone (owner, mode 0700); {_ONLY_OWN}")
+    return control
 
 
-def _has_mapped(pid: int, block: Path) -> bool:
-    """Whether the process is this user's, and has the file in its memory."""
-    wanted = os.fsencode(os.path.realpath(block)).replace(b"\n", rb"\012")
+def read_states(directory: Path) -> Mapping[int, RankState]:
+    """The contents of all blocks in a directory by rank; none before the first rank makes the directory."""
     try:
-        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
-            return False
-        return any(
-            line.endswith(b" " + wanted) for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()
-        )
+        with ControlDir(directory) as control:
+            return control.states()
     except OSError:
-        return False
+        return {}
 
 
 def _handles(pid: int) -> bool:
@@ -186,9 +327,10 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in b"ZX" else int(fields[19])
 
 
-def leave(folder: Path) -> None:
+def leave(directory: Path) -> None:
     """Removes the directory, which only running ranks need."""
-    for path in folder.glob("*"):
-        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        with ControlDir(directory) as control:
+            for name in control.names():
+                control.remove(name)
+        directory.rmdir()

@@ -5,14 +5,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.paths import RunPaths
+from gpurun.launcher.rundir.paths import RunPaths, rank_files, unreadable
 from gpurun.launcher.rundir.records import (
     Balance,
     CodeVersion,
@@ -29,6 +29,11 @@ from gpurun.launcher.rundir.records import (
 )
 
 T = TypeVar("T")
+MAX_BYTES = 1 << 28
+"""The most that is read of a record at once; a run may be anyone's."""
+MAX_LINES_BYTES = 1 << 35
+"""Of a file that is read line by line; half of it are the steps of 10 days, one every 10 ms."""
+_MAX_LINE_BYTES = 1 << 20
 
 
 class RunDir(RunPaths):
@@ -39,16 +44,22 @@ class RunDir(RunPaths):
         return read_json(self.launch_config(launch_id), LaunchHead)
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
-        """Step records of a variant by rank, in the order in which they were written."""
-        files = self.variant(variant_id).glob("rank*.jsonl")
-        ranks = sorted(int(file.stem.removeprefix("rank")) for file in files)
-        return {rank: list(read_lines(self.steps(variant_id, rank), StepRecord)) for rank in ranks}
+        """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
+        files, replaced = rank_files(self.variant(variant_id), ".jsonl"), self.read_replaced()
+        return {
+            rank: [step for step in read_lines(file, StepRecord) if step.launch not in replaced]
+            for rank, file in files.items()
+        }
+
+    def read_replaced(self) -> frozenset[str]:
+        """Attempts that don't count, since their launches were measured anew with other software."""
+        return frozenset(read_json(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
     def damage(self, variant_id: str) -> tuple[str, ...]:
         """What can't be read of a variant's step records; a last line that was cut off does not count."""
         found = []
-        for file in sorted(self.variant(variant_id).glob("rank*.jsonl")):
-            lines = file.read_bytes().count(b"\n")
+        for file in rank_files(self.variant(variant_id), ".jsonl").values():
+            lines = sum(1 for _ in whole_lines(file))
             lost = lines - sum(1 for _ in read_lines(file, StepRecord))
             if lost:
                 found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored")
@@ -78,8 +89,8 @@ class RunDir(RunPaths):
         return read_json(path, VariantStatus) if path.exists() else None
 
     def read_failures(self, launch_id: str) -> list[FailureRecord]:
-        files = sorted((self.launch(launch_id) / "failures").glob("rank*.json"))
-        return [read_json(file, FailureRecord) for file in files]
+        files = rank_files(self.launch(launch_id) / "failures", ".json")
+        return [read_json(file, FailureRecord) for file in files.values()]
 
     def read_restarts(self) -> list[Restart]:
         return list(read_lines(self.restarts, Restart))
@@ -113,34 +124,93 @@ def read_json(path: Path, kind: type[T]) -> T:
     """
     try:
         with open_regular(path) as file:
-            return msgspec.json.decode(file.read(), type=kind)
+            return decoded(_read_bounded(path, file), kind)
     except OSError as error:
-        raise MachineError(f"can't read {path}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+        raise MachineError(unreadable(path, error)) from error
+    except ValueError as error:
         raise MachineError(f"{path}: {error}") from error
 
 
+def decoded(text: bytes, kind: type[T]) -> T:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is another one, or is nested without end.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except RecursionError as error:
+        raise ValueError("this JSON is nested too deeply") from error
+
+
+def too_large(path: Path) -> MachineError:
+    return MachineError(f"{path} is larger than any file that gpurun writes there; remove it")
+
+
+def _read_bounded(path: Path, file: BinaryIO) -> bytes:
+    """The rest of an open file.
+
+    Raises:
+        MachineError: it is larger than any that gpurun writes.
+    """
+    content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise too_large(path)
+    return content
+
+
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """The complete lines of an append-only file, without a line that a crash or a full disk cut off."""
-    return decoded_lines(complete_lines(path), kind)
+    """The complete lines of an append-only file, without a line that a crash or a full disk cut off.
+
+    Raises:
+        MachineError: the file can't be read.
+    """
+    return decoded_lines(whole_lines(path), kind)
 
 
-def decoded_lines(text: bytes, kind: type[T]) -> Iterator[T]:
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines up to the last line break; none if there is no file.
+
+    Raises:
+        MachineError: the file can't be read, or is larger than any that gpurun writes.
+    """
+    try:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
+                raise too_large(path)
+            while line := file.readline(_MAX_LINE_BYTES):
+                if line.endswith(b"\n"):
+                    yield line
+                elif len(line) == _MAX_LINE_BYTES:
+                    raise too_large(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise MachineError(unreadable(path, error)) from error
+
+
+def decoded_lines(lines: Iterable[bytes], kind: type[T]) -> Iterator[T]:
     """Lines of JSON without damaged ones: a full disk leaves a part of a line, to which the next is glued."""
     decoder = msgspec.json.Decoder(kind)
-    for line in text.splitlines():
-        with contextlib.suppress(msgspec.DecodeError):
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
             yield decoder.decode(line)
 
 
 def complete_lines(path: Path, offset: int = 0) -> bytes:
-    """The file from `offset` to its last line break; empty if there is no file."""
+    """The file from `offset` to its last line break; empty if there is no file.
+
+    Raises:
+        MachineError: it can't be read.
+    """
     try:
         with open_regular(path) as file:
             file.seek(offset)
-            text = file.read()
+            text = _read_bounded(path, file)
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        raise MachineError(unreadable(path, error)) from error
     return text[: text.rfind(b"\n") + 1]
 
 

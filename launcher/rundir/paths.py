@@ -10,6 +10,9 @@ from pathlib import Path
 from gpurun.launcher.errors import MachineError, SpecError
 
 OTHER_DIRECTORY = "or name another run directory: --out"
+CONTROL = "control"
+_DEEPEST = 16
+"""A run of gpurun has directories on fewer levels."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class RunPaths:
         return self.path / "restarts.jsonl"
 
     @property
+    def replaced(self) -> Path:
+        """Attempts that don't count, since their launches were measured anew with other software."""
+        return self.path / "replaced.json"
+
+    @property
     def looks(self) -> Path:
         """When a run with a budget judged what it had measured."""
         return self.path / "looks.jsonl"
@@ -80,10 +88,7 @@ class RunPaths:
 
     def control(self, launch_id: str) -> Path:
         """Directory of what the ranks and the command share while they run; only the owner has access."""
-        return self.launch(launch_id) / "control"
-
-    def capture_request(self, launch_id: str, number: int) -> Path:
-        return self.control(launch_id) / f"capture{number}.json"
+        return self.launch(launch_id) / CONTROL
 
     def capture(self, launch_id: str, number: int) -> Path:
         """Directory of the traces that `gpurun capture` has taken."""
@@ -151,26 +156,50 @@ def is_name(identity: str) -> bool:
     return Path(identity).name == identity and identity not in ("", ".", "..") and identity.isprintable()
 
 
-def refuse_links(folder: Path) -> None:
+def is_rank(number: str) -> bool:
+    """Whether this is a rank's number as file names have it: `12`, not `012`, `foo` or `²`."""
+    return number.isascii() and number.isdecimal() and len(number) < 8 and str(int(number)) == number
+
+
+def rank_files(directory: Path, suffix: str) -> dict[int, Path]:
+    """The files `rank0SUFFIX`, `rank1SUFFIX` and so on of a directory by rank, in order."""
+    found = {
+        path.name.removeprefix("rank").removesuffix(suffix): path for path in directory.glob(f"rank*{suffix}")
+    }
+    return {rank: found[str(rank)] for rank in sorted(int(number) for number in found if is_rank(number))}
+
+
+def refuse_links(directory: Path, depth: int = 0) -> None:
     """Returns if everything in a run directory is a directory, a file or a socket: gpurun makes nothing else.
 
     A link would have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have
     put them there.
 
     Raises:
-        SpecError: there is something else.
+        SpecError: there is something else, or a directory that can't be read.
     """
+    if depth > _DEEPEST:
+        raise SpecError(f"{directory} lies deeper than any directory of a run; remove it")
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(directory) as entries:
             for entry in entries:
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode):
-                    refuse_links(Path(entry.path))
+                    refuse_links(Path(entry.path), depth + 1)
                 elif not stat.S_ISREG(mode) and not stat.S_ISSOCK(mode):
                     what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
                     raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
     except FileNotFoundError:
         return  # a run in progress removes files
+    except PermissionError as error:
+        if directory.name != CONTROL:  # which only ranks and their owner need
+            raise SpecError(unreadable(directory, error)) from None
+
+
+def unreadable(path: Path | str, error: OSError) -> str:
+    """The message about a file or a directory that can't be read."""
+    is_denied = isinstance(error, PermissionError)
+    return f"can't read {path}: {error.strerror}" + ("; ask its owner for a copy" if is_denied else "")
 
 
 def check_owner(run: RunPaths) -> None:
@@ -186,20 +215,42 @@ def check_owner(run: RunPaths) -> None:
             continue
         if status.st_uid != os.geteuid():
             raise SpecError(f"{path} belongs to another user; only runs of your own can be resumed")
-        if status.st_mode & stat.S_IWOTH:
-            raise SpecError(f"everyone may write to {path}; if you trust it, first: chmod -R o-w {run.path}")
+        if who := _other_writers(status):
+            raise SpecError(f"{who} may write to {path}; if you trust it, first: chmod -R go-w {run.path}")
 
 
-def check_writable(folder: Path) -> None:
-    """Returns if `folder`, or its nearest existing parent, can be written; leaves nothing there.
+def _other_writers(status: os.stat_result) -> str:
+    """Who else than its owner may change a file or directory; empty if no one may.
+
+    On many systems every user has a group of their own, whose right to write means nothing.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return "everyone"
+    if not status.st_mode & stat.S_IWGRP:
+        return ""
+    import grp  # rarely needed
+    import pwd
+
+    try:
+        group, owner = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid)
+    except KeyError:  # no one knows who is in it
+        return f"the group {status.st_gid}"
+    is_own = group.gr_gid == owner.pw_gid and group.gr_name == owner.pw_name
+    return "" if is_own and set(group.gr_mem) <= {owner.pw_name} else f"the group {group.gr_name}"
+
+
+def check_writable(directory: Path) -> None:
+    """Returns if `directory`, or its nearest existing parent, can be written; leaves nothing there.
 
     Asked before anything is imported or started for a run.
 
     Raises:
         MachineError: it can't be written.
     """
-    nearest = next((each for each in (folder, *folder.absolute().parents) if os.path.lexists(each)), folder)
-    if nearest == folder and not folder.is_dir():
+    nearest = next(
+        (each for each in (directory, *directory.absolute().parents) if os.path.lexists(each)), directory
+    )
+    if nearest == directory and not directory.is_dir():
         return  # opening the run gives a better message about a file in its place
     try:
         if not nearest.is_dir():
@@ -210,4 +261,4 @@ def check_writable(folder: Path) -> None:
             unwritable,  # not before: a fork comes next, which copies what is there
         )
 
-        raise MachineError(f"{unwritable(folder, error)}\n    {OTHER_DIRECTORY}") from error
+        raise MachineError(f"{unwritable(directory, error)}\n    {OTHER_DIRECTORY}") from error

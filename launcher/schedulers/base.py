@@ -31,7 +31,7 @@ class Submission:
     spec: JobSpec
     job_file: Path
     """Absolute."""
-    folder: Path
+    directory: Path
     """Absolute; where the command was given, and `runs/` is."""
     overrides: tuple[str, ...]
     gpurun: tuple[str, ...]

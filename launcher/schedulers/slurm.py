@@ -144,7 +144,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         f"# Written by gpurun {__version__}; to submit it again: sbatch THIS_FILE",
         *(f"#SBATCH {option}" for option in _directives(wanted.spec, nodes, options)),
         "set -eu",
-        f"cd {shlex.quote(str(wanted.folder))}",
+        f"cd {shlex.quote(str(wanted.directory))}",
         "",
         "# A preempted job starts again, possibly on other nodes, and writes to a run directory of its own.",
         f'out="runs/{wanted.spec.name}/slurm-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}}"',
@@ -182,11 +182,11 @@ def submit(script: Path, runner: Sequence[str] = ("sbatch",)) -> int:
     return int(job_id)
 
 
-def next_commands(job_id: int, folder: Path) -> str:
+def next_commands(job_id: int, directory: Path) -> str:
     """How to look after the job, by Slurm's own commands."""
     return (
         f"status:  squeue --job {job_id}\n"
-        f"output:  tail -F {shlex.quote(str(folder / f'slurm-{job_id}.out'))}\n"
+        f"output:  tail -F {shlex.quote(str(directory / f'slurm-{job_id}.out'))}\n"
         f"cancel:  scancel {job_id}"
     )
 

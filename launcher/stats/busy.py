@@ -1,9 +1,13 @@
 """Contention for CPU cores: how much of a measured time was spent waiting for other processes."""
 
+import math
+from collections.abc import Iterable
+
 from gpurun.launcher.units import format_number, round_up
 
 QUEUE_PERCENT = 5.0
-"""Share of a measured time spent waiting from which on the measurement isn't trusted."""
+"""Up to this share of a time waiting is accepted: as rounds take turns, all variants have about as much."""
+MOST_PERCENT = 99.0
 
 
 def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | None:
@@ -15,6 +19,15 @@ def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | N
     if queue_ns is None or others_ns is None:
         return queue_ns
     return min(queue_ns, others_ns)
+
+
+def waiting_bias(queue_percents: Iterable[float | None]) -> float:
+    """By how much waiting for a core may have changed a difference of ln(time), either way; 0 if accepted.
+
+    A step that waited for q % of its time takes at least 1 − q / 100 of it without other load.
+    """
+    worst = max((percent for percent in queue_percents if percent is not None), default=0.0)
+    return -math.log1p(-min(worst, MOST_PERCENT) / 100) if worst > QUEUE_PERCENT else 0.0
 
 
 def queued_text(percent: float) -> str:

@@ -205,7 +205,7 @@ def bounded(
     threshold_percent: float,
     looks: Sequence[Look] = (),
     num_variants: int = 1,
-    slack_percent: float = 0.0,
+    bias: float = 0.0,
 ) -> Bounded:
     """Whether the difference is above the threshold, over all looks so far.
 
@@ -218,7 +218,7 @@ def bounded(
         threshold_percent: the largest difference that is allowed.
         looks: so far; without any there is one, now.
         num_variants: of the gate.
-        slack_percent: by how much interference may have changed the difference.
+        bias: by how much interference may have changed the difference of logarithms.
     """
     if found is None:
         return UNKNOWN
@@ -228,19 +228,19 @@ def bounded(
     # One-sided: twice the level, of which each side has half.
     tripping = t_quantile(1 - level_at(looks, found.launches, 2 * ALPHA / num_variants) / 2, found.degrees)
     passing = t_quantile(1 - level_at(looks, found.launches, 2 * ALPHA) / 2, found.degrees)
-    slack, threshold = math.log1p(slack_percent / 100), math.log1p(threshold_percent / 100)
-    low = found.centre - tripping * found.error - slack
-    high = found.centre + passing * found.error + slack
-    seen = threshold + (tripping + t_quantile(POWER, found.degrees)) * found.error + slack
+    threshold = math.log1p(threshold_percent / 100)
+    low = found.centre - tripping * found.error - bias
+    high = found.centre + passing * found.error + bias
+    seen = threshold + (tripping + t_quantile(POWER, found.degrees)) * found.error + bias
     outcome: Outcome = "slower" if low > threshold else "not slower" if high < threshold else "undecided"
     return Bounded(outcome, percent, percent_interval((low, high)), percent_from_log(seen))
 
 
-def launches_to_decide(found: Estimate, threshold_percent: float, slack_percent: float = 0.0) -> int | None:
+def launches_to_decide(found: Estimate, threshold_percent: float, bias: float = 0.0) -> int | None:
     """About how many launches in all decide a difference of this size; `None` if it can't be said."""
     if found.error is None:
         return None
-    apart = abs(found.centre - math.log1p(threshold_percent / 100)) - math.log1p(slack_percent / 100)
+    apart = abs(found.centre - math.log1p(threshold_percent / 100)) - bias
     deviation = found.error * math.sqrt(found.launches)
     if apart <= 0:
         return None

@@ -60,6 +60,12 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
     return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
 
 
+def not_steady_text(num_steps: int, shown: int) -> str:
+    """What to say of a program that ended before its steps were steady, and of which some are shown."""
+    which = f"the times are those of the last {shown}"
+    return f"only {num_steps} steps, which did not settle: {which}; run more steps"
+
+
 def warmup_minimum(warmup: int) -> int:
     """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
     return max(warmup, 2 * WINDOW_STEPS)

@@ -24,6 +24,7 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, ste
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.timeline.bands import ENTRY_LANES
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
@@ -31,7 +32,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_an
 
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"
-_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '(\.\.?/[a-z_/]+\.js)';$")
+_OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '((?:\.\.?/)+[a-z_/]+\.js)';$")
 _DOC_COMMENT = re.compile(r"(?ms)^ */\*\*(?:(?!\*/).)*\*/\n")
 _START = "import { renderReport } from 'gpurun/report.js'; renderReport();"
 
@@ -137,13 +138,17 @@ def report_data(comparison: Comparison, run: RunDir) -> Answer:
     }
 
 
-IDENTIFYING = frozenset({"hostname", "host", "address", "interface", "uuid", "bus", "processes", "busy_with"})
-"""Keys in `host.json` and in what is made from it: they identify the machine, or what its users do."""
+IDENTIFYING = frozenset(
+    {"hostname", "host", "address", "interface", "uuid", "bus", "processes", "busy_with", "root"}
+)
+"""Keys in `host.json`, `code.json` and what is made from them: they identify the machine, or its users."""
 
 
-def without_host(answers: Answer, host: Mapping[str, Any]) -> Any:
+def without_host(report: Answer, host: Mapping[str, Any]) -> Any:
     """The answers without the keys of `IDENTIFYING`, and without their values in any text."""
-    words = sorted({word for word in _identities(host) if len(word) > 1}, key=len, reverse=True)
+    answers = msgspec.to_builtins(report)
+    known = {word for record in (host, answers) for word in _identities(record) if len(word) > 1}
+    words = sorted(known, key=len, reverse=True)
     pattern = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)") if words else None
 
     def cleaned(value: Any) -> Any:
@@ -153,7 +158,7 @@ def without_host(answers: Answer, host: Mapping[str, Any]) -> Any:
             return [cleaned(item) for item in value]
         return pattern.sub("…", value) if pattern and isinstance(value, str) else value
 
-    return cleaned(msgspec.to_builtins(answers))
+    return cleaned(answers)
 
 
 def _unless_identifying(key: str, value: Any) -> Any:
@@ -175,6 +180,9 @@ def _identities(value: Any, key: str = "") -> Iterator[str]:
             yield from _identities(item, key)
     elif key in IDENTIFYING and isinstance(value, str):
         yield value
+        short, dot, _ = value.partition(".")
+        if dot and key in ("hostname", "host") and not short.isdecimal():
+            yield short
 
 
 def _timelines(comparison: Comparison, listed: Listed) -> Iterator[tuple[str, Answer]]:
@@ -202,7 +210,10 @@ def _timeline(indexes: Indexes, listed: Listed, variant: str) -> Answer | None:
     if not isinstance(index, Index):
         return None
     meta = meta_answer(index)
-    lanes = tuple(lane["lane"] for rank in meta["ranks"] for lane in rank["lanes"])[:MAX_LANES]
+    found = [lane for rank in meta["ranks"] for lane in rank["lanes"]]
+    # Where there are too many, what every rank's device did is worth more than all threads of some ranks.
+    found.sort(key=lambda lane: lane["kind"] in ENTRY_LANES)
+    lanes = tuple(lane["lane"] for lane in found)[:MAX_LANES]
     window = window_answer(index, Window(0, max(1, meta["end_ns"]), WIDTH_PX, lanes))
     return {
         "meta": _ready(_without(meta, lanes)),

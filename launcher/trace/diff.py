@@ -1,4 +1,4 @@
-"""The difference of two captures by class, kernel and operator, per step and rank where steps are known."""
+"""The difference of two captures by class, kernel, operator and shape, per step where steps are known."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class TraceDiff:
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
     """By time on the GPU; by time on the CPU where no GPU worked."""
+    shapes: tuple[Change, ...]
+    """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
     warnings: tuple[str, ...]
     """Of both captures."""
 
@@ -73,6 +75,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         classes=tuple(_change(name, _mean(a, of, per), _mean(b, of, per)) for name, of in classes),
         kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per),
         ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), on_gpu, per),
+        shapes=_shape_changes(a, b, per),
         warnings=(*(f"A: {text}" for text in a.warnings), *(f"B: {text}" for text in b.warnings)),
     )
 
@@ -112,6 +115,23 @@ def _changes(
     names = sorted(before.keys() | after.keys())
     changes = [_change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
     return tuple(sorted(changes, key=lambda change: -change.change_us))
+
+
+def _shape_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Change, ...]:
+    before, after = _by_shape(a, per), _by_shape(b, per)
+    if not before or not after:
+        return ()
+    changes = [_change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in before | after]
+    return tuple(sorted(changes, key=lambda change: (-change.change_us, change.name)))
+
+
+def _by_shape(report: TraceReport, per: Per) -> dict[str, float]:
+    rows = report.shapes if per == "second" or report.shapes_in_steps is None else report.shapes_in_steps
+    sums: dict[str, float] = {}
+    for row in rows or ():
+        name = " ".join(filter(None, (row.name, row.shapes, row.types)))
+        sums[name] = sums.get(name, 0.0) + row.device_us / _units(report, per)
+    return sums
 
 
 def _by_name(

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, RankTrace, TraceReport
-from gpurun.launcher.units import format_percent
+from gpurun.launcher.units import format_ms, format_percent
 
 MENTION_FROM = 0.05
 """A loss of a smaller share of the time, or one that grew by less, is not mentioned: it may be chance."""
@@ -20,8 +20,21 @@ CPU = "CPU"
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 
-Kind = Literal["input", "copies", "host", "transfer", "other_steps", "other", "split", "straggler"]
-"""`split` and `straggler` are waiting, for a rank with more samples and for one that is slower."""
+Kind = Literal[
+    "input",
+    "copies",
+    "host",
+    "transfer",
+    "other_steps",
+    "other",
+    "split",
+    "straggler",
+    "bubble",
+    "blocked",
+    "compute",
+]
+"""Waiting is `split`, for a rank with more samples; `straggler`, for one that is slower; `bubble`, for
+another stage of the pipeline."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +60,24 @@ CAUSES: dict[Kind, Cause] = {
         "try larger batches, gradient accumulation or another bucket size",
         "on communication that nothing overlaps",
     ),
+    "blocked": Cause(
+        "`gpurun stacks` shows what it waits for",
+        "blocked: asleep, or waiting for a lock, a file or a network",
+    ),
+    "compute": Cause("compare the operators of both traces: `gpurun diff`", "computing"),
     "other_steps": Cause(
         "look at the timeline for what delays the step's own", "on work of other steps only"
     ),
     "other": Cause("look for synchronisation and dependencies", "in gaps between work already launched"),
     "split": Cause(
         "try split: balanced",
-        if_balanced="find out why the ranks take other times than when this split was found",
+        if_balanced="find out why the ranks' times differ from those that were measured to find this split",
     ),
     "straggler": Cause(
         "find out what slows that rank down, or give it less work (split: balanced)",
         if_balanced="find out what slows that rank down",
     ),
+    "bubble": Cause("try more micro-batches per step, or an interleaved schedule"),
 }
 _ON_CPU = CAUSES | {
     "host": Cause("try larger batches, fewer operators, or torch.compile", "in Python between operators")
@@ -100,8 +119,10 @@ def losses(report: TraceReport) -> list[Loss]:
     if mean is None or mean.span_us == 0:
         return []
     causes_us = mean.idle_by_cause_us
+    bubble_us = min(_bubble_us(report), mean.exposed_wait_us)
     parts_us: dict[Kind, float] = {
-        "straggler": mean.exposed_wait_us + causes_us.comm_wait,
+        "bubble": bubble_us,
+        "straggler": mean.exposed_wait_us - bubble_us + causes_us.comm_wait,
         "transfer": mean.exposed_transfer_us,
         "copies": mean.exposed_memcpy_us,
         "input": causes_us.data,
@@ -110,6 +131,12 @@ def losses(report: TraceReport) -> list[Loss]:
         "other": causes_us.other,
     }
     return sorted((Loss(kind, us / mean.span_us) for kind, us in parts_us.items()), key=lambda x: -x.share)
+
+
+def _bubble_us(report: TraceReport) -> float:
+    """The mean of all ranks."""
+    in_stages = sum(stage.bubble_us * len(stage.ranks) for stage in report.pipeline)
+    return in_stages / len(report.ranks)
 
 
 def explain(report: TraceReport) -> str:
@@ -131,7 +158,7 @@ def _time(report: TraceReport) -> str:
 def _sentence(report: TraceReport, loss: Loss) -> str:
     on_cpu = all(rank.device.startswith(CPU) for rank in report.ranks)
     cause = cause_named(loss.kind, on_cpu)
-    spent = cause.spent or _waiting(report)
+    spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
     if loss.kind == "transfer" and _is_waiting_unknown(report):
         spent = TRANSFER_OR_WAIT
     advice = "" if loss.kind == "straggler" and not report.stragglers else f": {cause.advice}"
@@ -144,6 +171,14 @@ def _is_waiting_unknown(report: TraceReport) -> bool:
     return 2 * sum(unknown) > len(unknown)
 
 
+def _bubble(report: TraceReport) -> str:
+    """What the stage with the largest bubble waits for."""
+    most = max(report.pipeline, key=lambda stage: stage.bubble_us)
+    awaited = max(most.waits_us, key=lambda stage: most.waits_us[stage])
+    waits = f"{format_ms(most.waits_us[awaited] / 1000)} of {format_ms(most.span_us / 1000)} ms"
+    return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
+
+
 def _waiting(report: TraceReport) -> str:
     if not report.stragglers:
         return "waiting for collectives"
@@ -151,9 +186,21 @@ def _waiting(report: TraceReport) -> str:
     matched = sum(each.last_rank is not None for each in report.collectives)
     times = f"{last.last_arrivals} of {matched} times"
     return (
-        f"waiting for other ranks, mostly for rank {last.rank}, which came last {times} "
+        f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
         f"and cost the others {last.wait_caused_us / 1000:.1f} ms"
     )
+
+
+def _in_kind(report: TraceReport) -> str:
+    """The kind of parallelism that most of the waiting is in, where there are several."""
+    waits = {
+        each.kind: each.mean_us(len(report.ranks))[2] or 0.0
+        for each in report.parallelism
+        if each.kind != "pipeline"
+    }
+    most = max(waits, key=lambda kind: waits[kind], default="other")
+    several = len(waits) > 1 and most != "other" and waits[most] > 0
+    return f" in {most} parallel groups" if several else ""
 
 
 def steps_add_detail(report: TraceReport) -> bool:

@@ -16,7 +16,9 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
-from gpurun.launcher.trace.analysis.collectives.match import Collective
+from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
+from gpurun.launcher.trace.analysis.collectives.collective import Collective
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
@@ -83,16 +85,22 @@ def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
     movers: dict[int, _Mover] = {}
     for rank, digest in analysis.ranked.digests:
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
-        starts_ns = frozenset(part.start_ns - digest.zero_ns for part in parts)
-        shift_ns = digest.zero_ns - analysis.matched.offsets[rank] - base_ns
-        movers[rank] = _Mover(rank, shift_ns, starts_ns, _window(digest))
+        starts_ns = frozenset(_in_file_ns(part, digest) for part in parts)
+        realigned = analysis.matched.clocks.realigned(rank, digest.base_ns, base_ns)
+        since_base_ns = digest.zero_ns - digest.base_ns
+        movers[rank] = _Mover(rank, realigned, since_base_ns, starts_ns, _window(digest))
         with open_source(digest.path) as source:
             for events, block in TraceFile(source, RawEvent).blocks():
                 yield movers[rank].move(events, block)
         yield movers[rank].labels()
-    zeros_ns = {rank: digest.zero_ns for rank, digest in analysis.ranked.digests}
+    digests = dict(analysis.ranked.digests)
     for number, each in enumerate(analysis.matched.collectives):
-        yield _links(number + (max(movers) + 1) * IDS_PER_RANK, each, movers, zeros_ns)
+        yield _links(number + (max(movers) + 1) * IDS_PER_RANK, each, movers, digests)
+
+
+def _in_file_ns(part: Part, digest: Digest) -> int:
+    """Its start, in the file's own time."""
+    return part.local.start + digest.base_ns - digest.zero_ns
 
 
 def _window(digest: Digest) -> tuple[int, int] | None:
@@ -108,8 +116,9 @@ class _Mover:
     """Maps one rank's events to process ids and times of the merged trace."""
 
     rank: int
-    shift_ns: int
-    """Added to the file's times."""
+    realigned: Realigned
+    since_base_ns: int
+    """Added to the file's times before they are realigned."""
     starts_ns: frozenset[int]
     """Start times of collectives, in the file's time."""
     window_ns: tuple[int, int] | None = None
@@ -153,7 +162,7 @@ class _Mover:
     def _one(self, event: RawEvent, ts_ns: int | None) -> RawEvent:
         moved = event | {"pid": self._pid(event.get("pid"))}
         if ts_ns is not None:
-            moved["ts"] = (ts_ns + self.shift_ns) / 1000
+            moved["ts"] = self.moved_us(ts_ns)
         if "id" in event:
             moved["id"] = self._id(event["id"])
         if event.get("ph") == "M":
@@ -193,7 +202,7 @@ class _Mover:
         return found
 
     def moved_us(self, ts_ns: int) -> float:
-        return (ts_ns + self.shift_ns) / 1000
+        return self.realigned.one(ts_ns + self.since_base_ns) / 1000
 
 
 def _may_be_collective(event: RawEvent) -> bool:
@@ -206,14 +215,14 @@ def _may_be_collective(event: RawEvent) -> bool:
 
 
 def _links(
-    identity: int, collective: Collective, movers: Mapping[int, _Mover], zeros_ns: Mapping[int, int]
+    identity: int, collective: Collective, movers: Mapping[int, _Mover], digests: Mapping[int, Digest]
 ) -> list[RawEvent]:
     """Arrows through one collective, from the first rank to arrive to the last."""
     if not collective.matched:
         return []
     ends = []
     for part in collective.parts:
-        ts_ns, mover = part.start_ns - zeros_ns[part.rank], movers[part.rank]
+        ts_ns, mover = _in_file_ns(part, digests[part.rank]), movers[part.rank]
         if ts_ns in mover.places:
             ends.append((mover.moved_us(ts_ns), *mover.places[ts_ns]))
     ends.sort(key=lambda end: end[0])

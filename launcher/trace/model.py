@@ -9,6 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpurun.launcher.trace.requested_tables import (
+    CollectiveTotal,
+    CopyTotal,
+    CriticalPath,
+    KernelTotal,
+    LaunchTotals,
+    ShapeTotal,
+)
+
 
 @dataclass(frozen=True)
 class IdleCauses:
@@ -134,7 +143,7 @@ class DeviceTrace:
 
 
 @dataclass(frozen=True)
-class Names:
+class NameTotals:
     """Times by name, longest first, and by process group."""
 
     kernels: tuple[NameTotal, ...]
@@ -160,13 +169,13 @@ class RankTrace:
     groups: tuple[GroupTotal, ...]
     devices: tuple[DeviceTrace, ...] = ()
     """Each GPU separately, the busiest first, if there are several."""
-    in_steps: Names | None = None
+    in_steps: NameTotals | None = None
     """What the steps launched, if the trace has steps and also work outside of them."""
 
     @property
-    def per_step(self) -> Names:
+    def per_step(self) -> NameTotals:
         """What the steps launched; all of the file where no work is outside of steps, or no step is known."""
-        return self.in_steps or Names(self.kernels, self.ops, self.modules, self.groups)
+        return self.in_steps or NameTotals(self.kernels, self.ops, self.modules, self.groups)
 
 
 @dataclass(frozen=True)
@@ -190,11 +199,15 @@ class CollectiveReport:
     """All ranks of the group; `None` if the traces don't say."""
     seq: int
     kind: str
+    parallelism: str
+    """As in `ParallelKind`."""
     bytes: int | None
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
     last_rank: int | None
     ranks: tuple[CollectivePart, ...]
+    dtype: str | None = None
+    """Of its elements, as the traces call it."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +220,63 @@ class StragglerReport:
 
 
 @dataclass(frozen=True)
+class ParallelRank:
+    """One rank's communication of one kind; the mean step, all of its trace where that has none."""
+
+    rank: int
+    comm_us: float
+    """While any of it runs."""
+    exposed_us: float
+    """The part that no compute overlaps. A moment with two kinds counts for both."""
+    exposed_wait_us: float | None
+    """The part of it in which another rank hadn't come yet."""
+
+
+@dataclass(frozen=True)
+class ParallelKind:
+    """The communication of all groups of one kind."""
+
+    kind: str
+    """data, tensor, pipeline, expert or context; other, where neither names nor structure decide."""
+    groups: tuple[str, ...]
+    """As in `CollectiveReport`."""
+    ranks: tuple[ParallelRank, ...]
+
+    def mean_us(self, num_ranks: int) -> tuple[float, float, float | None]:
+        """Communication, its exposed part, and the exposed wait: the mean of `num_ranks` ranks."""
+        waits = [each.exposed_wait_us for each in self.ranks if each.exposed_wait_us is not None]
+        comm = sum(each.comm_us for each in self.ranks) / num_ranks
+        exposed = sum(each.exposed_us for each in self.ranks) / num_ranks
+        return comm, exposed, sum(waits) / num_ranks if waits else None
+
+
+@dataclass(frozen=True)
+class MessageWaits:
+    """A stage's exposed wait for each message that it gets from, or sends to, another stage."""
+
+    stage: int
+    """The other one."""
+    way: str
+    """from or to."""
+    wait_us: tuple[float, ...]
+    """In the order of a step's messages: where stages pass one tensor, of its micro-batches."""
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """A stage of the pipeline: the mean step of its ranks."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    span_us: float
+    bubble_us: float
+    """Nothing but waiting for other stages."""
+    waits_us: Mapping[str, float]
+    """The same by the stage that is waited for. A moment may count for several."""
+    messages: tuple[MessageWaits, ...]
+
+
+@dataclass(frozen=True)
 class TraceReport:
     """All ranks of one capture."""
 
@@ -216,6 +286,25 @@ class TraceReport:
     warnings: tuple[str, ...]
     clock_offsets_us: Mapping[str, float]
     """How far each rank's clock is ahead of the lowest rank's; start times are already corrected for it."""
+    clock_drift_ppm: Mapping[str, float | None]
+    """How much each clock gains on the lowest rank's, in µs per second; start times are corrected for it.
+
+    `null` where too few collectives, or messages in both directions, show it. Offsets are those at the start
+    of a rank's trace.
+    """
     ranks: tuple[RankTrace, ...]
     collectives: tuple[CollectiveReport, ...]
     stragglers: tuple[StragglerReport, ...]
+    parallelism: tuple[ParallelKind, ...]
+    """By kind of parallelism."""
+    pipeline: tuple[PipelineStage, ...]
+    """Empty if no messages run between stages."""
+    kernels_by_shape: tuple[KernelTotal, ...] | None = None
+    """This and what follows only if it was asked for."""
+    shapes: tuple[ShapeTotal, ...] | None = None
+    shapes_in_steps: tuple[ShapeTotal, ...] | None = None
+    """Of what the steps launched, where the traces have steps."""
+    collective_totals: tuple[CollectiveTotal, ...] | None = None
+    copies: tuple[CopyTotal, ...] | None = None
+    launches: tuple[LaunchTotals, ...] | None = None
+    critical_path: CriticalPath | None = None

@@ -7,15 +7,16 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.machine.helper_process import helper_argv
+from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
+from gpurun.launcher.trace.requested_tables import Table
 
 PARALLEL_FROM_BYTES = 16 << 20
 """For less than this in total, starting processes takes longer than reading."""
@@ -32,9 +33,11 @@ class Share:
 
     files: tuple[Path, ...]
     steps: slice | None
+    show: Set[Table]
+    """The tables on request."""
 
 
-def read_all(files: Sequence[Path], steps: slice | None) -> list[Read]:
+def read_all(files: Sequence[Path], steps: slice | None, show: Set[Table] = frozenset()) -> list[Read]:
     """Each file's digest, or why it can't be read; in the order of `files`.
 
     Every process holds the columns of one file at a time.
@@ -44,17 +47,17 @@ def read_all(files: Sequence[Path], steps: slice | None) -> list[Read]:
     """
     num_processes = min(len(files), len(os.sched_getaffinity(0)))
     if num_processes < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
-        return [read_one(file, steps) for file in files]
+        return [read_one(file, steps, show) for file in files]
     found: dict[Path, Read] = {}
-    for share, reads in _run([Share(part, steps) for part in _parts(files, num_processes)]):
+    for share, reads in _run([Share(part, steps, show) for part in _parts(files, num_processes)]):
         found.update(zip(share.files, reads, strict=True))
     return [found[file] for file in files]
 
 
-def read_one(file: Path, steps: slice | None) -> Read:
+def read_one(file: Path, steps: slice | None, show: Set[Table] = frozenset()) -> Read:
     """One file's digest, or why it can't be read."""
     try:
-        return digest_file(file, steps)
+        return digest_file(file, steps, show)
     except TraceError as error:
         return str(error)
 
@@ -109,5 +112,6 @@ def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
 
 def serve() -> None:
     """The body of such a process: reads a `Share` from stdin, writes the digests to stdout."""
+    yield_to_others()
     share: Share = pickle.load(sys.stdin.buffer)
-    pickle.dump([read_one(file, share.steps) for file in share.files], sys.stdout.buffer)
+    pickle.dump([read_one(file, share.steps, share.show) for file in share.files], sys.stdout.buffer)

@@ -16,6 +16,7 @@ ORDER = (
     "training",
     "micro_benchmark",
     "program",
+    "selftest",
     "entry",
 )
 """From the bottom; a test reads every import."""

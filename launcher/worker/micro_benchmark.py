@@ -45,14 +45,14 @@ class ProbeRounds:
     """Measures whether clocks were throttled."""
 
     @property
-    def order(self) -> LaunchConfig:
-        return self.journal.order
+    def config(self) -> LaunchConfig:
+        return self.journal.config
 
     def run(self) -> None:
         """Measures all cases; what the site can't measure becomes a warning next to the figures."""
-        (variant,) = self.order.variants
+        (variant,) = self.config.variants
         self.journal.enter("build", variant.id)
-        with users_code(f"{self.order.workload} can't be set up", "cases to measure", None):
+        with users_code(f"{self.config.workload} can't be set up", "cases to measure", None):
             found = self.probe.cases(self.site)
         self.journal.add_facts(variant.id, warnings=found.notes)
         self.journal.enter("warmup", variant.id)
@@ -61,7 +61,7 @@ class ProbeRounds:
         for meter in (noise, self.load):
             if meter:
                 meter.clear()
-        for round_ in range(1, self.order.rounds + 1):
+        for round_ in range(1, self.config.rounds + 1):
             self.journal.enter("round", variant.id, round_)
             counting = [meter.counting() for meter in (noise, self.load) if meter]
             with ExitStack() as stack:
@@ -78,9 +78,10 @@ class ProbeRounds:
         for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
             if percent > QUEUE_PERCENT:
                 yield f"rank {rank} {queued_text(percent)} of the time: {BUSY}"
-        for device, gpu in zip(self.site.devices, self.load.loads() if self.load else (), strict=False):
-            if gpu.throttled:
-                yield f"the clock of {device} was throttled: {gpu.throttled}"
+        loads = self.load.loads() if self.load else ()
+        for name, gpu in zip(self.site.names, loads, strict=False):
+            said = f"the clock of {name} was throttled: {gpu.throttled}" if gpu.throttled else ""
+            yield from filter(None, self.peers.gather_text(said))
 
     def calibrate(self, case: Case) -> int:
         """How often a block repeats the case; the same on all ranks."""
@@ -92,8 +93,10 @@ class ProbeRounds:
     def run_round(self, variant: str, round_: int, cases: Sequence[Case], repetitions: Sequence[int]) -> None:
         """A block of every case; rank 0 records the slowest rank's times."""
         shuffled = list(range(len(cases)))
-        random.Random(f"{self.order.draw}/{self.order.launch}/{round_}").shuffle(shuffled)
+        random.Random(f"{self.config.draw}/{self.config.launch}/{round_}").shuffle(shuffled)
         times_ns = [self.time_ns(cases[i], repetitions[i]) for i in shuffled]
+        if self.load and shuffled:
+            self.sample(self.load, cases[shuffled[-1]], repetitions[shuffled[-1]])
         slowest_ns = self.peers.maximum(times_ns) if times_ns else []
         if self.journal.rank == 0:
             pairs = zip(shuffled, slowest_ns, strict=True)
@@ -115,13 +118,21 @@ class ProbeRounds:
             self.synchronize()
             return (self.now_ns() - start_ns) / repetitions
 
+    def sample(self, load: LoadMeter, case: Case, repetitions: int) -> None:
+        """What the GPUs' drivers say while they work: in a block that isn't timed, as asking takes time."""
+        if load.gpus:
+            for _ in range(repetitions):
+                case.run()
+            load.sample()
+            self.synchronize()
+
     def synchronize(self) -> None:
         for device in self.site.devices:
             runtime_of(device).synchronize(device)
 
     def record(self, round_: int, case: Case, repetitions: int, time_ns: float) -> PointRecord:
         return PointRecord(
-            launch=self.order.launch,
+            launch=self.config.launch,
             round=round_,
             series=case.series,
             unit=self.probe.unit,
@@ -134,13 +145,14 @@ class ProbeRounds:
         )
 
 
-def site_of(order: LaunchConfig, rank: int) -> Site:
+def site_of(config: LaunchConfig, rank: int) -> Site:
     """The devices and the data type that this rank measures; sets the process's mode of float32 products."""
-    precision = PRECISIONS[order.precision]
+    precision = PRECISIONS[config.precision]
     precision.apply()
-    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
+    positions = STRATEGIES[config.strategy].positions_of(rank, len(config.devices))
     return Site(
-        devices=tuple(torch.device(order.devices[position]) for position in positions),
-        world_size=order.world_size,
+        devices=tuple(torch.device(config.devices[position]) for position in positions),
+        names=tuple(config.device_names[position] for position in positions),
+        world_size=config.world_size,
         dtype=precision.autocast_dtype or precision.weights,
     )

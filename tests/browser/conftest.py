@@ -1,4 +1,4 @@
-"""One TensorBoard over all sample runs and one Chromium, for all tests of this folder."""
+"""One TensorBoard over all sample runs and one Chromium, for all tests of this directory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -29,6 +29,7 @@ from tests.browser.sample_runs import (
     write_ranks,
     write_traced,
 )
+from tests.browser.sample_traces import write_mesh
 
 LIGHT = ["--disable-gpu", "--disable-extensions", "--disable-background-networking"]
 """A browser without what no test here looks at."""
@@ -38,6 +39,7 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "batches": write_batches,
     "many": write_many,
     "ranks": write_ranks,
+    "mesh": write_mesh,
     "hostile": write_hostile,
     "broken": write_broken,
     "changing": write_changing,
@@ -53,12 +55,12 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
 @pytest.fixture(scope="package")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log directory with one run of each kind; each is named after its kind."""
-    folder = tmp_path_factory.mktemp("logdir")
+    directory = tmp_path_factory.mktemp("logdir")
     for name, write in SAMPLES.items():
-        write(folder / name)
-    run = RunDir(folder / "gpt")
+        write(directory / name)
+    run = RunDir(directory / "gpt")
     write_tensorboard(read_json(run.comparison, Comparison), run)
-    return folder
+    return directory
 
 
 @pytest.fixture(scope="package")
@@ -124,6 +126,6 @@ class Pages:
 
 @pytest.fixture(scope="package")
 def empty_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a TensorBoard over a folder in which nothing has run yet."""
+    """Address of a TensorBoard over a directory in which nothing has run yet."""
     with open_view(tmp_path_factory.mktemp("empty")) as server:
         yield server.url

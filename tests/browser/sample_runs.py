@@ -391,7 +391,7 @@ def advance(run: RunDir, round_: int) -> None:
 
 
 def write_traced(path: Path) -> None:
-    """A folder with anybody's traces, no plan, no comparison: the second step is longer than the first."""
+    """A directory with anybody's traces, no plan, no comparison: the second step is longer than the first."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12, growth=1.5)
 
 
@@ -407,7 +407,7 @@ def write_changing(path: Path, num_steps: int = 2) -> None:
 
 
 def write_linked(path: Path) -> None:
-    """A folder whose only trace is a link that leads out."""
+    """A directory whose only trace is a link that leads out."""
     path.mkdir(parents=True)
     (path / "rank0.pt.trace.json").symlink_to(__file__)
 

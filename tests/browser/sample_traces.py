@@ -3,8 +3,16 @@
 import gzip
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from tests.unit.trace.several_ranks.generated_job import Job
+from tests.unit.trace.several_ranks.pipelines import Schedule, one_forward_one_backward
+from tests.unit.trace.trace_files import rank_info, write
+from tests.unit.trace.trace_files import step as step_range
 
 Event = dict[str, Any]
 
@@ -23,22 +31,22 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def write_traces(
-    folder: Path,
+    directory: Path,
     compute_ms: Sequence[float],
     num_steps: int = 12,
     kernels_per_step: int = 120,
     growth: float = 1.0,
 ) -> list[float]:
-    """A trace per rank in `folder`; returns the length of each rank's step, in ms.
+    """A trace per rank in `directory`; returns the length of each rank's step, in ms.
 
     Args:
-        folder: the variant's.
+        directory: the variant's.
         compute_ms: of each rank, per step.
         num_steps: in the trace, numbered from 8.
         kernels_per_step: on each rank.
         growth: of compute, from a step to the next.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     events: list[list[Event]] = [[] for _ in compute_ms]
     start_us = 1000.0
     for step in range(num_steps):
@@ -47,9 +55,64 @@ def write_traces(
     for rank, found in enumerate(events):
         info = {"backend": "nccl", "rank": rank, "world_size": len(compute_ms)}
         content = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": found}
-        path = folder / f"rank{rank}.pt.trace.json.gz"
+        path = directory / f"rank{rank}.pt.trace.json.gz"
         path.write_bytes(gzip.compress(json.dumps(content).encode(), compresslevel=1))
     return [(start_us - 1000.0) / num_steps / 1000.0] * len(compute_ms)
+
+
+STAGES, REPLICAS, SHARDS = 2, 8, 4
+
+
+def write_mesh(path: Path, num_steps: int = 3) -> None:
+    """64 ranks, anybody's traces: two pipeline stages of 8 data parallel replicas of 4 tensor parallel ranks.
+
+    Rank 37 computes longest; the others of its tensor parallel group wait for it.
+    """
+    path.mkdir(parents=True)
+    job = Job(STAGES * REPLICAS * SHARDS)
+    schedule = one_forward_one_backward(STAGES, 3, 4_000, 7_000, 300)
+    over_us = max(end for spans in schedule.compute.values() for _, end in spans)
+    for number in range(num_steps):
+        begin_us = 1_000 + number * (over_us + 14_000)
+        _add_mesh_step(job, schedule, number, begin_us, begin_us + over_us)
+    for rank, events in job.events.items():
+        write(path / f"rank{rank}.pt.trace.json.gz", events, **rank_info(rank, job.num_ranks))
+
+
+def _add_mesh_step(job: Job, schedule: Schedule, number: int, begin_us: float, over_us: float) -> None:
+    mesh = np.arange(job.num_ranks).reshape(STAGES, REPLICAS, SHARDS)
+    for rank in range(job.num_ranks):
+        job.events[rank].append(step_range(number, begin_us - 100, over_us - begin_us + 13_500))
+        late_us = 1_800.0 if rank == 37 else 40.0 * (rank * 29 % 11)
+        job.kernel(rank, "gemm", over_us, over_us + 900 + late_us, False)
+    for replica, shard in product(range(REPLICAS), range(SHARDS)):
+        line = mesh[:, replica, shard].tolist()
+        for stage, spans in schedule.compute.items():
+            for start, end in spans:
+                job.kernel(line[stage], "gemm", begin_us + start, begin_us + end, False)
+        for each in schedule.messages:
+            starts = (begin_us + each.send_us, begin_us + each.receive_us)
+            end_us = begin_us + each.end_us
+            job.message(line[each.source], line[each.target], starts, (end_us, end_us), "mesh_pp")
+    for group in mesh.reshape(-1, SHARDS).tolist():
+        starts_us = [over_us + 910 + (1_800.0 if rank == 37 else 40.0 * (rank * 29 % 11)) for rank in group]
+        job.all_reduce("mesh_tp", group, starts_us, max(starts_us) + 1_200)
+    for group in mesh.transpose(0, 2, 1).reshape(-1, REPLICAS).tolist():
+        for operation, at_us in (("ReduceScatter", 5_500), ("AllGather", 8_500)):
+            _add_collective(job, operation, group, over_us + at_us)
+
+
+def _add_collective(job: Job, operation: str, group: list[int], at_us: float) -> None:
+    called = {"ReduceScatter": "_reduce_scatter_base", "AllGather": "_allgather_base"}[operation]
+    facts = {"Collective name": called, "In msg nelems": 8000, "Out msg nelems": 8000, "dtype": "Float"}
+    ranks = {
+        "Process Group Name": "mesh_dp",
+        "Process Group Ranks": str(group),
+        "Group size": len(group),
+    }
+    for rank in group:
+        name = f"ncclDevKernel_{operation}_RING_LL"
+        job.kernel(rank, name, at_us - 20 * (rank % 9), at_us + 2_400, False, **facts | ranks)
 
 
 def _add_step(

@@ -194,7 +194,7 @@ def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     assert tab.page.title() == title
 
 
-def test_empty_log_folder_says_what_to_do(browser: Browser, empty_board: str) -> None:
+def test_empty_log_directory_says_what_to_do(browser: Browser, empty_board: str) -> None:
     with watched_page(browser, empty_board.rstrip("/")) as watched:
         tab = Tab(watched, empty_board, framed=True)
         tab.page.goto(empty_board)  # nothing else is active there: TensorBoard comes to it by itself

@@ -3,12 +3,15 @@
 `make gpu-test` prints one report. `pytest -m gpu --devices cpu:2` is a rehearsal on CPU devices.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.gpu.machine import REPORT, Devices, Report, devices_here, why_not_usable, write_report
+from gpurun.launcher.machine.accelerators import inspect_gpus
+from tests.gpu.machine import REPORT, Devices, Report, devices_here, why_none, why_unusable, write_report
 
 REPORT_FILE = Path("build/gpu-report.md")
 results: dict[str, str] = {}
@@ -21,16 +24,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.alone)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def devices(request: pytest.FixtureRequest) -> Devices:
     """All devices; skips where there is no GPU, and fails where there is one that can't be used."""
     wanted = request.config.getoption("--devices")
-    if not wanted and (reason := why_not_usable()):
-        pytest.skip(reason)
+    if not wanted:
+        found = inspect_gpus(os.environ)
+        if reason := why_none(found):
+            pytest.skip(reason)
+        if problem := why_unusable(found, torch.cuda.device_count()):
+            pytest.fail(problem)
     return devices_here(wanted)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def report() -> Report:
     return REPORT
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.machine.accelerators import CUDA, inspect_gpus
+from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
 from gpurun.launcher.machine.host import host_record, inspect_machine
 
 LIMITS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1.2e-2, "bf16": 1e-1, "fp16": 1.2e-2}
@@ -59,19 +60,36 @@ class Devices:
 
 
 def devices_here(wanted: str | None) -> Devices:
-    """The GPUs that the driver shows; what `--devices cpu:2` names in a rehearsal."""
+    """The GPUs that the driver shows; what `--devices cpu:2` names in a rehearsal.
+
+    Of instances (MIG) the first alone: a process sees one, and NCCL connects none that share a GPU.
+    """
     if wanted:
         kind, _, count = wanted.partition(":")
         return Devices(kind, int(count or 1))
-    return Devices(CUDA.name, len(inspect_gpus(os.environ).gpus))
+    gpus = inspect_gpus(os.environ).gpus
+    return Devices(CUDA.name, 1 if has_parts(gpus) else len(gpus))
 
 
-def why_not_usable() -> str | None:
+def has_parts(gpus: Sequence[Gpu]) -> bool:
+    """Whether some are instances (MIG), of which torch doesn't count as many as the driver shows."""
+    return any(gpu.uuid.startswith(CUDA.part_prefix or "") for gpu in gpus)
+
+
+def why_none(found: Gpus) -> str | None:
     """Why there is nothing to test; `None` where there are GPUs, or a driver that doesn't answer."""
-    found = inspect_gpus(os.environ)
     if found.gpus or found.nvml_error:
         return None
     return "; ".join(found.notes) or "no GPU here"
+
+
+def why_unusable(found: Gpus, in_torch: int) -> str | None:
+    """Why torch can't use the GPUs that the driver shows; `None` where it sees some, or there are none."""
+    if found.nvml_error:
+        return f"the driver doesn't answer: {found.nvml_error}"
+    if problem := next((gpu.unusable for gpu in found.gpus if gpu.unusable), None):
+        return problem
+    return f"the driver shows {len(found.gpus)} GPUs, but torch none" if found.gpus and not in_torch else None
 
 
 def report_text(results: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.machine import LIMITS, Devices, Report
-from tests.integration.command import Result, gpurun, misbehaving, write
+from tests.integration.command import Result, gpurun, write
 
 MATRIX = """
     workload: gpt
@@ -28,10 +28,10 @@ def splits_of(count: int) -> list[str]:
     return ["even"] if count == 1 else ["even", ":".join(["2", *["1"] * (count - 1)]), "balanced"]
 
 
-def run(folder: Path, text: str, *args: str) -> Result:
-    write(folder, "job.yaml", text)
-    result = gpurun(folder, "job.yaml", "--out", "run", *args)
-    assert (folder / "run/comparison.json").exists(), (
+def run(directory: Path, text: str, *args: str) -> Result:
+    write(directory, "job.yaml", text)
+    result = gpurun(directory, "job.yaml", "--out", "run", *args)
+    assert (directory / "run/comparison.json").exists(), (
         result.err
     )  # also where variants fail, as they should here
     return result
@@ -43,12 +43,12 @@ def test_every_strategy_and_split(precision: str, devices: Devices, report: Repo
     if precision == "tf32" and not devices.is_gpu:
         pytest.skip("tf32 needs an NVIDIA GPU")
     for count in range(1, devices.count + 1):
-        folder = tmp_path / str(count)
-        folder.mkdir()
+        directory = tmp_path / str(count)
+        directory.mkdir()
         text = MATRIX.format(
             devices=devices.first(count), precision=precision, splits=json.dumps(splits_of(count))
         )
-        result = run(folder, text)
+        result = run(directory, text)
         assert result.code == 0, result.err
         for variant in result.comparison["variants"]:
             hold_variant(variant, precision, devices, report)
@@ -87,82 +87,3 @@ def test_a_batch_as_large_as_memory_allows(devices: Devices, report: Report, tmp
     report.found("largest batch", next(line for line in result.err.splitlines() if "max is" in line))
     assert result.code == 0, result.err
     assert all(variant["status"] == "ok" for variant in result.comparison["variants"])
-
-
-def job_on(devices: Devices, folder: Path, splits: str, others: str) -> str:
-    """The job of a misbehaving model on two of these devices, with other splits."""
-    text = (folder / "job.yaml").read_text()
-    return text.replace("cpu:2", devices.first(2)).replace(splits, others)
-
-
-def test_memory_that_runs_out_is_blamed_on_its_rank_and_free_afterwards(
-    devices: Devices, report: Report, tmp_path: Path
-) -> None:
-    """The next launch begins at once, on the same devices."""
-    if devices.count < 2:
-        pytest.skip("needs two devices")
-    body = """
-        from gpurun import device_index
-        if device_index() == 1 and x.shape[0] == 5:
-            torch.empty(1 << 50, device=x.device)
-    """
-    misbehaving(tmp_path, body)
-    text = (
-        (tmp_path / "job.yaml")
-        .read_text()
-        .replace("cpu:2", devices.first(2))
-        .replace("[6, 2], [5, 3]", "[3, 5]")
-    )
-    result = run(tmp_path, text, "--set", "gradient_check=false")
-    by_split = {tuple(one["split"]): one for one in result.comparison["variants"]}
-    assert by_split[(4, 4)]["status"] == "ok"
-    failed = by_split[(3, 5)]
-    report.found("out of memory", f"{failed['status']}: {failed['reason']}")
-    assert failed["status"] == "oom"
-    assert "rank 1" in failed["reason"]
-
-
-@pytest.mark.parametrize("signal_name", ["SIGKILL"])
-def test_a_rank_that_is_killed_in_a_collective_is_named(
-    signal_name: str, devices: Devices, report: Report, tmp_path: Path
-) -> None:
-    if devices.count < 2:
-        pytest.skip("needs two devices")
-    body = f"""
-        from gpurun import device_index
-        if device_index() == 1 and x.shape[0] == 5:
-            os.kill(os.getpid(), signal.{signal_name})
-    """
-    misbehaving(tmp_path, body)
-    text = (
-        (tmp_path / "job.yaml")
-        .read_text()
-        .replace("cpu:2", devices.first(2))
-        .replace("[6, 2], [5, 3]", "[3, 5]")
-    )
-    result = run(tmp_path, text, "--set", "gradient_check=false")
-    by_split = {tuple(one["split"]): one for one in result.comparison["variants"]}
-    report.found(signal_name, by_split[(3, 5)]["reason"])
-    assert by_split[(4, 4)]["status"] == "ok"
-    assert "rank 1" in by_split[(3, 5)]["reason"]
-
-
-def test_a_rank_that_sleeps_is_the_one_that_the_others_wait_for(
-    devices: Devices, report: Report, tmp_path: Path
-) -> None:
-    """Under NCCL the others are in a collective on the GPU, which only its flight recorder can show."""
-    if devices.count < 2:
-        pytest.skip("needs two devices")
-    body = """
-        from gpurun import device_index
-        if device_index() == 1 and calls > 30:
-            time.sleep(600)
-    """
-    misbehaving(tmp_path, body)
-    text = (
-        (tmp_path / "job.yaml").read_text().replace("cpu:2", devices.first(2)).replace(", [6, 2], [5, 3]", "")
-    )
-    result = run(tmp_path, text, "--set", "hang_timeout=40s", "--set", "gradient_check=false")
-    (variant,) = result.comparison["variants"]
-    report.found("a hang", variant["reason"])
-    assert "rank 1" in variant["reason"]

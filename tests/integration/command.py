@@ -1,4 +1,4 @@
-"""Runs `gpurun` as a person does: a command with a terminal-less stdout, in a folder of its own."""
+"""Runs `gpurun` as a person does: a command with a terminal-less stdout, in a directory of its own."""
 
 import json
 import os
@@ -20,7 +20,7 @@ class Result:
     code: int
     out: str
     err: str
-    folder: Path
+    directory: Path
 
     @property
     def json(self) -> Any:
@@ -35,17 +35,17 @@ class Result:
 
     @property
     def comparison(self) -> Any:
-        return json.loads((self.folder / "run" / "comparison.json").read_text())
+        return json.loads((self.directory / "run" / "comparison.json").read_text())
 
     def variant(self, variant_id: str) -> Any:
         return next(v for v in self.comparison["variants"] if v["id"] == variant_id)
 
 
-def gpurun(folder: Path, *args: str, env: dict[str, str] | None = None) -> Result:
-    """`gpurun ARGS` in `folder`; never with a traceback of ours."""
+def gpurun(directory: Path, *args: str, env: dict[str, str] | None = None) -> Result:
+    """`gpurun ARGS` in `directory`; never with a traceback of ours."""
     done = subprocess.run(
         [sys.executable, "-m", "gpurun", *args],
-        cwd=folder,
+        cwd=directory,
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
@@ -53,12 +53,12 @@ def gpurun(folder: Path, *args: str, env: dict[str, str] | None = None) -> Resul
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    return Result(done.returncode, done.stdout, done.stderr, folder)
+    return Result(done.returncode, done.stdout, done.stderr, directory)
 
 
-def write(folder: Path, name: str, text: str) -> Path:
+def write(directory: Path, name: str, text: str) -> Path:
     """A file with `text`, dedented."""
-    path = folder / name
+    path = directory / name
     path.write_text(textwrap.dedent(text).lstrip("\n"))
     return path
 
@@ -109,8 +109,8 @@ MODEL_JOB = """
 """
 
 
-def misbehaving(folder: Path, body: str, job: str = MODEL_JOB) -> Path:
+def misbehaving(directory: Path, body: str, job: str = MODEL_JOB) -> Path:
     """A job whose model runs `body` in every forward pass: `x` is its input, `calls` counts from 1."""
     inner = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
-    (folder / "model.py").write_text(textwrap.dedent(MODEL) + f"\ndef misbehave(x, calls):\n{inner}\n")
-    return write(folder, "job.yaml", job)
+    (directory / "model.py").write_text(textwrap.dedent(MODEL) + f"\ndef misbehave(x, calls):\n{inner}\n")
+    return write(directory, "job.yaml", job)

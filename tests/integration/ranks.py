@@ -1,4 +1,4 @@
-"""Runs `main(rank, folder)` of a module in processes that share one import of torch."""
+"""Runs `main(rank, directory)` of a module in processes that share one import of torch."""
 
 import importlib
 import multiprocessing
@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 180
 
 
-def run_ranks(module: str, num_ranks: int, folder: Path) -> None:
-    """`python -m tests.integration.ranks MODULE NUM_RANKS FOLDER`; fails with what the ranks said."""
-    argv = [sys.executable, "-m", __name__, module, str(num_ranks), str(folder)]
+def run_ranks(module: str, num_ranks: int, directory: Path) -> None:
+    """`python -m tests.integration.ranks MODULE NUM_RANKS DIRECTORY`; fails with what the ranks said."""
+    argv = [sys.executable, "-m", __name__, module, str(num_ranks), str(directory)]
     pipe = subprocess.PIPE
     family = subprocess.Popen(
         argv, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -29,14 +29,14 @@ def run_ranks(module: str, num_ranks: int, folder: Path) -> None:
     assert family.returncode == 0, said
 
 
-def main(module: str, num_ranks: int, folder: Path) -> int:
+def main(module: str, num_ranks: int, directory: Path) -> int:
     """The ranks' parent: 0 if all of them end well; if one fails, the others are ended."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     importlib.import_module("torch._dynamo")  # which every optimizer imports
     importlib.import_module("torch").set_num_threads(1)
     body = importlib.import_module(module).main
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=body, args=(rank, folder)) for rank in range(num_ranks)]
+    ranks = [context.Process(target=body, args=(rank, directory)) for rank in range(num_ranks)]
     for rank in ranks:
         rank.start()
     running = list(ranks)

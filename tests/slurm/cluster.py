@@ -23,7 +23,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={directory}/munge.socket
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -31,12 +31,12 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%n.log
 SchedulerType=sched/builtin
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -53,23 +53,23 @@ _HOSTS_LINE = "127.0.0.1 ci0 ci1 # gpurun's tests\n"
 class SlurmCluster:
     """The cluster as long as the block lasts; `env` is what Slurm's commands need to find it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.env = {"SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        (self.folder / "state").mkdir(parents=True)
-        self.folder.chmod(0o755)
+        (self.directory / "state").mkdir(parents=True)
+        self.directory.chmod(0o755)
         port = _free_ports(3)
         text = CONFIG.format(
             host=socket.gethostname().partition(".")[0],
-            folder=self.folder,
+            directory=self.directory,
             port=port,
             first=port + 1,
             last=port + 2,
         )
-        (self.folder / "slurm.conf").write_text(text)
+        (self.directory / "slurm.conf").write_text(text)
         with _HOSTS.open("a") as file:
             file.write(_HOSTS_LINE)
         try:
@@ -121,14 +121,14 @@ class SlurmCluster:
             time.sleep(0.1)
 
     def _start(self) -> None:
-        key = self.folder / "munge.key"
+        key = self.directory / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid",
                  "log-file": "munged.log", "seed-file": "munged.seed"}  # fmt: skip
-        options = [f"--{name}={self.folder / file}" for name, file in files.items()]
+        options = [f"--{name}={self.directory / file}" for name, file in files.items()]
         self._daemon("munged", "--foreground", "--force", *options)
-        _await(lambda: (self.folder / "munge.socket").exists(), "munged")
+        _await(lambda: (self.directory / "munge.socket").exists(), "munged")
         self._daemon("slurmctld", "-D")
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node)
@@ -137,7 +137,7 @@ class SlurmCluster:
     def _daemon(self, name: str, *args: str) -> None:
         path = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
         assert path, f"{name} is missing: apt-get install slurm-wlm munge"
-        with (self.folder / "daemons.log").open("ab") as log:
+        with (self.directory / "daemons.log").open("ab") as log:
             self._daemons.append(
                 subprocess.Popen(
                     [path, *args],

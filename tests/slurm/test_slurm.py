@@ -51,11 +51,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def submitted(folder: Path, slurm: SlurmCluster, body: str, devices: int = 1) -> int:
+def submitted(directory: Path, slurm: SlurmCluster, body: str, devices: int = 1) -> int:
     """The id of a job whose program does this in every step, on so many devices of each node."""
-    write(folder, "train.py", TRAIN.replace("BODY", body))
-    write(folder, "job.yaml", JOB.replace("DEVICES", str(devices)))
-    result = gpurun(folder, "submit", "job.yaml", "--slurm", env=slurm.env)
+    write(directory, "train.py", TRAIN.replace("BODY", body))
+    write(directory, "job.yaml", JOB.replace("DEVICES", str(devices)))
+    result = gpurun(directory, "submit", "job.yaml", "--slurm", env=slurm.env)
     assert result.code == 0, result.err
     found = re.search(r"submitted two as job (\d+)", result.out)
     assert found
@@ -64,28 +64,28 @@ def submitted(folder: Path, slurm: SlurmCluster, body: str, devices: int = 1) ->
     return int(found[1])
 
 
-def check_success(folder: Path, job_id: int) -> None:
+def check_success(directory: Path, job_id: int) -> None:
     """All four ranks made steps, and node 0 has it all."""
-    run = folder / "runs" / "two" / f"slurm-{job_id}"
+    run = directory / "runs" / "two" / f"slurm-{job_id}"
     comparison = json.loads((run / "comparison.json").read_text())
     (variant,) = comparison["variants"]
     assert variant["status"] == "ok"
     assert variant["devices"] == ["cpu:0@0", "cpu:1@0", "cpu:0@1", "cpu:1@1"]
     assert [rank["rank"] for rank in variant["ranks"] if rank["step_ms"]] == [0, 1, 2, 3]
-    assert "node 1 of 2" in (folder / f"slurm-{job_id}.out").read_text()
+    assert "node 1 of 2" in (directory / f"slurm-{job_id}.out").read_text()
 
 
 def test_a_job_runs_another_fails_and_one_is_cancelled(tmp_path: Path, slurm: SlurmCluster) -> None:
     # Side by side: most of a job's time it waits for Slurm.
-    folders = {name: tmp_path / name for name in ("cancelled", "failed", "ok")}
-    for folder in folders.values():
-        folder.mkdir()
-    endless = submitted(folders["cancelled"], slurm, "time.sleep(60)")
-    failing = submitted(folders["failed"], slurm, "assert rank != 1 or step < 5, 'no such thing'")
-    fine = submitted(folders["ok"], slurm, "pass", devices=2)
+    directories = {name: tmp_path / name for name in ("cancelled", "failed", "ok")}
+    for directory in directories.values():
+        directory.mkdir()
+    endless = submitted(directories["cancelled"], slurm, "time.sleep(60)")
+    failing = submitted(directories["failed"], slurm, "assert rank != 1 or step < 5, 'no such thing'")
+    fine = submitted(directories["ok"], slurm, "pass", devices=2)
 
     deadline = time.monotonic() + JOB_S
-    while len(list(folders["cancelled"].glob("began-*"))) < 2:
+    while len(list(directories["cancelled"].glob("began-*"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     slurm.run("scancel", str(endless))
@@ -94,6 +94,6 @@ def test_a_job_runs_another_fails_and_one_is_cancelled(tmp_path: Path, slurm: Sl
     slurm.await_state(endless, "CANCELLED", JOB_S)
     for job_id in (endless, failing, fine):
         slurm.await_over(job_id, JOB_S)
-    check_success(folders["ok"], fine)
-    said = (folders["failed"] / f"slurm-{failing}.out").read_text()
+    check_success(directories["ok"], fine)
+    said = (directories["failed"] / f"slurm-{failing}.out").read_text()
     assert "rank 1 raised AssertionError: no such thing" in said

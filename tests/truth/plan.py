@@ -107,6 +107,16 @@ def draw_series(chance: random.Random, world_size: int, faults: Sequence[Fault],
     return Series(step_ms - sample_ms * samples, sample_ms, tuple(cases))
 
 
+def slow_device() -> Series:
+    """Two samples more, on a device that takes three times as long for each: the device is the cause."""
+    sample_ms, split = 2.0, (17, 15)
+    cases = (
+        Case(f"slow-{REFERENCE}", "none", (), 0.0, (16, 16)),
+        Case("slow-device", "straggler", (0,), 2 * sample_ms * split[0], split),
+    )
+    return Series(0.0, sample_ms, cases)
+
+
 def _ranks(chance: random.Random, fault: Fault, world_size: int) -> tuple[int, ...]:
     """A straggler is one rank, a link is everybody's; the rest hits either."""
     everybody = tuple(range(world_size))

@@ -204,11 +204,11 @@ def run_rank(session: Session, rank: int) -> None:
     torch.set_num_threads(1)
     series, case, _ = next(session.captures)
     now = Now(rank, series, case)
-    order = launch_order(session)
-    init_group(order, rank)
+    config = launch_config(session)
+    init_group(config, rank)
     link = Link(session, rank)
     workload = Workload(Model(now), None, F.mse_loss, dataset=Data(now))
-    trainer = Trainer(workload, order, rank)
+    trainer = Trainer(workload, config, rank)
     trainer.strategy.model.register_comm_hook(None, hook(link, now))  # type: ignore[attr-defined]
     for now.series, now.case, number in session.captures:
         trace(trainer, now, session, number)
@@ -244,7 +244,7 @@ def trace(trainer: Trainer, now: Now, session: Session, number: int) -> None:
     write_json(lengths_file(session.run_dir, variant_id, now.rank), lengths[1:])
 
 
-def launch_order(session: Session) -> LaunchConfig:
+def launch_config(session: Session) -> LaunchConfig:
     return LaunchConfig(
         launch="truth",
         run_dir=session.run_dir,

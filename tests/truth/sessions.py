@@ -14,13 +14,13 @@ NUM_STEPS = 7
 
 
 def draw_session(
-    folder: Path, seed: int, world_size: int, series: Sequence[Sequence[Fault]], num_captures: int = 1
+    directory: Path, seed: int, world_size: int, series: Sequence[Sequence[Fault]], num_captures: int = 1
 ) -> Session:
-    """A session in `folder`, with one series for each list of faults."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A session in `directory`, with one series for each list of faults."""
+    directory.mkdir(parents=True, exist_ok=True)
     chance = random.Random(f"{seed}/{world_size}")
     drawn = [draw_series(chance, world_size, faults, f"s{i}") for i, faults in enumerate(series)]
-    return Session(str(folder), seed, NUM_STEPS, world_size, tuple(drawn), num_captures)
+    return Session(str(directory), seed, NUM_STEPS, world_size, tuple(drawn), num_captures)
 
 
 def shuffled(seed: int, num_series: int) -> list[list[Fault]]:

@@ -1,11 +1,16 @@
 """The command that runs the benchmarks."""
 
+import random
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import NAMES, main
+from benchmarks.fuzz import TARGETS, fuzz
+from benchmarks.fuzz.guard import run_all
 
 
 @pytest.mark.parametrize(("word", "code"), [("--help", 0), ("startupp", 2)])
@@ -21,4 +26,23 @@ def test_help_and_unknown_names_are_answered(
 
 
 def test_every_name_is_a_module() -> None:
-    assert all(find_spec(f"benchmarks.{name}") for name in NAMES)
+    assert all(map(find_spec, NAMES.values()))
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "messages"])
+def test_fuzzing_tries_inputs_and_says_so(name: str) -> None:
+    assert fuzz(name, 2).startswith("2 inputs in ")
+
+
+def breaks_out(chance: random.Random, directory: Path) -> None:
+    """Odd inputs change a file outside and pass over the refusal; of the others every second fails."""
+    if chance.random() < 0.5:
+        with suppress(BaseException):
+            (directory.parent / "outside").write_text("x")
+    else:
+        raise ValueError("found")
+
+
+def test_fuzzing_reports_what_fails_and_what_reaches_outside() -> None:
+    with pytest.raises(SystemExit, match=r"(?s)3 of 3 inputs failed.*input 0\n.*open .*/outside"):
+        run_all("breaking out", breaks_out, 3)

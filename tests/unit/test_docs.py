@@ -48,6 +48,12 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
     assert not dead
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_tests_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / page).read_text(encoding="utf-8"))
+    assert not [f"{path}::{test}" for path, test in named if f"def {test}(" not in (ROOT / path).read_text()]
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     named = {path.resolve() for path, _ in links("README.md")}
     assert {ROOT / page for page in PAGES} - named == {ROOT / "README.md"}

@@ -1,12 +1,17 @@
 """Secrets of a job's `env`: which variables hold some, and that only the ranks see their values."""
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.failures.reporter import Reporter
+from gpurun.launcher.jobfile.load import load_text, masked_overrides
 from gpurun.launcher.masking import hidden, is_secret, masked, revealed
+from gpurun.launcher.rundir.files import RunDir
 
 VALUE = "hf_0123456789abcdef"
 JOB = f"""
@@ -22,7 +27,15 @@ compare: {{env: [{{DB_PASSWORD: "first secret"}}, {{DB_PASSWORD: 12345678}}]}}
     "name",
     [
         *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MYSQL_PWD", "SSH_PASS"),
-        *("token", "GOOGLE_APPLICATION_CREDENTIALS", "NETRC_AUTH", "KEY"),
+        *("token", "GOOGLE_APPLICATION_CREDENTIALS", "NETRC_AUTH", "KEY", "OPENAI_APIKEY", "HFTOKEN"),
+        *(
+            "GITHUB_PAT",
+            "SENTRY_DSN",
+            "SLACK_WEBHOOK_URL",
+            "PASSWORT",
+            "AZURE_CONNECTION_STRING",
+            "CLIENTSECRET",
+        ),
     ],
 )
 def test_names_of_secrets(name: str) -> None:
@@ -31,7 +44,18 @@ def test_names_of_secrets(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PWD", "OLDPWD", "KEYBOARD", "AUTHOR", "COMPASS", "NCCL_DEBUG"],
+    [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "PWD",
+        "OLDPWD",
+        "KEYBOARD",
+        "AUTHOR",
+        "COMPASS",
+        "NCCL_DEBUG",
+        "PATH",
+        "PYTHONPATH",
+    ],
 )
 def test_other_names(name: str) -> None:
     assert not is_secret(name)
@@ -71,6 +95,52 @@ def test_the_environment_of_the_command_has_what_a_copy_of_the_job_lacks(
 
 
 def test_secrets_in_a_text_are_masked_where_they_are_long_enough_to_be_recognized() -> None:
-    variables = {"HF_TOKEN": VALUE, "DB_PASS": "short", "HOME": "/home/someone"}
-    text = f"401 for {VALUE}; short; /home/someone"
-    assert hidden(text, variables.items()) == f"401 for {masked('HF_TOKEN', VALUE)}; short; /home/someone"
+    proxy = "http://me:word@proxy:3128"
+    variables = {
+        "HF_TOKEN": VALUE,
+        "PASS": "hunter2",
+        "PIN_PASS": "123",
+        "HOME": "/home",
+        "http_proxy": proxy,
+    }
+    text = f"401 for x{VALUE}x; hunter2, hunter21; 123; /home; {proxy}/"
+    token, word, address = (masked(name, variables[name]) for name in ("HF_TOKEN", "PASS", "http_proxy"))
+    assert hidden(text, variables.items()) == f"401 for x{token}x; {word}, hunter21; 123; /home; {address}/"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"env.HF_TOKEN={VALUE}",
+        f'env.HF_TOKEN="{VALUE[:2]}\\x5f{VALUE[3:]}"',
+        f'env={{HF_TOKEN: "\\u0068{VALUE[1:]}"}}',
+        f'compare.env=[{{HF_TOKEN: "{VALUE[:-1]}\\x66"}}, {{HF_TOKEN: other-value}}]',
+        f"compare.env.0.HF_TOKEN={VALUE}",
+    ],
+)
+def test_no_spelling_of_an_override_is_kept(override: str, tmp_path: Path) -> None:
+    """JSON is YAML too, in which a letter may be an escape."""
+    spec = load_text(JOB, "job.yaml", (override, "steps.launches=3"), Path("/"))
+    assert spec.secrets[masked("HF_TOKEN", VALUE)] == VALUE
+    kept = masked_overrides((override, "steps.launches=3"), spec)
+    assert masked("HF_TOKEN", VALUE) in kept[0]
+    assert kept[1] == "steps.launches=3"
+    again = load_text(JOB, "job.yaml", kept, Path("/"))
+    assert again.resolved() == spec.resolved()
+
+
+def test_no_secret_reaches_a_record_in_the_spelling_of_json(tmp_path: Path) -> None:
+    secret = 'say "friend"\\ and é'
+    said: list[str] = []
+    reporter = Reporter(RunDir(tmp_path), said.append, lambda text: hidden(text, [("PASS", secret)]))
+    reporter.write(tmp_path / "cause.json", {"message": f"no entry: {secret}", "lines": [secret]})
+    kept = json.loads((tmp_path / "cause.json").read_text())
+    assert kept == {"message": f"no entry: {masked('PASS', secret)}", "lines": [masked("PASS", secret)]}
+
+
+def test_a_batch_script_holds_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    words = ["submit", str(tmp_path / "job.yaml"), "--slurm", "--dry-run", "--set", f"env.HF_TOKEN={VALUE}"]
+    done = CliRunner().invoke(cli, words)
+    assert "export HF_TOKEN in your shell instead" in str(done.exception)
+    assert VALUE not in done.output

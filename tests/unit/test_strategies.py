@@ -11,7 +11,7 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, workload_kind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
@@ -58,7 +58,7 @@ def planned(tmp_path: Path) -> tuple[Plan, LaunchConfig]:
     path.write_text(JOB)
     spec, machine = load_job(path), FakeMachine()
     plan = build_plan(spec, machine)
-    config = order_for(
+    config = launch_config_for(
         plan,
         spec,
         plan.launches[0],
@@ -87,6 +87,13 @@ def test_the_worker_refuses_an_unknown_strategy(tmp_path: Path) -> None:
     object.__setattr__(config, "strategy", UNKNOWN)  # as if nothing had checked it
     with pytest.raises(ValueError, match=f"there is no strategy `{UNKNOWN}`"):
         strategy_of(None, config, 0, False)  # type: ignore[arg-type]
+
+
+def test_a_plan_has_no_unknown_strategy(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    with pytest.raises(ValueError, match=f"there is no strategy `{UNKNOWN}`"):
+        build_plan(replace(load_job(path), strategy=UNKNOWN), FakeMachine())
 
 
 def test_every_strategy_of_jobs_has_a_class() -> None:

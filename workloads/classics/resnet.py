@@ -71,7 +71,7 @@ def resnet50(
         num_workers: processes per device that read and decode the images, at most 256.
 
     Raises:
-        ValueError: there is no such version, or the folder has no image that can be read.
+        ValueError: there is no such version, or the directory has no image that can be read.
     """
     check(version=version)
     model = nn.Sequential(

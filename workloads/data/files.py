@@ -8,7 +8,7 @@ NAMED_FILES = 5
 
 
 def path_of(name: str) -> Path:
-    """The path that a job means; `~` is a home folder, as in a shell."""
+    """The path that a job means; `~` is a home directory, as in a shell."""
     return Path(os.path.expanduser(name))
 
 
@@ -19,7 +19,7 @@ def not_there(what: str, path: Path) -> str:
 
 
 def why_no_file(path: Path) -> str | None:
-    """Why there is nothing to read at a path, though a folder lists it; `None` if there is.
+    """Why there is nothing to read at a path, though a directory lists it; `None` if there is.
 
     Reading would end in an error that says less, or wait forever: for the writer of a pipe.
     """
@@ -28,9 +28,9 @@ def why_no_file(path: Path) -> str | None:
     return "not a regular file" if path.exists() else "a link to nothing" if path.is_symlink() else "gone"
 
 
-def name_in(folder: Path, path: Path) -> str:
-    """What to call a file of the folder, or `folder` itself where that is the file."""
-    return path.name if path == folder else str(path.relative_to(folder))
+def name_in(directory: Path, path: Path) -> str:
+    """What to call a file of the directory, or `directory` itself where that is the file."""
+    return path.name if path == directory else str(path.relative_to(directory))
 
 
 def listed(named: list[str]) -> str:

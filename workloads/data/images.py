@@ -1,4 +1,4 @@
-"""Images of 224² and their classes: random ones, or those of a folder."""
+"""Images of 224² and their classes: random ones, or those of a directory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ class ImageFolder:
     """A map-style dataset of (3, 224, 224) float images and their classes."""
 
     files: tuple[tuple[Path, int], ...]
-    """Readable images, each with the number of its folder."""
+    """Readable images, each with the number of its directory."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -46,13 +46,13 @@ class ImageFolder:
 
 @dataclass(frozen=True)
 class Found:
-    """What a folder holds."""
+    """What a directory holds."""
 
     dataset: ImageFolder
     skipped: tuple[tuple[str, str], ...]
-    """Files that can't be read as images, by their names in the folder, each with the reason."""
+    """Files that can't be read as images, by their names in the directory, each with the reason."""
     num_classes: int
-    """Folders in it; 1 where there are none."""
+    """Directories in it; 1 where there are none."""
 
 
 def image_workload(
@@ -62,17 +62,17 @@ def image_workload(
     num_workers: int,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Workload:
-    """A classifier of 224² images into 1000 classes, on random images or on those of the folder `images`.
+    """A classifier of 224² images into 1000 classes, on random images or on those of the directory `images`.
 
     Raises:
-        ValueError: the folder is missing or has no image that can be read, or there can't be as many workers.
+        ValueError: the directory is missing or has no readable image, or there can't be as many workers.
     """
     check(num_workers=num_workers)
     if not images:
         return Workload(
             model, classified((3, IMAGE_PIXELS, IMAGE_PIXELS), CLASSES), F.cross_entropy, optimizer=optimizer
         )
-    found = read_folder(path_of(images), max_images)
+    found = read_directory(path_of(images), max_images)
     return Workload(
         model,
         None,
@@ -84,42 +84,44 @@ def image_workload(
     )
 
 
-def read_folder(folder: Path, max_images: int) -> Found:
-    """The images in a folder; the folders in it are classes, in the order of their names.
+def read_directory(directory: Path, max_images: int) -> Found:
+    """The images in a directory; the directories in it are classes, in the order of their names.
 
     Every file that is used is opened and decoded once, small, so that a broken one shows before the run.
 
     Raises:
-        ValueError: the folder is missing, empty, or holds no image that can be read.
+        ValueError: the directory is missing, empty, or holds no image that can be read.
     """
     check(max_images=max_images)
-    if not folder.exists():
-        raise ValueError(not_there("image directory", folder))
-    if not folder.is_dir():
-        raise ValueError(f"the image directory {folder} is a file")
-    files = list(labelled_files(folder))
+    if not directory.exists():
+        raise ValueError(not_there("image directory", directory))
+    if not directory.is_dir():
+        raise ValueError(f"the image directory {directory} is a file")
+    files = list(labelled_files(directory))
     if not files:
         endings = " ".join(sorted(SUFFIXES))
-        raise ValueError(f"the image directory {folder} contains no images; image files end in {endings}")
+        raise ValueError(f"the image directory {directory} contains no images; image files end in {endings}")
     chosen = (
         [files[i * len(files) // max_images] for i in range(max_images)] if len(files) > max_images else files
     )
     with ThreadPoolExecutor() as pool:
         problems = list(pool.map(why_unreadable, (path for path, _ in chosen)))
     readable = tuple(file for file, problem in zip(chosen, problems, strict=True) if problem is None)
-    named = ((name_in(folder, path), why) for (path, _), why in zip(chosen, problems, strict=True))
+    named = ((name_in(directory, path), why) for (path, _), why in zip(chosen, problems, strict=True))
     skipped = tuple((name, why) for name, why in named if why is not None)
     if not readable:
         name, why = skipped[0]
-        raise ValueError(f"none of the {len(chosen)} images in {folder} can be read, such as {name}: {why}")
+        raise ValueError(
+            f"none of the {len(chosen)} images in {directory} can be read, such as {name}: {why}"
+        )
     return Found(ImageFolder(readable), skipped, 1 + max(label for _, label in files))
 
 
-def labelled_files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Images with the numbers of their folders; those that lie in `folder` itself belong to number 0."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    for label, place in enumerate([folder, *classes]):
-        paths = place.iterdir() if place == folder else place.rglob("*")
+def labelled_files(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Images with the numbers of their directories; those in `directory` itself belong to number 0."""
+    classes = sorted(path for path in directory.iterdir() if path.is_dir())
+    for label, place in enumerate([directory, *classes]):
+        paths = place.iterdir() if place == directory else place.rglob("*")
         for path in sorted(paths):
             if path.suffix.lower() in SUFFIXES and not path.is_dir():
                 yield path, max(0, label - 1)
@@ -174,7 +176,7 @@ def skipped_notes(images: str, found: Found) -> tuple[str, ...]:
 
 
 def folded_notes(found: Found) -> tuple[str, ...]:
-    """What to say where there are more folders than classes."""
+    """What to say where there are more directories than classes."""
     if found.num_classes <= CLASSES:
         return ()
     return (

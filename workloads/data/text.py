@@ -31,10 +31,10 @@ def corpus() -> torch.Tensor:
 
 
 def open_corpus(place: str) -> Corpus:
-    """The text of a file, or of all files in a folder in order of their names.
+    """The text of a file, or of all files in a directory in order of their names.
 
     Raises:
-        ValueError: there is no such file or folder, or no text in it.
+        ValueError: there is no such file or directory, or no text in it.
     """
     path = path_of(place)
     if not path.exists():
@@ -42,8 +42,8 @@ def open_corpus(place: str) -> Corpus:
     return read_corpus(sorted(path.rglob("*")) if path.is_dir() else [path], place, path)
 
 
-def read_corpus(paths: list[Path], place: str, folder: Path) -> Corpus:
-    """The first `MAX_BYTES` of the text of files in `folder`; what is no text is skipped, and said.
+def read_corpus(paths: list[Path], place: str, directory: Path) -> Corpus:
+    """The first `MAX_BYTES` of the text of files in `directory`; what is no text is skipped, and said.
 
     Raises:
         ValueError: no file has text.
@@ -52,7 +52,7 @@ def read_corpus(paths: list[Path], place: str, folder: Path) -> Corpus:
     for path, outcome in read_files(paths):
         num_files += 1
         if isinstance(outcome, str):
-            skipped.append(f"{name_in(folder, path)} ({outcome})")
+            skipped.append(f"{name_in(directory, path)} ({outcome})")
         else:
             content += outcome
         if len(content) >= MAX_BYTES:
@@ -65,7 +65,7 @@ def read_corpus(paths: list[Path], place: str, folder: Path) -> Corpus:
 
 
 def read_files(paths: list[Path]) -> Iterator[tuple[Path, bytes | str]]:
-    """Each file with its content, or with the reason why it is no text; folders have none."""
+    """Each file with its content, or with the reason why it is no text; directories have none."""
     for path in paths:
         if path.is_dir():
             continue

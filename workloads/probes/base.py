@@ -18,6 +18,8 @@ class Site:
 
     devices: "tuple[torch.device, ...]"
     """Of this process; one, unless it owns several."""
+    names: tuple[str, ...]
+    """What the job calls them: `cuda:1`, where this process sees no other and calls it `cuda:0`."""
     world_size: int
     dtype: "torch.dtype"
     """What the job's precision computes in."""

@@ -32,22 +32,23 @@ def cases(max_bytes: int, site: Site) -> Cases:
         found = copies("host memory to host memory", pageable, torch.zeros_like(pageable), sizes)
         return Cases(tuple(found), (MEMORY_ONLY,))
     pinned = torch.zeros(max_bytes, dtype=torch.uint8, pin_memory=True)
-    buffers = [torch.zeros(max_bytes, dtype=torch.uint8, device=device) for device in site.devices]
+    pairs = zip(site.names, site.devices, strict=True)
+    buffers = {name: torch.zeros(max_bytes, dtype=torch.uint8, device=device) for name, device in pairs}
     return Cases(tuple(device_copies(pageable, pinned, buffers, sizes)))
 
 
 def device_copies(
-    pageable: torch.Tensor, pinned: torch.Tensor, buffers: list[torch.Tensor], sizes: tuple[int, ...]
+    pageable: torch.Tensor, pinned: torch.Tensor, buffers: dict[str, torch.Tensor], sizes: tuple[int, ...]
 ) -> Iterator[Case]:
     """Each device from and to the host, within itself, and to the first of the others."""
-    for buffer in buffers:
+    for name, buffer in buffers.items():
         for kind, host in (("pinned", pinned), ("pageable", pageable)):
-            yield from copies(f"{kind} to {buffer.device}", host, buffer, sizes)
-            yield from copies(f"{buffer.device} to {kind}", buffer, host, sizes)
-        yield from copies(f"within {buffer.device}", buffer, torch.zeros_like(buffer), sizes)
-        for other in buffers:
-            if other.device != buffer.device:
-                yield from copies(f"{buffer.device} to {other.device}", buffer, other, sizes)
+            yield from copies(f"{kind} to {name}", host, buffer, sizes)
+            yield from copies(f"{name} to {kind}", buffer, host, sizes)
+        yield from copies(f"within {name}", buffer, torch.zeros_like(buffer), sizes)
+        for other, target in buffers.items():
+            if other != name:
+                yield from copies(f"{name} to {other}", buffer, target, sizes)
 
 
 def copies(series: str, source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, ...]) -> Iterator[Case]:

@@ -28,12 +28,13 @@ def cases(max_size: int, site: Site) -> Cases:
     generator = torch.Generator().manual_seed(0)
     flat = torch.randn(max_size**2, generator=generator).to(site.device, site.dtype)
     out = torch.empty_like(flat)
-    return Cases(tuple(case(flat, out, size) for size in powers(min(SMALLEST, max_size), max_size, 2)))
+    sizes = powers(min(SMALLEST, max_size), max_size, 2)
+    return Cases(tuple(case(flat, out, size, site.names[0]) for size in sizes))
 
 
-def case(flat: torch.Tensor, out: torch.Tensor, size: int) -> Case:
+def case(flat: torch.Tensor, out: torch.Tensor, size: int, device: str) -> Case:
     """A product of two matrices of `size` rows; 2n³ operations."""
     matrix = flat[: size**2].view(size, size)
     product = partial(torch.mm, matrix, matrix, out=out[: size**2].view(size, size))
     name = str(flat.dtype).removeprefix("torch.")
-    return Case(f"{name} on {flat.device}", size, product, flops=2 * size**3)
+    return Case(f"{name} on {device}", size, product, flops=2 * size**3)

@@ -96,7 +96,8 @@ def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.diff import diff_traces
 
-    difference = diff_traces(analyse_paths(traces_of(a)), analyse_paths(traces_of(b)))
+    reports = [analyse_paths(traces_of(path), show=frozenset({"shapes"})) for path in (a, b)]
+    difference = diff_traces(*reports)
     if as_json:
         show_json(difference)
         return

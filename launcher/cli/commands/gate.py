@@ -35,7 +35,7 @@ BUDGET_S = 600.0
     required=True,
     callback=parse_percent,
     metavar="PERCENT",
-    help="The most that a variant's step may become slower, such as 3%.",
+    help="How much slower a variant's step may become, such as 3%.",
 )
 @click.option(
     "--budget",

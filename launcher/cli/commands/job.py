@@ -56,9 +56,9 @@ def job(
 
     Example: gpurun examples/quickstart.yaml --set steps.rounds=12
 
-    Exit codes: 0 ok (also with variants that are oom, skipped or unsteady), 2 the job file or the command
-    line is wrong, 3 the machine lacks what the job needs, 4 a variant failed or timed out, or all of them ran
-    out of memory, 130 interrupted.
+    Exit codes: 0 ok (also with variants that are out of memory, skipped or unsteady), 2 the job file or the
+    command line is wrong, 3 the machine lacks what the job needs, 4 a variant failed or timed out, or all of
+    them ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 

@@ -7,6 +7,7 @@ import click
 
 from gpurun.launcher.cli.options import (
     WholeNumber,
+    devices_option,
     json_option,
     node_options,
     only_rank_option,
@@ -34,7 +35,7 @@ class ProgramCommand(click.Command):
 @click.option(
     "-m", "module", metavar="MODULE", help="Run a module, as `python -m` does, instead of a script."
 )
-@click.option("--devices", default="auto", metavar="DEVICES", help="auto, cpu:2, or GPUs as in a job file.")
+@devices_option
 @out_option
 @click.option("--nodes", type=WholeNumber(1), help="Number of nodes; run the same command on each.")
 @node_options

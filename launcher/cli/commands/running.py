@@ -63,9 +63,9 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
     from gpurun.launcher.inspect.capture import capture_running
     from gpurun.launcher.run.open import find_run
 
-    folder = capture_running(find_run(run), steps, ranks, timeout_s)
-    click.echo(f"{folder}")
-    click.echo(f"to analyse them: gpurun trace {folder}", err=True)
+    directory = capture_running(find_run(run), steps, ranks, timeout_s)
+    click.echo(f"{directory}")
+    click.echo(f"to analyse them: gpurun trace {directory}", err=True)
 
 
 @click.command()
@@ -81,11 +81,12 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
     import os
 
     from gpurun.launcher.cli.streams import is_reader_gone
+    from gpurun.launcher.logs.lines import has_colour
     from gpurun.launcher.logs.reader import all_lines, newest_lines
     from gpurun.launcher.run.open import find_run
 
     found = find_run(run)
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    colour = has_colour(sys.stdout, os.environ)
     lines = newest_lines(found, rank, colour) if follow else all_lines(found, rank, launch, colour)
     for line in lines:
         click.echo(line, color=colour)

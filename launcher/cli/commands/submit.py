@@ -68,6 +68,7 @@ def submit(
     wanted = submit_options(chosen, options)
     load_job(job, (*overrides, *([f"nodes={wanted.nodes}"] if wanted.nodes else [])))
     spec = load_job(job, overrides)
+    refuse_secrets(overrides)
     submission = Submission(spec, job.absolute(), Path.cwd(), overrides, own_command())
     text = chosen.script(submission, wanted)
     if dry_run:
@@ -75,6 +76,22 @@ def submit(
     else:
         hand_over(
             chosen, text, (script or Path("runs") / spec.name / chosen.script_name).absolute(), spec.name
+        )
+
+
+def refuse_secrets(overrides: tuple[str, ...]) -> None:
+    """Returns if the script, which repeats the overrides, holds no secret.
+
+    Raises:
+        SpecError: it would hold one.
+    """
+    from gpurun.launcher.jobfile.load import overrides_alone
+    from gpurun.launcher.jobfile.model import secrets_in
+
+    for name, _ in secrets_in(overrides_alone(overrides)):
+        raise SpecError(
+            f"--set: the batch script would hold the value of {name}, which looks like a secret\n"
+            f"    export {name} in your shell instead: the job inherits it"
         )
 
 

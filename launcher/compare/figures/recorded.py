@@ -16,7 +16,10 @@ from gpurun.launcher.rundir.records import (
     VariantStatus,
 )
 from gpurun.launcher.stats.paired import round_step_ns
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, not_steady_text
 
+LEAST_STEPS = 4
+"""Half of fewer steps says nothing."""
 RoundKey = tuple[str, int]
 """Launch and round number."""
 
@@ -57,13 +60,19 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     """Reads the files of `variant`; what is not there yet is empty."""
     launches = [launch for launch in plan.launches if variant.id in launch.variants]
     world_size = variant.world_size
-    steps = run.read_steps(variant.id)
+    status = run.read_status(variant.id)
+    steps: Mapping[int, Sequence[StepRecord]] = run.read_steps(variant.id)
     timed = round_times(steps, world_size, "timed")
+    unsteady = None
+    if variant.kind.runs_program and not timed and status is not None:
+        steps, unsteady = last_half(steps)
+        timed = round_times(steps, world_size, "timed")
     damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
     facts = replace(facts, warnings=(*facts.warnings, *damage))
     balance = None if variant.split else run.read_balance(variant.id)
-    status = run.read_status(variant.id)
+    if status is not None and status.status == "ok" and unsteady:
+        status = VariantStatus("unsteady", unsteady)
     if damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", damage[0])
     points = run.read_points(variant.id)
@@ -84,6 +93,40 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         points=points,
         wall_s=_wall_s(run, variant) if variant.kind.runs_program else (),
     )
+
+
+def last_half(
+    steps: Mapping[int, Sequence[StepRecord]],
+) -> tuple[Mapping[int, Sequence[StepRecord]], str | None]:
+    """Of a program whose steps were all warm-up, the last half of each launch as timed steps; what to say.
+
+    Most of the warm-up is over by then, but nothing shows that all of it is.
+    """
+    halves = {
+        launch: range(num // 2, num)
+        for launch, num in _steps_of_launches(steps).items()
+        if num >= LEAST_STEPS
+    }
+    found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
+    shown = {step.step for of_rank in found.values() for step in of_rank if step.kind == "timed"}
+    num = max((step.step + 1 for of_rank in steps.values() for step in of_rank), default=0)
+    return found, not_steady_text(num, len(shown)) if shown else None
+
+
+def _steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
+    """How many steps all ranks have of each launch."""
+    found: dict[str, int] = {}
+    for of_rank in steps.values():
+        for launch, num in {step.launch: step.step + 1 for step in of_rank}.items():
+            found[launch] = min(num, found.get(launch, num))
+    return found
+
+
+def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
+    """The step; timed if it is warm-up in the second half of its launch."""
+    if step.kind != "warmup" or step.step not in halves.get(step.launch, ()):
+        return step
+    return replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
 
 
 def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.paths import rank_files
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
@@ -71,7 +72,7 @@ class Traced:
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     """What the variant's traces say; `None` if it has none. Traces that can't be read are warnings."""
-    traces = sorted(run.variant(variant_id).glob("rank*.pt.trace.json.gz"))
+    traces = [*rank_files(run.variant(variant_id), ".pt.trace.json.gz").values()]
     if not traces:
         return None
     stamps = {path.name: _stamp(path) for path in traces}

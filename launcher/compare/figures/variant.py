@@ -5,10 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
+from gpurun.launcher.compare.figures.other_load import (
+    cpu_ms,
+    gpu_loads,
+    queue_percent,
+    throttled,
+    timed_steps,
+)
 from gpurun.launcher.compare.figures.recorded import Measured, round_blocks_ns
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
-from gpurun.launcher.compare.interference import queue_percent, throttled
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Noise, RankFigures, Scatter, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
@@ -16,7 +22,7 @@ from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Balance, GpuLoad, Prediction, StepRecord
+from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, round_differences, wilcoxon_interval
@@ -48,12 +54,10 @@ def _step_time(variant: str, differences: Differences) -> StepTime | None:
         middle = fmean(differences.values(differences.baseline)) + behind
     scale = (measured.variant.global_batch or 1) / 1e6
     middle_ms = math.exp(middle) * scale
-    return StepTime(middle_ms, _step_interval(measured, values, middle, middle_ms))
+    return StepTime(middle_ms, _step_interval(measured, values, middle_ms))
 
 
-def _step_interval(
-    measured: Measured, values: Sequence[float], middle: float, middle_ms: float
-) -> Interval | None:
+def _step_interval(measured: Measured, values: Sequence[float], middle_ms: float) -> Interval | None:
     """95 %: of the mean over launches, by their scatter; of a single launch's median round."""
     if len(values) > 1:
         low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
@@ -164,7 +168,7 @@ def _one_rank(
     run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
 ) -> RankFigures:
     steps = measured.steps.get(rank, ())
-    timed = [step for step in steps if step.kind == "timed"]
+    timed = timed_steps(measured, rank)
     loads = gpu_loads(measured, rank)
     peaks = [one.peak_bytes for one in loads or timed if one.peak_bytes is not None]
     trace = run.trace(measured.variant.id, rank)
@@ -178,23 +182,13 @@ def _one_rank(
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
+        cpu_ms=cpu_ms(timed),
         throttled=throttled(loads or timed),
         sm_clock_mhz=mean_of(load.sm_clock_mhz for load in loads),
         power_w=mean_of(load.power_w for load in loads),
         alloc_retries=sum(load.alloc_retries for load in loads),
         host=host,
     )
-
-
-def gpu_loads(measured: Measured, position: int) -> list[GpuLoad]:
-    """What the GPU at a position of the split did in each timed block; nothing for a CPU device."""
-    variant = measured.variant
-    strategy, devices = STRATEGIES[variant.strategy], variant.devices
-    rank = 0 if strategy.has_replicas else position
-    own = dict.fromkeys(devices[index] for index in strategy.positions_of(rank, len(devices)))
-    index = list(own).index(devices[position])
-    timed = (step for step in measured.steps.get(rank, ()) if step.kind == "timed")
-    return [step.gpus[index] for step in timed if len(step.gpus) > index]
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:

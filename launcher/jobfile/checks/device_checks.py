@@ -11,7 +11,7 @@ from gpurun.launcher.jobfile.values import Devices, nodes_named
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import parts_of
-from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.units import plural
 
 
@@ -75,7 +75,7 @@ def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
 def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
     """Splits for a number of devices that no variant has. Strategies without a split use none of them."""
     strategies, stated = draft.values("strategy"), draft.values("device_count")
-    if strategies is None or stated is None or not any(STRATEGIES[name].has_split for name in strategies):
+    if strategies is None or stated is None or not any(strategy_named(name).has_split for name in strategies):
         return
     counts = [num_devices if count is None else count for count in stated]
     for path, split in draft.placed("split"):
@@ -93,7 +93,7 @@ def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
     if counts is None:
         return
     used = max(num_devices if count is None else count for count in counts)
-    strategies = [STRATEGIES[name] for name in draft.values("strategy") or ()]
+    strategies = [strategy_named(name) for name in draft.values("strategy") or ()]
     used = max((one.most_devices(used, used) for one in strategies), default=used)
     per_device = {name for _, workload in draft.placed("workload") for name in _per_device_params(workload)}
     for place, given in given_params(draft):

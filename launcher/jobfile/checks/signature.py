@@ -30,7 +30,7 @@ _DYNAMIC = frozenset({"globals", "locals", "vars", "exec", "eval", "setattr"})
 
 
 @dataclass(frozen=True)
-class Names:
+class TopLevelNames:
     """The names that a module's source binds at its top level."""
 
     functions: tuple[str, ...]
@@ -52,7 +52,7 @@ def read_module(path: Path) -> ast.Module | None:
         return None
 
 
-def names_of(module: ast.Module) -> Names:
+def names_of(module: ast.Module) -> TopLevelNames:
     """What the module binds."""
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     bound = Counter(name for node in _top_level(module) for name in _bound_by(node))
@@ -60,7 +60,7 @@ def names_of(module: ast.Module) -> Names:
     for node in ast.walk(module):
         bound.update(node.names if isinstance(node, ast.Global) else ())
         is_dynamic = is_dynamic or _is_dynamic(node)
-    return Names(tuple(functions), bound, not is_dynamic)
+    return TopLevelNames(tuple(functions), bound, not is_dynamic)
 
 
 def signature_of(module: ast.Module, function: str) -> Signature | None:

@@ -1,11 +1,16 @@
 """Values of a job file in words, for messages."""
 
 import difflib
+import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
 _MAX_CHARS = 40
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
+_NOT_TEXTS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
+"""Words that YAML takes for something else."""
 
 
 def describe(value: Any) -> str:
@@ -25,6 +30,17 @@ def shorten(text: str) -> str:
     """`text` in one line of at most 40 characters."""
     line = " ".join(text.split())
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
+
+
+def flow_text(value: Any) -> str:
+    """`value` in one line of YAML: `[even, "3:1"]`; whatever isn't a plain word is in quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{flow_text(key)}: {flow_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(flow_text, value))}]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXTS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def any_of(words: Sequence[str]) -> str:

@@ -31,12 +31,14 @@ LINK_TO_SWITCH = 2
 """Source: `nvmlIntNvLinkDeviceType_t` of the NVML API reference."""
 
 THROTTLING = {
-    0x08: "slowed down by its hardware (power or heat)",
-    0x20: "too hot (slowed down by the driver)",
     0x40: "too hot (slowed down by its hardware)",
     0x80: "power brake",
+    0x20: "too hot (slowed down by the driver)",
+    0x08: "slowed down by its hardware (power or heat)",
 }
-"""Reasons for a low clock that come and go. The power cap is none: under full load it is a GPU's usual state.
+"""Reasons for a low clock that come and go, what says most first: 0x08 is set along with 0x40 and with 0x80.
+
+The power cap is none: under full load it is a GPU's usual state.
 
 Source: `nvmlClocksEventReasons` of the NVML API reference.
 """
@@ -94,9 +96,14 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
 
 
 def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    """NVML handles by CUDA's rules: UUIDs may be cut short, and the first unknown device ends the list.
+    """NVML handles by CUDA's rules: UUIDs may be cut short, the first unknown device ends the list, and one
+    that is named twice empties it.
 
     A GPU in MIG mode can't be used itself: its instances take its place.
+    Source: torch/cuda/__init__.py, `_parse_visible_devices` and `_transform_uuid_to_ordinals`.
+
+    Raises:
+        NVMLError: the driver doesn't say how many GPUs there are.
     """
     handles = [handle for handle in _openable(nvml) if not isinstance(handle, str)]
     if visible is None:
@@ -113,7 +120,8 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
         if not named:
             break
         found += named
-    return found
+    named_by = [nvml.nvmlDeviceGetUUID(handle) for handle in found]
+    return found if len(set(named_by)) == len(found) else []
 
 
 def _openable(nvml: Any) -> list[Any]:
@@ -273,10 +281,15 @@ def _bus(pci: Any) -> str:
 
 
 def ask(nvml: Any, query: str, *arguments: Any) -> Any:
-    """The answer, or `None`: old cards, old drivers, containers and MIG don't answer every question."""
+    """The answer, or `None`: old cards, old drivers, containers and MIG don't answer every question.
+
+    Where a driver lacks the newest version of a function, some raise an error that is no `NVMLError`.
+    Source: pynvml.py, `throwOnVersionMismatch`.
+    """
+    too_old = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
     try:
         return getattr(nvml, query)(*arguments)
-    except (nvml.NVMLError, AttributeError):
+    except (nvml.NVMLError, too_old, AttributeError):
         return None
 
 

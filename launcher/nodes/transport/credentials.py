@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from cryptography import x509
@@ -25,6 +26,8 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 
 MIN_SECRET_BYTES = 16
+_LEAST_VARIETY = 6
+_GOOD_ONE = "a good one: openssl rand -base64 32"
 NODE_NAME = "gpurun-node"
 """The name in every node's certificate; nodes have no other, since any of them may be any rank."""
 _AUTHORITY_NAME = "gpurun-secret"
@@ -74,11 +77,20 @@ def find_secret(environ: Mapping[str, str]) -> bytes:
 
 def _long_enough(secret: bytes, source: str) -> bytes:
     if len(secret) < MIN_SECRET_BYTES:
-        raise SpecError(
-            f"the secret in {source} is shorter than {MIN_SECRET_BYTES} bytes\n"
-            "    a good one: openssl rand -base64 32"
-        )
+        raise SpecError(f"the secret in {source} is shorter than {MIN_SECRET_BYTES} bytes\n    {_GOOD_ONE}")
+    if is_guessable(secret):
+        raise SpecError(f"the secret in {source} repeats itself, and could be guessed\n    {_GOOD_ONE}")
     return secret
+
+
+def is_guessable(secret: bytes) -> bool:
+    """Whether a secret has few different bytes, few different distances between them, or a part twice.
+
+    Chance makes one like that of 16 hexadecimal digits less than once in a thousand times.
+    """
+    distances = {after - before for before, after in pairwise(secret)}
+    is_repeated = (secret + secret).find(secret, 1) < len(secret)
+    return is_repeated or min(len(set(secret)), len(distances)) < _LEAST_VARIETY
 
 
 def _read(path: Path) -> bytes:

@@ -30,7 +30,7 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _CHECK_S = 0.25
 _CONNECT_S = 5.0
 """What one attempt to connect may take; with dropped packets it would last for minutes."""
-_HANDSHAKE_S = 10.0
+HANDSHAKE_S = 10.0
 """How long a stranger can keep a connection without proving that it knows the secret."""
 
 
@@ -213,7 +213,7 @@ def grpc_options(options: LinkOptions) -> Iterable[tuple[str, object]]:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", round(_CONNECT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.server_handshake_timeout_ms", round(_HANDSHAKE_S * 1000)),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", 4),

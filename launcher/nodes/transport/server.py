@@ -2,16 +2,16 @@
 
 import asyncio
 import errno
-import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.nodes.messages import End, Message
 from gpurun.launcher.nodes.transport.exchange import (
+    HANDSHAKE_S,
     METHOD,
     SERVICE,
     Arrived,
@@ -24,6 +24,7 @@ from gpurun.launcher.nodes.transport.exchange import (
     carry,
     grpc_options,
 )
+from gpurun.launcher.nodes.transport.listener import Listener
 
 
 class Server(Streams):
@@ -36,43 +37,46 @@ class Server(Streams):
         self._ranks: dict[int, Peer] = {}
         """The first session of each rank."""
         self._end: End | None = None
-        self._server: Any = None
+        self._admit: Callable[[str], None]
+        """To call with the name of a connection that is a node's."""
 
     def peer_of(self, rank: int) -> Peer:
         return self._ranks[rank]
 
     async def run(self) -> None:
         """Serves until it is cancelled."""
+        options = self.options
+        address = options.listen or ("::" if ":" in options.address else "0.0.0.0")
         try:
-            await self._listen()
-        except (OSError, RuntimeError) as error:
-            self.report(Refused(_why_not_served(error, self.options)))
+            listener = Listener(address, options.port, options.num_nodes, HANDSHAKE_S)
+        except OSError as error:
+            self.report(Refused(_why_not_served(error, options)))
             return
+        self._admit, self.port = listener.admit, listener.port
+        server = self._server_at(listener.inner_place)
+        await server.start()
+        accepting = asyncio.create_task(listener.run())
         self.report(Connected())
         try:
             await self.watch()
             await asyncio.Event().wait()
         finally:
-            await self._server.stop(None)
+            accepting.cancel()
+            await server.stop(None)
+            await listener.close()
 
-    async def _listen(self) -> None:
-        options = self.options
-        address = options.listen or ("::" if ":" in options.address else "0.0.0.0")
-        # gRPC doesn't say why it can't listen.
-        socket.create_server((address, options.port), family=family_of(address)).close()
+    def _server_at(self, place: str) -> Any:
         server = grpc.aio.server(
-            options=grpc_options(options), maximum_concurrent_rpcs=2 * options.num_nodes + 16
+            options=grpc_options(self.options), maximum_concurrent_rpcs=2 * self.options.num_nodes + 16
         )
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        place = f"[{address}]:{options.port}" if ":" in address else f"{address}:{options.port}"
-        if (own := options.identity) is None:
-            self.port = server.add_insecure_port(place)
+        if (own := self.options.identity) is None:
+            server.add_insecure_port(place)
         else:
             proof = grpc.ssl_server_credentials([(own.key, own.certificate)], own.authority, True)
-            self.port = server.add_secure_port(place, proof)
-        await server.start()
-        self._server = server
+            server.add_secure_port(place, proof)
+        return server
 
     async def _exchange(self, requests: object, context: Any) -> None:
         """One stream of another node."""
@@ -81,6 +85,7 @@ class Server(Streams):
         except (KeyError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a node of gpurun: {error}")
             return
+        self._admit(context.peer())
         try:
             await carry(
                 peer,
@@ -143,15 +148,14 @@ class Server(Streams):
         return len(settled) >= self.awaited_others and all(settled)
 
 
-def _why_not_served(error: OSError | RuntimeError, options: LinkOptions) -> str:
+def _why_not_served(error: OSError, options: LinkOptions) -> str:
     """Why node 0 can't listen, and what to do about it."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EADDRINUSE:
+    if error.errno == errno.EADDRINUSE:
         return (
             f"port {options.port} of node 0 ({options.own_host}) is in use by another program\n"
             f"    choose another one, on all nodes: --rendezvous {options.host}:{options.port + 1}"
         )
-    if number == errno.EADDRNOTAVAIL:
+    if error.errno == errno.EADDRNOTAVAIL:
         return (
             f"this is node 0, so the rendezvous host has to be this machine; but {options.host} "
             f"({options.address}) is not an address of {options.own_host}"

@@ -24,7 +24,7 @@ def experiment_value(comparison: Comparison) -> Summary.Value:
     names = dict.fromkeys(name for row in rows for name in row)
     known = {key for variant in comparison.variants for key in values_of(variant)}
     experiment = api_pb2.Experiment(
-        description=comparison.summary,
+        description=" ".join((*(f"! {alert}." for alert in comparison.alerts), comparison.summary)),
         hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],
         metric_infos=[
             api_pb2.MetricInfo(name=api_pb2.MetricName(tag=metric.key), display_name=metric.label)

@@ -11,15 +11,8 @@ from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
-from gpurun.launcher.report.terminal.trace import (
-    MAX_NAMES,
-    clean,
-    ms_text,
-    plain,
-    table_of,
-    text_of,
-    warning_lines,
-)
+from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, table_of, text_of
+from gpurun.launcher.report.terminal.trace import MAX_NAMES, warning_lines
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, TraceDiff
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
@@ -30,30 +23,28 @@ MAX_PERCENT = 1000
 
 def render_diff(diff: Diff, width: int) -> str:
     """Plain text at most `width` wide: a gate's answer, a table, then reasons to doubt it."""
-    header = ("variant", "a: step ms", "b: step ms", "b against a", "±")
+    header = ("variant", "A: step ms", "B: step ms", "B against A", "±")
     rows = [_row(one) for one in diff.variants]
     lines = [] if diff.gate is None else [*_item(diff.gate.summary, width), ""]
-    lines += [f"a: {diff.name_a}   b: {diff.name_b}"]
+    lines += [f"A: {diff.name_a}   B: {diff.name_b}"]
     if diff.gate is not None and diff.gate.rows:
         lines += ["", *gate_table(diff.gate, width), ""]
     elif rows:
         lines += ["", *(cut(line, width) for line in grid(header, rows, right=(1, 2, 4))), ""]
-        lines += [
-            line for one in diff.variants if one.note for line in _item(f"{one.label}: {one.note}", width)
-        ]
+        lines += [line for note in _notes(diff.variants) for line in _item(note, width)]
     for unlike in diff.not_comparable:
         lines += _item(f"{unlike.label}: not comparable, since the work differs: {unlike.reason}", width)
-    lines += _only(diff.only_in_a, "a", width) + _only(diff.only_in_b, "b", width)
+    lines += _only(diff.only_in_a, "A", width) + _only(diff.only_in_b, "B", width)
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
-    if diff.ci_level is not None and diff.gate is None:
+    if diff.ci_level is not None and diff.gate is None and any(one.difference.ci for one in diff.variants):
         lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
     if not rows:
         lines.append("No variant does the same work in both runs, so nothing can be compared.")
     return "\n".join(lines)
 
 
-GATE_HEADER = ("variant", "a: step ms", "b: step ms", "b against a", "at least", "at most", "outcome")
+GATE_HEADER = ("variant", "A: step ms", "B: step ms", "B against A", "at least", "at most", "outcome")
 
 
 def gate_table(gate: Gate, width: int) -> list[str]:
@@ -72,6 +63,14 @@ def gate_cells(row: GateRow) -> tuple[str, ...]:
     ends = row.ci or (None, None)
     percents = ("" if p is None else f"{format_number(p, 1, signed=True)} %" for p in (row.percent, *ends))
     return (row.label, *times, *percents, row.outcome)
+
+
+def _notes(variants: Sequence[VariantDiff]) -> list[str]:
+    """What is to be said of variants; once, and of none by name, where it holds for all of several."""
+    notes = {one.note for one in variants}
+    if len(variants) > 1 and len(notes) == 1:
+        return [note for note in notes if note]
+    return [f"{one.label}: {one.note}" for one in variants if one.note]
 
 
 def _row(one: VariantDiff) -> tuple[str, ...]:
@@ -98,7 +97,11 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
     a, b = diff.num_ranks
     parts: list[RenderableType] = [f"A: {plural(a, 'rank')}, B: {plural(b, 'rank')}; {_per(diff)}", ""]
     parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
-    for title, changes in (("kernels", diff.kernels), ("operators", diff.ops)):
+    for title, changes in (
+        ("kernels", diff.kernels),
+        ("operators", diff.ops),
+        ("operators by shape", diff.shapes),
+    ):
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
             parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
@@ -136,6 +139,8 @@ def _signed_ms(us: float) -> str:
 def _percent(each: Change) -> str:
     if each.percent is None:
         return "new" if each.b_us else "-"
+    if not each.b_us:
+        return "gone"
     if each.percent < MAX_PERCENT:
         return format_number(each.percent, 1, signed=True)
     return f"× {format_count(each.b_us / each.a_us)}"

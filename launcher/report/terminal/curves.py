@@ -6,7 +6,14 @@ from rich.text import Text
 
 from gpurun.launcher.compare.label import split_text, variant_label, varied_texts
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, Curve, CurvePoint, DeviceCost
+from gpurun.launcher.compare.size_curves import (
+    Balanced,
+    BatchCurve,
+    Curve,
+    CurvePoint,
+    DeviceCost,
+    could_be_best,
+)
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.report.terminal.layout import Column, header_line, row_line
 from gpurun.launcher.report.terminal.plan import devices_text
@@ -96,7 +103,8 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     lines = [f"{variant_label(variant)}: what the devices cost, and the split that is best for them"]
     lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
     lines += [f"  {_prediction(found, bool(faster))}"]
-    lines += [f"  {line}" for line in _others(found, sum(variant.split))]
+    also = [] if faster else _also_best(found, variant)
+    lines += [f"  {line}" for line in (*also, *_others(found, sum(variant.split)))]
     if faster:
         quicker = ", ".join(
             f"{variant_label(one)} {format_ms(one.step_ms.median)} ms" for one in faster if one.step_ms
@@ -139,6 +147,17 @@ def _claim(found: Balanced, was_beaten: bool) -> str:
     return ", the lowest by interpolation,"
 
 
+def _also_best(found: Balanced, variant: VariantResult) -> list[str]:
+    """Splits that these costs don't separate from the best one."""
+    ranges = could_be_best(found.devices, variant.split)
+    parts = [
+        f"{device.device} with {low} to {high} samples"
+        for device, (low, high) in zip(found.devices, ranges, strict=False)
+        if low < high
+    ]
+    return [f"Within their error the best split could also have {', '.join(parts)}."] if parts else []
+
+
 def _others(found: Balanced, batch: int) -> list[str]:
     """What one would have got without measuring."""
     even, proportional = ("even", found.even), ("in proportion to speed", found.proportional)
@@ -152,7 +171,7 @@ def _others(found: Balanced, batch: int) -> list[str]:
     lines = [f"By the same costs, {'; '.join(said)}."] if said else []
     lines += filter(None, (_misfit(name, found, batch) for name, cost in (even, proportional) if not cost))
     if flat:
-        lines.append(f"No split is in proportion to speed: samples cost nothing on {', '.join(flat)}.")
+        lines.append(f"There is no split in proportion to speed: samples take no time on {', '.join(flat)}.")
     return lines
 
 

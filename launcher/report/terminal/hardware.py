@@ -20,9 +20,21 @@ def render_devices(machine: Machine, width: int) -> str:
     else:
         nouns = " or ".join(row.noun for row in ACCELERATORS.values() if not row.is_host)
         lines.append(f"No {nouns} is available to this process.")
-    unusable = dict.fromkeys(gpu.unusable for gpu in machine.gpus if gpu.unusable)
-    notes = [*(f"They can't be used: {why}" for why in unusable), *machine.notes]
+    notes = [*_unusable_notes(machine), *machine.notes]
     return "\n".join([*lines, *[""] * bool(notes), *notes])
+
+
+def _unusable_notes(machine: Machine) -> list[str]:
+    """Why GPUs can't be used; by name where that isn't so for all."""
+    devices: dict[str, list[str]] = {}
+    for gpu in machine.gpus:
+        if gpu.unusable:
+            devices.setdefault(gpu.unusable, []).append(gpu_device(gpu))
+    everything = len(machine.gpus)
+    return [
+        f"{'They' if len(names) == everything else ', '.join(names)} can't be used: {why}"
+        for why, names in devices.items()
+    ]
 
 
 def _machine_line(machine: Machine) -> str:

@@ -1,15 +1,21 @@
 """Coloured text for a page: columns that fit its width by dropping some, never by wrapping."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
+
+from gpurun.launcher.units import format_number
 
 GAP = 2
 """Spaces between columns: `awk -F '  +'` can split a piped table."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class Page:
     """Goes into a pipe: no colour, no wrapping."""
     run: str | None = None
     """The run directory as a person would type it."""
+    has_colour: bool = True
+    """Whether the terminal shows colours; one that doesn't may show no escape at all."""
 
     def in_run(self, path: str) -> str:
         """A path of the run directory as a person would type it."""
@@ -88,10 +96,10 @@ class Page:
 
 
 def to_string(lines: Iterable[Text], page: Page) -> str:
-    """ANSI text, or without any escape where `page` is plain; long sentences wrap at words."""
+    """ANSI text; without any escape where `page` is plain or has no colour. Long sentences wrap at words."""
     console = Console(
         width=NEVER_WRAPPED if page.plain else page.width,
-        color_system=None if page.plain else "standard",
+        color_system="standard" if page.has_colour and not page.plain else None,
         force_terminal=not page.plain,
         highlight=False,
         emoji=False,
@@ -103,3 +111,32 @@ def to_string(lines: Iterable[Text], page: Page) -> str:
         for line in lines:
             console.print(line, soft_wrap=page.plain)
     return "\n".join(text.rstrip() for text in capture.get().splitlines())
+
+
+def table_of(columns: Iterable[str], expand: bool = False) -> Table:
+    """A table of numbers; a column of text may be added."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=expand)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def ms_text(us: float) -> str:
+    """In ms, to the microsecond."""
+    return format_number(us / 1000, 3) if us else "-"
+
+
+def clean(text: str) -> str:
+    """Names come from files: no control characters reach the terminal."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def plain(part: RenderableType) -> RenderableType:
+    return Text(part) if isinstance(part, str) else part
+
+
+def text_of(what: RenderableType, width: int) -> str:
+    file = StringIO()
+    console = Console(file=file, width=width, color_system=None, markup=False, highlight=False, emoji=False)
+    console.print(what)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

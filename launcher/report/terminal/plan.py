@@ -50,15 +50,15 @@ def _gate_lines(plan: Plan, gate: GatePlan) -> tuple[str, str]:
     variants = plural(len(gate.pairs), "variant")
     return (
         versions_text(gate),
-        f"{variants} of each, launched in turns until it is known whether b is slower by more than "
+        f"{variants} of each, launched in turns until it is known whether B is slower by more than "
         f"{gate.threshold_percent:g} %, for at most {budget_text(plan.budget_s or 0.0)}",
     )
 
 
 def versions_text(gate: GatePlan) -> str:
-    """`a: main (1a2b3c4d5e)   b: working copy (5d6e7f8a9b with uncommitted changes)`."""
+    """`A: main (1a2b3c4d5e)   B: working copy (5d6e7f8a9b with uncommitted changes)`."""
     a, b = (f"{side.name} ({side.commit})" if side.commit else side.name for side in (gate.a, gate.b))
-    return f"a: {a}   b: {b}"
+    return f"A: {a}   B: {b}"
 
 
 def budget_text(s: float) -> str:

@@ -42,14 +42,23 @@ REASON_LINES = 3
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "dim"}
 
 
-def render_table(comparison: Comparison, width: int, plain: bool, run_path: str | None = None) -> str:
-    """The whole report for a terminal of `width` columns, with ANSI colours unless `plain`.
+def render_table(
+    comparison: Comparison, width: int, plain: bool, run_path: str | None = None, has_colour: bool = True
+) -> str:
+    """The whole report for a terminal of `width` columns; `plain` is for a file or a pipe.
 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
     """
-    page = Page(width, plain, run_path)
+    page = Page(width, plain, run_path, has_colour)
+    first = [Text.assemble(("! ", "red"), Text(alert, "bold")) for alert in comparison.alerts]
+    return to_string([*first, *([Text()] if first else []), *_body(comparison, page)], page)
+
+
+def _body(comparison: Comparison, page: Page) -> list[Text]:
+    """The table, and what is read below it."""
+    width, plain = page.width, page.plain
     if any(variant.probe for variant in comparison.variants):
-        return to_string([*curve_lines(comparison), Text(), *footer(comparison, page)], page)
+        return [*curve_lines(comparison), Text(), *footer(comparison, page)]
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked)
@@ -66,7 +75,7 @@ def render_table(comparison: Comparison, width: int, plain: bool, run_path: str 
         lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
     lines += [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
     lines += _hidden_line([column.header for column in wanted if column not in figures])
-    return to_string([*lines, *footer(comparison, page)], page)
+    return [*lines, *footer(comparison, page)]
 
 
 def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from io import StringIO
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import Group, RenderableType
 
+from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, table_of, text_of
+from gpurun.launcher.report.terminal.parallel_tables import parallelism_tables
 from gpurun.launcher.trace.explain import explain, explained_stretches, mean_stretch, steps_add_detail
 from gpurun.launcher.trace.model import (
     Breakdown,
@@ -50,13 +48,19 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
 _LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  {}idle ·"
 _OTHER_STEPS = "other steps ▫  "
 """In the legend, where a step's time holds any."""
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def render_trace(report: TraceReport, width: int) -> str:
-    """The report as text, `width` columns wide: ranks, steps, collectives, kernels, and what it means."""
-    parts: list[RenderableType] = [_headline(report), "", *_ranks(report, width)]
+def render_trace(report: TraceReport, width: int, diagnosis: str | None = None) -> str:
+    """The report as text, `width` columns wide: ranks, steps, collectives, kernels, and what it means.
+
+    Args:
+        report: of the traces.
+        width: in columns.
+        diagnosis: what the report of the run says of these traces, which knows more than they show.
+    """
+    parts: list[RenderableType] = [headline(report), "", *_ranks(report, width)]
     parts += _steps(report, width)
+    parts += parallelism_tables(report, width)
     parts += _collectives(report)
     parts += _names("kernels", [rank.kernels for rank in report.ranks], lambda row: row.device_us)
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
@@ -64,7 +68,7 @@ def render_trace(report: TraceReport, width: int) -> str:
     parts += _names("operators", [rank.ops for rank in report.ranks], time_us)
     parts += _names("modules", [rank.modules for rank in report.ranks], time_us)
     parts += warning_lines(report.warnings)
-    parts += ["", explain(report)]
+    parts += ["", diagnosis or explain(report)]
     return text_of(Group(*map(plain, parts)), width)
 
 
@@ -76,7 +80,8 @@ def _host_us(row: NameTotal) -> float:
     return row.host_us
 
 
-def _headline(report: TraceReport) -> str:
+def headline(report: TraceReport) -> str:
+    """How many ranks, on what, and how many steps."""
     devices = ", ".join(sorted({rank.device for rank in report.ranks}))
     steps = max(len(rank.steps) for rank in report.ranks)
     found = plural(steps, "step") if steps else "no steps"
@@ -197,30 +202,3 @@ def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
     shown: list[RenderableType] = [f"note: {clean(text)}" for text in warnings[:MAX_WARNINGS]]
     more = len(warnings) - MAX_WARNINGS
     return ["", *shown, *([f"… and {more} more notes"] if more > 0 else [])] if shown else []
-
-
-def table_of(columns: Iterable[str], expand: bool = False) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=expand)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def ms_text(us: float) -> str:
-    return format_number(us / 1000, 3) if us else "-"
-
-
-def clean(text: str) -> str:
-    """Names come from files: no control characters reach the terminal."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def plain(part: RenderableType) -> RenderableType:
-    return Text(part) if isinstance(part, str) else part
-
-
-def text_of(what: RenderableType, width: int) -> str:
-    file = StringIO()
-    console = Console(file=file, width=width, color_system=None, markup=False, highlight=False, emoji=False)
-    console.print(what)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

@@ -18,11 +18,14 @@ from gpurun.launcher.rundir.records.config import (
 )
 from gpurun.launcher.rundir.records.measured import (
     CodeVersion,
+    DeviceFacts,
     GpuLoad,
     Kind,
     Look,
     LossOver,
+    PairRate,
     PointRecord,
+    ReduceRate,
     RoundTime,
     StepRecord,
     VariantFacts,
@@ -34,6 +37,7 @@ from gpurun.launcher.rundir.records.outcome import (
     RootCause,
     Stage,
     VariantStatus,
+    elapsed_s,
 )
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "CaptureRequest",
     "CodeVersion",
     "Curve",
+    "DeviceFacts",
     "Event",
     "FailureRecord",
     "GpuLoad",
@@ -53,10 +58,12 @@ __all__ = [
     "LossOver",
     "MaxBatch",
     "MaxBatchConfig",
+    "PairRate",
     "PointRecord",
     "Prediction",
     "ProfileConfig",
     "ProgramConfig",
+    "ReduceRate",
     "Restart",
     "RootCause",
     "RoundTime",
@@ -66,4 +73,5 @@ __all__ = [
     "VariantFacts",
     "VariantRef",
     "VariantStatus",
+    "elapsed_s",
 ]

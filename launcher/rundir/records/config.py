@@ -89,6 +89,10 @@ class LaunchConfig:
     """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the strategy's class takes as keyword arguments."""
+    device_names: tuple[str, ...] = ()
+    """What the job calls the devices, in which a process that sees one GPU only calls each `cuda:0`."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions that it is started with, as `software_of` gives them; empty in older runs."""
 
     def __post_init__(self) -> None:
         """Rejects an unknown strategy, also in a file that is read back."""
@@ -128,6 +132,8 @@ class ProgramConfig:
     variants: tuple[VariantRef, ...]
     """The one variant that runs."""
     profile: ProfileConfig | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    """As in `LaunchConfig`."""
 
     @property
     def variant(self) -> str:
@@ -140,6 +146,8 @@ class LaunchHead:
 
     variants: tuple[VariantRef, ...]
     rounds: int = 1
+    software: Mapping[str, str] = field(default_factory=dict)
+    """As in `LaunchConfig`."""
 
 
 @dataclass(frozen=True)

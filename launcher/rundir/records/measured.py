@@ -1,4 +1,4 @@
-"""What ranks measure: steps, points and rounds, and what else a launch finds out about a variant."""
+"""What ranks measure: steps, points, rounds; what else a launch finds out, and a self-test about devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,6 +55,8 @@ class StepRecord:
     that only a mean over blocks is meaningful; `None` if it is not measured."""
     gpus: tuple[GpuLoad, ...] = ()
     """Of each GPU of the rank, during the block; in the record of a block's first step only."""
+    cpu_ns: int | None = None
+    """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class VariantFacts:
     gradient_reference: str | None = None
     """`one device`, or the id of the variant that it was compared with."""
     warnings: tuple[str, ...] = ()
-    """Findings to show next to the figures: BatchNorm, a large gradient error, dropout."""
+    """Findings to show next to the figures: BatchNorm, dropout."""
     unsteady: str | None = None
     """Why the warm-up did not become steady."""
     untimed: str | None = None
@@ -107,6 +109,8 @@ class VariantFacts:
     code: Mapping[str, str] = field(default_factory=dict)
     """Every file of the user's code that rank 0 has loaded, relative to the job's directory, with a hash of
     its content. Empty where there was none, and in older runs."""
+    gradient_warning: str | None = None
+    """That the gradient isn't the reference's, by how much, and the likely reason."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,55 @@ class Look:
     """Repetitions that were complete."""
     fraction: float
     """Of the budget that was spent, up to 1: by this much of the error rate is spent, too."""
+
+
+@dataclass(frozen=True)
+class ReduceRate:
+    """An all-reduce over all ranks, at its fastest."""
+
+    num_bytes: int
+    time_us: float
+    """Of the slowest rank."""
+    bus_gb_per_s: float
+    """Bytes that cross the busiest link of a ring, per second."""
+
+
+@dataclass(frozen=True)
+class PairRate:
+    """A message from one rank to another one and back, at its fastest."""
+
+    low: int
+    high: int
+    gb_per_s: float
+    """One way."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a rank of `gpurun selftest` finds out about its device and its links; `facts/rankN.json`.
+
+    What the device or its driver doesn't report is `None`."""
+
+    rank: int
+    device: str
+    name: str
+    uuid: str | None
+    clock_off: float
+    """How far half a second of products is off by the device's clock, as a share of the host's time."""
+    matrix_rows: int
+    gflop_per_s: float
+    """Float32 products of square matrices: the fastest of many blocks."""
+    queue_share: float
+    """Of that time: the rank was ready to run, but other processes had the cores."""
+    power_w: float | None = None
+    energy_mj: float | None = None
+    """Over that time."""
+    clock_mhz: float | None = None
+    throttled: str | None = None
+    """Why the clock was low at work."""
+    wrong_sums: tuple[str, ...] = ()
+    """All-reduces that gave another sum than they should."""
+    reduces: tuple[ReduceRate, ...] = ()
+    """By size, smallest first."""
+    pairs: tuple[PairRate, ...] = ()
+    """Those in which this rank is the lower one."""

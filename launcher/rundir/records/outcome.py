@@ -1,6 +1,7 @@
 """What happens during a run, and how ranks, launches and variants ended."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,16 @@ class Event:
     def now(cls, stage: Stage, variant: str | None = None, round: int = 0, rounds: int = 0) -> "Event":
         """What happens at this moment."""
         return cls(time.time_ns(), stage, variant, round, rounds, time.monotonic_ns())
+
+
+def elapsed_s(events: Sequence[Event]) -> float:
+    """Seconds from the first to the last event of an attempt; 0 if there is none."""
+    if not events:
+        return 0.0
+    first, last = events[0], events[-1]
+    if first.monotonic_ns and last.monotonic_ns:
+        return (last.monotonic_ns - first.monotonic_ns) / 1e9
+    return (last.time_ns - first.time_ns) / 1e9
 
 
 @dataclass(frozen=True)

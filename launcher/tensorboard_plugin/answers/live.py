@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,13 @@ from gpurun.launcher.compare.headline import ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
-from gpurun.launcher.rundir.paths import is_name
+from gpurun.launcher.run.progress_line import stage_text
+from gpurun.launcher.rundir.paths import is_name, rank_files
 from gpurun.launcher.rundir.records import Event
 from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
 from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
+    Kept,
     read_comparison,
     read_host,
     read_plan,
@@ -85,19 +86,26 @@ def _events(listed: Listed, plan: Plan) -> LaunchEvents:
         names = attempts(listed.run, launch) or [launch.id]
         paths = [path for name in names if inside(listed.root, path := listed.run.events(name))]
         if paths:
-            events = [each for path in paths for each in _decoded_events(listed.root, path, stamp_of(path))]
+            events = [each for path in paths for each in _kept_events(listed.root, path)]
             found.append((launch, events))
     return found
 
 
-@lru_cache(maxsize=1024)
-def _decoded_events(root: Path, path: Path, stamp: tuple[int, int]) -> tuple[Event, ...]:
+_EVENTS, _LATEST = Kept(16 * EVENT_BYTES), Kept(16 * MAX_BYTES)
+
+
+def _kept_events(root: Path, path: Path) -> tuple[Event, ...]:
+    found: tuple[Event, ...] = _EVENTS.get((root, path), stamp_of(path), lambda: _decoded_events(root, path))
+    return found
+
+
+def _decoded_events(root: Path, path: Path) -> tuple[Event, ...]:
     decoder = msgspec.json.Decoder(Event)
     found = []
     for line in read_end(root, path, EVENT_BYTES).splitlines():
         try:
             found.append(decoder.decode(line))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             continue
     return tuple(found)
 
@@ -111,6 +119,7 @@ def _stage(plan: Plan, events: LaunchEvents) -> dict[str, Any] | None:
     return {
         "launch": launch.id,
         "stage": event.stage,
+        "text": stage_text(event.stage, event.round, event.rounds),
         "variant": event.variant,
         "label": labels.get(event.variant or ""),
         "round": event.round,
@@ -144,17 +153,17 @@ def _seconds_left(events: LaunchEvents, done: float | None, time_s: float) -> fl
 
 
 def _variant(listed: Listed, variant: Variant) -> dict[str, Any]:
-    paths = sorted(listed.run.variant(variant.id).glob("rank*.jsonl"))[:MAX_RANKS]
+    files = rank_files(listed.run.variant(variant.id), ".jsonl")
     ranks = [
-        _rank(listed, variant, int(path.stem.removeprefix("rank")), path)
-        for path in paths
-        if path.stem.removeprefix("rank").isdecimal() and inside(listed.root, path)
+        _rank(listed, variant, rank, path)
+        for rank, path in list(files.items())[:MAX_RANKS]
+        if inside(listed.root, path)
     ]
     return {
         "id": variant.id,
         "label": variant_label(variant),
         "rounds": max((rank.pop("rounds") for rank in ranks), default=0),
-        "ranks": sorted(ranks, key=lambda rank: rank["rank"]),
+        "ranks": ranks,
     }
 
 
@@ -171,7 +180,7 @@ def _with_status(
 
 
 def _rank(listed: Listed, variant: Variant, rank: int, path: Path) -> dict[str, Any]:
-    latest = _latest(listed.root, path, stamp_of(path))
+    latest = _LATEST.get((listed.root, path), stamp_of(path), lambda: _latest(listed.root, path))
     several = len(variant.split) > rank and variant.world_size > 1
     return {
         "rank": rank,
@@ -181,9 +190,8 @@ def _rank(listed: Listed, variant: Variant, rank: int, path: Path) -> dict[str, 
     }
 
 
-@lru_cache(maxsize=4096)
-def _latest(root: Path, path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
-    """The latest timed steps of a rank; `stamp` makes a file that has grown another question."""
+def _latest(root: Path, path: Path) -> dict[str, Any]:
+    """The latest timed steps of a rank."""
     content = read_end(root, path, MAX_BYTES)
     total = content.count(b'"kind":"timed"')
     records = [each for each in decode(content[-TAIL_BYTES:]) if each.kind == "timed"][-MAX_STEPS:]

@@ -30,7 +30,7 @@ _OUTSIDE: dict[Kind, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class NameTime:
+class TimePerStep:
     """Time under one name on one rank, per step."""
 
     kind: str
@@ -61,7 +61,7 @@ class RankTimes:
     """Without work of its own: nothing ran, or only other steps' work."""
     num_steps: int
     """0 for a trace without steps, which counts as one."""
-    names: dict[str, NameTime]
+    names: dict[str, TimePerStep]
 
     @property
     def rest_ms(self) -> float:
@@ -149,7 +149,7 @@ def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
     )
 
 
-def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, num_steps: int) -> NameTime:
+def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, num_steps: int) -> TimePerStep:
     """Time on the device; where the CPU is the device, on the CPU."""
     per_step = 1 / (1000 * num_steps)
     own_us = total.device_us if on_gpu or kind == "kernels" else total.host_us
@@ -160,7 +160,7 @@ def _name_time(total: NameTotal, kind: Kind, on_gpu: bool, num_steps: int) -> Na
         comm_us, copy_us = (own_us if what == each else 0.0 for each in ("transfer", "copy"))
     elif kind == "ops" and host_kind("cpu_op", total.name) is HostKind.COMM_CALL:
         what = "transfer"
-    return NameTime(
+    return TimePerStep(
         kind=what,
         calls=total.count / num_steps,
         self_ms=own_us * per_step,
@@ -175,12 +175,12 @@ def _main_class(own_us: float, comm_us: float, copy_us: float) -> str:
     return "transfer" if comm_us == most_us > 0 else "copy" if copy_us == most_us > 0 else "compute"
 
 
-def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, NameTime]:
+def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, TimePerStep]:
     """On the CPU collectives run on threads of their own, where no operator or module shows them."""
     groups = rank.per_step.groups
     several = len(groups) > 1
     return {
-        f"collectives of group {each.group}" if several else "collectives": NameTime(
+        f"collectives of group {each.group}" if several else "collectives": TimePerStep(
             kind="transfer",
             calls=0.0,
             self_ms=each.comm_us * per_step,
@@ -193,8 +193,8 @@ def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, NameTime]:
 
 
 def _outside(
-    names: Mapping[str, NameTime], rank: RankTrace, kind: Kind, per_step: float
-) -> dict[str, NameTime]:
+    names: Mapping[str, TimePerStep], rank: RankTrace, kind: Kind, per_step: float
+) -> dict[str, TimePerStep]:
     """What the device did that no name has: launched by hand, by a CUDA graph, or while no module ran."""
     found = {}
     for what, title in _OUTSIDE[kind].items():
@@ -202,7 +202,7 @@ def _outside(
         left_ms = round(_of_device(rank, what) * per_step - _of_names(names, what), 6)
         if left_ms > 0:
             comm_ms, copy_ms = (left_ms if what == each else 0.0 for each in ("transfer", "copy"))
-            found[title] = NameTime(what, 0.0, left_ms, 0.0, comm_ms, copy_ms, is_named=False)
+            found[title] = TimePerStep(what, 0.0, left_ms, 0.0, comm_ms, copy_ms, is_named=False)
     return found
 
 
@@ -216,14 +216,14 @@ def _of_device(rank: RankTrace, what: str) -> float:
     return sum(each.host_us for each in names.ops) if what == "compute" else 0.0
 
 
-def _of_names(names: Mapping[str, NameTime], what: str) -> float:
+def _of_names(names: Mapping[str, TimePerStep], what: str) -> float:
     """The names' time of this class, in ms."""
     if what == "compute":
         return sum(each.self_ms - each.comm_ms - each.copy_ms for each in names.values())
     return sum(each.comm_ms if what == "transfer" else each.copy_ms for each in names.values())
 
 
-def _exposed(names: Mapping[str, NameTime], rank: RankTrace, per_step: float) -> dict[str, NameTime]:
+def _exposed(names: Mapping[str, TimePerStep], rank: RankTrace, per_step: float) -> dict[str, TimePerStep]:
     """Communication cut to its exposed part; that is known for the rank, and shared out by time."""
     comm_ms = sum(each.comm_ms for each in names.values())
     steps: Sequence[Breakdown] = rank.steps or (rank.total,)

@@ -10,7 +10,7 @@ from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.report.footnotes import fact_lines
+from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
@@ -103,7 +103,9 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         "host": host,
         "system": system_line(host, comparison),
         **_conclusion(listed, comparison),
+        "alerts": comparison.alerts if comparison and comparison.is_current else [],
         "facts": fact_lines(comparison) if comparison else [],
+        "warnings": warning_lines(comparison.variants) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
         "bars": {
             "traced": TRACED_BARS,

@@ -19,6 +19,7 @@ from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import short_name
 from gpurun.launcher.trace.explain import MENTION_FROM
 from gpurun.launcher.units import format_ms, format_number, plural
 
@@ -218,13 +219,6 @@ def _difference(answer: Answer, rows: Sequence[Answer], label: str, other: str) 
 
 def _row_name(row: Answer) -> str:
     return short_name(row["name"]) if row["named"] else str(row["name"])
-
-
-def short_name(name: str) -> str:
-    """A name without template arguments and parameters: `at::native::add` as `native::add`."""
-    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    bare = bare.partition("<")[0].partition("(")[0].strip() or name
-    return "::".join(bare.split("::")[-2:])
 
 
 def _how(answer: Answer) -> str:

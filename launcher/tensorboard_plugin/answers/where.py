@@ -45,6 +45,7 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
         "sentence": _sentence(header, every, has_steps),
+        "parallelism": parallelism_sentences(header),
         "ranks": [
             {
                 "rank": rank.rank,
@@ -91,6 +92,24 @@ def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -
         f"{step} The others wait most for rank {late.rank}: it came last {often} "
         f"and cost them {format_ms(late.wait_caused_us / 1000)} ms."
     )
+
+
+def parallelism_sentences(header: Header) -> list[str]:
+    """What each kind of parallelism costs, and the stages' waits; empty for a single kind without stages."""
+    found = []
+    if len(header.parallelism) > 1:
+        kinds = ", ".join(
+            f"{each.kind} {format_ms(each.mean_us(len(header.ranks))[1] / 1000)} ms"
+            for each in header.parallelism
+        )
+        found.append(f"Communication that no compute overlaps, by kind of parallelism: {kinds}.")
+    if header.pipeline:
+        stages = ", ".join(
+            f"stage {each.stage} {format_ms(each.bubble_us / 1000)} of {format_ms(each.span_us / 1000)} ms"
+            for each in header.pipeline
+        )
+        found.append(f"Pipeline bubble: {stages}.")
+    return found
 
 
 def figures(step: RankBreakdown) -> Mapping[str, float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from collections.abc import Iterable
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +19,8 @@ from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_i
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 
 T = TypeVar("T")
+Stamp = tuple[int, int]
+"""Size and time of a file."""
 Status = Literal["running", "done", "stopped"]
 MAX_BYTES = 64 << 20
 LIVE_S = 120.0
@@ -90,14 +93,46 @@ def version(*facts: Any, files: Iterable[Path] = ()) -> str:
 def _read(listed: Listed, path: Path, kind: type[T]) -> T | None:
     if listed.kind == "traces" or inside(listed.root, path) is None:
         return None
-    decoded: Any = _decoded  # what a cache takes, mypy has no word for
-    found: T | None = decoded(listed.root, path, stamp_of(path), kind)
+    found: T | None = _DOCUMENTS.get(
+        (listed.root, path, kind), stamp_of(path), lambda: _decoded(listed.root, path, kind)
+    )
     return found
 
 
-@lru_cache(maxsize=512)
-def _decoded(root: Path, path: Path, stamp: tuple[int, int], kind: Any) -> Any:
-    """`stamp` makes a changed file another question."""
+class Kept:
+    """What was made of files, each as it is now; of all together, that of so many bytes of files."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[Hashable, tuple[Stamp, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, stamp: Stamp, make: Callable[[], Any]) -> Any:
+        """What was made when the file had this stamp, or is made now."""
+        with self._lock:
+            before, value = self._kept.get(key, (None, None))
+            if before == stamp:
+                self._kept.move_to_end(key)
+                return value
+        value = make()
+        with self._lock:
+            self._kept[key] = stamp, value
+            self._kept.move_to_end(key)
+            while len(self._kept) > 1 and self.num_bytes > self._max_bytes:
+                self._kept.popitem(last=False)
+        return value
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files."""
+        return sum(max(stamp[0], _LEAST_BYTES) for stamp, _ in self._kept.values())
+
+
+_LEAST_BYTES = 1 << 12
+_DOCUMENTS = Kept(MAX_BYTES)
+
+
+def _decoded(root: Path, path: Path, kind: Any) -> Any:
     content = read_inside(root, path, MAX_BYTES)
     try:
         return None if content is None else msgspec.json.decode(content, type=kind)
@@ -105,7 +140,7 @@ def _decoded(root: Path, path: Path, stamp: tuple[int, int], kind: Any) -> Any:
         return None
 
 
-def stamp_of(path: Path) -> tuple[int, int]:
+def stamp_of(path: Path) -> Stamp:
     """Size and time of a file, which change with its content; -1 where there is none."""
     try:
         found = path.stat()

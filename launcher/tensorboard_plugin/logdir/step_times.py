@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.logdir.directories import read_end
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
@@ -44,12 +45,8 @@ def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
 
 def read_ranks(listed: Listed, variant: str) -> dict[int, list[StepRecord]]:
     """What each rank has written about the variant."""
-    found: dict[int, list[StepRecord]] = {}
-    for path in sorted(listed.run.variant(variant).glob("rank*.jsonl")):
-        number = path.stem.removeprefix("rank")
-        if number.isdecimal() and len(found) < MAX_RANKS:
-            found[int(number)] = decode(read_end(listed.root, path, MAX_BYTES))
-    return dict(sorted(found.items()))
+    files = list(rank_files(listed.run.variant(variant), ".jsonl").items())
+    return {rank: decode(read_end(listed.root, path, MAX_BYTES)) for rank, path in files[:MAX_RANKS]}
 
 
 def decode(lines: bytes) -> list[StepRecord]:
@@ -58,7 +55,7 @@ def decode(lines: bytes) -> list[StepRecord]:
     for line in lines.splitlines():
         try:
             found.append(_DECODER.decode(line))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             continue
     return found
 

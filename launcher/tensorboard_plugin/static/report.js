@@ -146,6 +146,12 @@ class StoredTimeline {
       for (let index = 0; index < lane.row.length; index += 1) yield [lane, index];
   }
 
+  /** @param {number} number @returns {Named} */
+  named(number) {
+    const { names, labels } = this.data.window;
+    return { name: names[number], label: labels[number] };
+  }
+
   /** @param {number} lane */
   rankOf(lane) {
     return this.data.meta.ranks.find((rank) => rank.lanes.some((one) => one.lane === lane));
@@ -279,7 +285,7 @@ class StoredTimeline {
       const sum = sums.get(lane.lane);
       if (sum) addClass(sum, kind, share * lane.busy_ns[index]);
       else if (wanted.has(lane.lane) && lane.name[index] >= 0)
-        addName(names, this.data.window.names[lane.name[index]], kind, inside);
+        addName(names, this.named(lane.name[index]), kind, inside);
     }
     return {
       state: 'ready',
@@ -301,10 +307,10 @@ function addClass(sum, kind, ns) {
   sum.idle_ns = Math.max(0, sum.idle_ns - ns);
 }
 
-/** @param {Map<string, NameSum>} names @param {string} name @param {string} kind @param {number} ns */
-function addName(names, name, kind, ns) {
-  const key = `${kind} ${name}`; // a collective's waiting and its transfer are two sums
-  const known = names.get(key) ?? { name, class: kind, count: 0, total_ns: 0 };
+/** @param {Map<string, NameSum>} names @param {Named} named @param {string} kind @param {number} ns */
+function addName(names, named, kind, ns) {
+  const key = `${kind} ${named.name}`; // a collective's waiting and its transfer are two sums
+  const known = names.get(key) ?? { ...named, class: kind, count: 0, total_ns: 0 };
   names.set(key, { ...known, count: known.count + 1, total_ns: known.total_ns + ns });
 }
 

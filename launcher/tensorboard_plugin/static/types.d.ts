@@ -36,7 +36,9 @@ interface RunAnswer {
   system: string;
   headline: string | null;
   details: string | null;
+  alerts: string[];
   facts: string[];
+  warnings: string[];
   knee: KneeSentences;
   bars: BarSentences;
   metrics: Metric[];
@@ -252,6 +254,8 @@ interface ProgressAnswer {
 interface Stage {
   launch: string;
   stage: string;
+  /** What it does now, as the terminal's progress line says it. */
+  text: string;
   variant: string | null;
   label: string | null;
   round: number;
@@ -347,6 +351,7 @@ interface BreakdownAnswer extends Ready {
   has_steps: boolean;
   mean: Breakdown | null;
   sentence: string;
+  parallelism: string[];
   ranks: RankBreakdown[];
 }
 
@@ -404,19 +409,40 @@ interface MetaAnswer extends Ready {
   num_events: number;
   classes: string[];
   ranks: MetaRank[];
+  compact: CompactMeta;
   steps: TracedStep[];
+}
+
+/** What a row a rank can be coloured and sorted by. */
+interface CompactMeta {
+  colours: { key: BandKind; title: string; legend: { class: string; label: string }[] }[];
+  orders: RankOrder[];
+}
+
+/** All ranks from top to bottom. */
+interface RankOrder {
+  key: string;
+  title: string;
+  ranks: number[];
+  /** What the notes of the ranks are. */
+  note_title: string;
+  notes: string[];
+  begins_group: boolean[];
 }
 
 interface MetaRank {
   rank: number;
   label: string;
   device: string | null;
+  active_ns: [from: number, to: number];
   lanes: Lane[];
 }
 
+type BandKind = 'operation' | 'parallelism';
+
 interface Lane {
   lane: number;
-  kind: 'overview' | 'thread' | 'stream';
+  kind: 'overview' | BandKind | 'thread' | 'stream';
   label: string;
   rows: number;
 }
@@ -433,6 +459,7 @@ interface WindowAnswer extends Ready {
   to_ns: number;
   width_px: number;
   names: string[];
+  labels: string[];
   lanes: LaneBlocks[];
   links: Link[];
   links_left_out: number;
@@ -546,8 +573,13 @@ interface RankSums {
   idle_ns: number;
 }
 
-interface NameSum {
+/** A name, and the same without template arguments and parameters, as blocks show it. */
+interface Named {
   name: string;
+  label: string;
+}
+
+interface NameSum extends Named {
   class: string;
   count: number;
   total_ns: number;
@@ -666,7 +698,7 @@ interface Retry {
 type StateKey =
   | 'run' | 'tab' | 'variant' | 'against' | 'all' | 'q' | 'sort' | 'brush' | FilterName
   | 'kind' | 'opsort' | 'oprank'
-  | 'rank' | 'from' | 'to' | 'sel' | 'range';
+  | 'rank' | 'from' | 'to' | 'sel' | 'range' | 'rows' | 'order' | 'colours';
 type FilterName = 'strategy' | 'devices' | 'precision';
 type Changes = { [K in StateKey]?: string | null };
 
@@ -753,6 +785,17 @@ interface PlacedLane extends Lane {
   isThread: boolean;
   hasMore: boolean;
   isExpanded: boolean;
+  band?: Band;
+}
+
+/** What only a row of the compact timeline has. */
+interface Band {
+  /** What the row's name goes on to say; of a group's rows only the first says it. */
+  note: string;
+  /** The note as it is shown next to the pointer. */
+  whole: string;
+  beginsGroup: boolean;
+  activeNs: [from: number, to: number];
 }
 
 interface PlacedTitle {
@@ -767,6 +810,14 @@ interface Layout {
   lanes: PlacedLane[];
   height: number;
   byLane: Map<number, PlacedLane>;
+  /** The rows of a compact timeline, which has no others. */
+  byRank: Map<number, PlacedLane> | null;
+}
+
+/** How a compact timeline is shown. */
+interface Compact {
+  order: RankOrder;
+  colours: CompactMeta['colours'][number];
 }
 
 /** A lane's blocks with, by row, the first one and the end. */
@@ -776,6 +827,7 @@ interface IndexedLane extends LaneBlocks {
 
 interface IndexedWindow {
   names: string[];
+  labels: string[];
   links: Link[];
   lanes: Map<number, IndexedLane>;
   partOf: Map<number, Link>;
@@ -838,6 +890,7 @@ interface Block {
   kind: string;
   isMerged: boolean;
   name: string;
+  label: string;
   data: IndexedLane;
   index: number;
 }

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.intervals import Int64
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Columns = TypeVar("Columns", bound="DataclassInstance")
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
 
@@ -26,6 +31,18 @@ class BlockKind(IntEnum):
     IDLE = 5
     CPU = 6
     CPU_WAIT = 7
+    # What a transfer is, in bands: by operation, and by kind of parallelism.
+    ALL_REDUCE = 8
+    ALL_GATHER = 9
+    REDUCE_SCATTER = 10
+    ALL_TO_ALL = 11
+    SEND_RECV = 12
+    OTHER_COMM = 13
+    DATA = 14
+    TENSOR = 15
+    PIPELINE = 16
+    EXPERT = 17
+    CONTEXT = 18
 
 
 KIND_NAMES = tuple(kind.name.lower() for kind in BlockKind)
@@ -65,9 +82,10 @@ def single(start: Int64, end: Int64, kind: Int8, entry: Int32, row: Int32) -> Bl
     return Blocks(start, end, kind, entry, np.ones(len(start), dtype=np.int32), end - start, row)
 
 
-def join(parts: Sequence[Blocks]) -> Blocks:
-    """The blocks of several rows as one; at least one part."""
-    return Blocks(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Blocks)))
+def join(parts: Sequence[Columns]) -> Columns:
+    """The columns of several parts as one; at least one part."""
+    kind = type(parts[0])
+    return kind(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(kind)))
 
 
 def merge(blocks: Blocks, shortest_ns: int) -> Blocks:
@@ -143,3 +161,10 @@ def _main_kind(blocks: Blocks, new: NDArray[np.bool_], num_groups: int) -> Int8:
     weights = blocks.busy + np.minimum(blocks.count, 1) * 1e-3
     sums = np.bincount(group * num_kinds + blocks.kind, weights, minlength=num_groups * num_kinds)
     return np.asarray(sums.reshape(num_groups, num_kinds).argmax(axis=1), dtype=np.int8)
+
+
+def short_name(name: str) -> str:
+    """A name without template arguments and parameters: `at::native::add` as `native::add`."""
+    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    bare = bare.partition("<")[0].partition("(")[0].strip() or name
+    return "::".join(bare.split("::")[-2:])

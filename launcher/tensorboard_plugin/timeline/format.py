@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpurun.launcher.trace.model import RankTrace, StragglerReport
+from gpurun.launcher.trace.model import ParallelKind, PipelineStage, RankTrace, StragglerReport
 
-FORMAT = 6
+FORMAT = 9
 """Increase it with every change here or in the meaning of entries; older indexes are then rebuilt."""
 INDEX_FILE = "index.json"
 
@@ -72,7 +72,7 @@ class Lane:
 
     rank: int
     kind: str
-    """`overview`, `thread` or `stream`. The overview has no entries, only levels."""
+    """`thread` or `stream`; `overview`, `operation` or `parallelism`, which have no entries, only levels."""
     label: str
     rows: tuple[Row, ...]
 
@@ -94,6 +94,8 @@ class CollectiveFacts:
     kind: str
     group: str
     seq: int
+    parallelism: str
+    """As in `ParallelKind`."""
     num_bytes: int | None
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
@@ -137,6 +139,8 @@ class Header:
     """Whether the ranks' traces have no time in common; then each rank's times count from its own start."""
     linked: bool = True
     """Whether collectives or messages link the clocks of all ranks; else those of some are as recorded."""
+    parallelism: tuple[ParallelKind, ...] = ()
+    pipeline: tuple[PipelineStage, ...] = ()
 
     def length(self, column: str) -> int:
         """Entries of a column."""

@@ -17,7 +17,7 @@ import msgspec
 
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
 
-FOLDER = "timeline"
+TIMELINE = "timeline"
 NAME = "gpurun"
 """Of our directory in the user's cache."""
 _NEW = "new-"
@@ -55,7 +55,7 @@ def home_of(traces: Traces) -> Path:
         OSError: there is no cache.
     """
     name = hashlib.sha256(os.fsencode(traces.directory.resolve())).hexdigest()[:24]
-    return cache_directory() / FOLDER / name
+    return cache_directory() / TIMELINE / name
 
 
 def find(traces: Traces, key: str) -> Path | None:

@@ -32,7 +32,7 @@ class DamagedIndex(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class LaneRow:
     """Where an entry is shown."""
 
     lane: int
@@ -46,7 +46,7 @@ class Index:
     version: str
     header: Header
     columns: dict[str, NDArray[Any]]
-    places: tuple[Place, ...]
+    places: tuple[LaneRow, ...]
     """By number of the row over all lanes."""
     row_ends: Int64
     """Last entry + 1 of each row over all lanes."""
@@ -61,7 +61,7 @@ class Index:
     longest_stays: Int64
     """By number of the collective, over its ranks, in ns."""
 
-    def place(self, entry: int) -> Place:
+    def place(self, entry: int) -> LaneRow:
         return self.places[int(np.searchsorted(self.row_ends, entry, "right"))]
 
     def lane(self, number: int) -> Lane:
@@ -131,7 +131,7 @@ def open_index(directory: Path) -> Index:
         raise DamagedIndex(f"{directory.name}: {error}") from error
     if header.format != FORMAT:
         raise DamagedIndex(f"{directory.name}: format {header.format}")
-    rows = [(Place(n, m), row) for n, lane in enumerate(header.lanes) for m, row in enumerate(lane.rows)]
+    rows = [(LaneRow(n, m), row) for n, lane in enumerate(header.lanes) for m, row in enumerate(lane.rows)]
     order = np.argsort(columns["part_entry"], kind="stable")
     number_order = np.lexsort((columns["part_rank"], columns["part_collective"]))
     return Index(

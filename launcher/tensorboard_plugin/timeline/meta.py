@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpurun.launcher.tensorboard_plugin.timeline.bands import active_ns, compact_answer
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 
@@ -28,8 +29,15 @@ def meta_answer(index: Index) -> dict[str, Any]:
         "num_events": header.num_events,
         "classes": KIND_NAMES,
         "ranks": [
-            {"rank": rank, "label": f"rank {rank}", "device": devices.get(rank), "lanes": found}
+            {
+                "rank": rank,
+                "label": f"rank {rank}",
+                "device": devices.get(rank),
+                "active_ns": active_ns(index, rank),
+                "lanes": found,
+            }
             for rank, found in lanes.items()
         ],
+        "compact": compact_answer(index),
         "steps": header.steps[:MAX_STEPS],
     }

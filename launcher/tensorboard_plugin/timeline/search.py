@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.tensorboard_plugin.timeline.bands import ENTRY_LANES
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.tensorboard_plugin.timeline.window import block_ids
@@ -42,7 +43,7 @@ def _lanes(index: Index, wanted: str) -> list[tuple[int, int]]:
     return [
         (lane.rows[0].first, lane.rows[-1].last)
         for lane in index.header.lanes
-        if wanted in lane.label.casefold() and lane.kind != "overview"
+        if wanted in lane.label.casefold() and lane.kind in ENTRY_LANES
     ]
 
 

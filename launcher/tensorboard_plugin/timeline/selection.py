@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind, short_name
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.intervals import Int64
 
@@ -52,7 +52,8 @@ def _names(index: Index, from_ns: int, to_ns: int, lanes: Iterable[int]) -> list
     order = np.argsort(-totals, kind="stable")[:MAX_NAMES]
     return [
         {
-            "name": index.header.names[sort // num_kinds],
+            "name": (name := index.header.names[sort // num_kinds]),
+            "label": short_name(name),
             "class": KIND_NAMES[sort % num_kinds],
             "count": int(counts[sort]),
             "total_ns": int(totals[sort]),

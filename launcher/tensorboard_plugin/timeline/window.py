@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED, NO_BLOCKS, Blocks, join, merge
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import (
+    MERGED,
+    NO_BLOCKS,
+    Blocks,
+    join,
+    merge,
+    short_name,
+)
 from gpurun.launcher.tensorboard_plugin.timeline.format import Row
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.intervals import Int64
@@ -60,7 +67,8 @@ def window_answer(index: Index, window: Window) -> dict[str, Any]:
         )
         first_row = last_row
     shape = {"from_ns": window.from_ns, "to_ns": window.to_ns, "width_px": window.width_px}
-    return {**shape, "names": names, "lanes": lanes, **_links(index, window)}
+    labels = [short_name(name) for name in names]
+    return {**shape, "names": names, "labels": labels, "lanes": lanes, **_links(index, window)}
 
 
 def window_blocks(index: Index, window: Window) -> Blocks:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
-from gpurun.launcher.trace.analysis.collectives.match import (
+from gpurun.launcher.trace.analysis.collectives.collective import (
     Collective,
-    Matched,
-    RankCollectives,
     bandwidths,
     last_rank,
-    match,
     stragglers,
 )
+from gpurun.launcher.trace.analysis.collectives.group_kinds import GroupKinds, group_kinds
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.match import Matched, RankCollectives, match
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
+from gpurun.launcher.trace.analysis.on_request.job_tables import with_tables
+from gpurun.launcher.trace.analysis.parallelism import parallel_kinds, pipeline
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
 from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
 from gpurun.launcher.trace.parallel import Read, read_all
+from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import plural
 
 MENTION_SLACK_NS = 10_000
@@ -42,24 +44,27 @@ class Analysis:
     matched: Matched
 
 
-def analyse_paths(paths: Sequence[Path], steps: slice | None = None) -> TraceReport:
+def analyse_paths(
+    paths: Sequence[Path], steps: slice | None = None, show: Set[Table] = frozenset()
+) -> TraceReport:
     """The report on all traces in `paths`, files or directories: the ranks of one capture.
 
     Args:
         paths: Kineto traces, or directories of them.
         steps: numbers of the steps to look at, the last one excluded, as `slice(A, B)`; `None`: everything.
+        show: the tables to make in addition, which takes longer.
 
     Raises:
         TraceError: no readable trace is found, or those of several jobs; the message says which.
         SpecError: no trace has any of the steps.
     """
-    return analyse(paths, steps).report
+    return analyse(paths, steps, show).report
 
 
-def analyse(paths: Sequence[Path], steps: slice | None = None) -> Analysis:
+def analyse(paths: Sequence[Path], steps: slice | None = None, show: Set[Table] = frozenset()) -> Analysis:
     """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
     found = find_traces(paths)
-    return combine(read_all(found.files, steps), found.warnings, found.searched)
+    return combine(read_all(found.files, steps, show), found.warnings, found.searched)
 
 
 def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence[Path] = ()) -> Analysis:
@@ -90,7 +95,8 @@ def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence
     warnings += _doubts(ranked, matched)
     if matched.collectives:
         warnings += _clock_notes(matched.clocks)
-    return Analysis(_report(ranked, matched, warnings), ranked, matched)
+    report = with_tables(_report(ranked, matched, warnings), ranked.digests, matched)
+    return Analysis(report, ranked, matched)
 
 
 def _split(results: Iterable[Read]) -> tuple[list[Digest], list[str]]:
@@ -181,17 +187,35 @@ def _step_range(digest: Digest) -> str:
 
 
 def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceReport:
-    base_ns = min(_first_ns(digest) - matched.offsets[rank] for rank, digest in ranked.digests) // 1000 * 1000
+    base_ns = min(_first_ns(rank, digest, matched.clocks) for rank, digest in ranked.digests) // 1000 * 1000
+    views = tuple(_views(ranked, matched, base_ns))
+    kinds = _kinds(ranked, matched)
     ranks = [rank for rank, _ in ranked.digests]
     return TraceReport(
         schema=1,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
-        ranks=tuple(rank_trace(rank, view) for rank, view in _views(ranked, matched, base_ns)),
-        collectives=tuple(_collective(each, matched, base_ns) for each in matched.collectives),
+        clock_drift_ppm={str(rank): _ppm(matched.clocks.rates.get(rank)) for rank in ranks},
+        ranks=tuple(rank_trace(rank, view) for rank, view in views),
+        collectives=tuple(
+            _collective(each, kinds.of(each), matched, base_ns) for each in matched.collectives
+        ),
         stragglers=_stragglers(matched, ranks),
+        parallelism=parallel_kinds(views, kinds),
+        pipeline=pipeline(views, kinds.stages, matched.offsets),
     )
+
+
+def _ppm(rate: float | None) -> float | None:
+    return None if rate is None else rate * 1e6
+
+
+def _kinds(ranked: Ranked, matched: Matched) -> GroupKinds:
+    digests = [digest for _, digest in ranked.digests]
+    sizes = {digest.world_size for digest in digests}
+    num_ranks = sizes.pop() if len(sizes) == 1 else None
+    return group_kinds(matched.collectives, num_ranks, any(each.wraps_data_parallel for each in digests))
 
 
 def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int, RankView]]:
@@ -200,12 +224,13 @@ def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int
         for part in each.parts:
             parts[part.rank].append((each, part))
     for rank, digest in ranked.digests:
-        origin_ns = digest.base_ns - matched.offsets[rank] - base_ns
-        yield rank, RankView(digest, origin_ns, tuple(parts[rank]))
+        realigned = matched.clocks.realigned(rank, digest.base_ns, base_ns)
+        yield rank, RankView(digest, realigned, tuple(parts[rank]))
 
 
-def _first_ns(digest: Digest) -> int:
-    return digest.base_ns + min(scope.measure.start for scope in (digest.total, *digest.steps))
+def _first_ns(rank: int, digest: Digest, clocks: Clocks) -> int:
+    first_ns = min(scope.measure.start for scope in (digest.total, *digest.steps))
+    return clocks.realigned(rank, digest.base_ns, 0).one(first_ns)
 
 
 def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport, ...]:
@@ -216,7 +241,7 @@ def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport
     return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
 
 
-def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveReport:
+def _collective(each: Collective, parallelism: str, matched: Matched, base_ns: int) -> CollectiveReport:
     algorithm, bus = bandwidths(each)
     transfer_ns = each.transfer_ns
     return CollectiveReport(
@@ -224,7 +249,9 @@ def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveR
         group_ranks=each.group_ranks,
         seq=each.seq,
         kind=each.kind,
+        parallelism=parallelism,
         bytes=each.num_bytes,
+        dtype=each.dtype,
         algorithm_gb_per_s=algorithm,
         bus_gb_per_s=bus,
         last_rank=last_rank(each, matched.offsets),
@@ -232,7 +259,7 @@ def _collective(each: Collective, matched: Matched, base_ns: int) -> CollectiveR
             CollectivePart(
                 rank=part.rank,
                 start_us=(part.start_ns - matched.offsets[part.rank] - base_ns) / 1000,
-                wait_us=(part.local.duration - transfer_ns) / 1000 if each.matched else None,
+                wait_us=each.waits[part.rank] / 1000 if each.matched else None,
                 transfer_us=transfer_ns / 1000 if each.matched else None,
             )
             for part in each.parts

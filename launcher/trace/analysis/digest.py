@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.nesting import stretches
+from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
 from gpurun.launcher.trace.analysis.steps import (
     HostStep,
     Launched,
@@ -31,10 +32,13 @@ from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import plural
 
 MAX_RANKS = 1 << 31
 """Larger numbers are damage."""
+_DATA_PARALLEL = re.compile(r"DistributedDataParallel\.forward|FSDP::|torch\.distributed\.ddp\.reducer")
+"""Names of ranges and operators that torch's DDP and FSDP leave."""
 _DIGITS = re.compile(r"[0-9]{1,10}")
 """A rank that its writer copied from the environment as text."""
 
@@ -65,7 +69,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Names:
+class NameTimes:
     """Times by name, longest first."""
 
     kernels: tuple[NameTime, ...]
@@ -88,31 +92,37 @@ class Digest:
     total: Scope
     steps: tuple[Scope, ...]
     collectives: tuple[LocalCollective, ...]
-    names: Names
+    names: NameTimes
     """Of all of the file; of the chosen steps, where steps were chosen."""
-    step_names: Names
+    step_names: NameTimes
     """Of what steps launched."""
     warnings: tuple[str, ...]
     recorded: str
     """The steps that the file has, in words."""
+    wraps_data_parallel: bool
+    """Whether torch's DDP or FSDP is at work."""
     window: tuple[int, int] | None = None
     """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
+    show: Set[Table] = frozenset()
+    """The tables that `tables` is for."""
+    tables: RankTables | None = None
 
 
-def digest_file(path: Path, steps: slice | None) -> Digest:
+def digest_file(path: Path, steps: slice | None, show: Set[Table] = frozenset()) -> Digest:
     """Reads and analyses one file.
 
     Args:
         path: a Kineto trace, plain or gzip.
         steps: numbers of the steps to look at, the last one excluded; `None`: the whole file.
+        show: the tables on request.
 
     Raises:
         TraceError: the file can't be read, is not a trace, or has nothing to analyse.
     """
-    return digest(read_trace(path), path, steps)
+    return digest(read_trace(path, with_details=bool(show)), path, steps, show)
 
 
-def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
+def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = frozenset()) -> Digest:
     """Analyses one trace; see `digest_file`.
 
     Raises:
@@ -128,6 +138,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
     shown = Chosen(np.ones_like(in_steps.gpu), np.ones_like(in_steps.ops)) if whole else in_steps
     names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
+    device = _device(trace, on_gpu)
     picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
     total = picture.total(shown.gpu, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
@@ -138,7 +149,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         zero_ns=trace.zero_ns,
         rank=_info(trace, "rank"),
         world_size=_info(trace, "world_size"),
-        device=_device(trace, on_gpu),
+        device=device,
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
@@ -146,7 +157,10 @@ def digest(trace: Trace, path: Path, chosen: slice | None) -> Digest:
         step_names=names[-1],
         warnings=_warnings(trace, path, (host, work), chosen, kept),
         recorded=_recorded(host),
+        wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
         window=None if chosen is None else _window(host, all_steps, kept),
+        show=show,
+        tables=rank_tables(trace, work, host, kept, shown, in_steps, device, show),
     )
 
 
@@ -171,10 +185,10 @@ def _is_chosen(number: int, steps: slice | None) -> bool:
     return (steps.start is None or number >= steps.start) and (steps.stop is None or number < steps.stop)
 
 
-def _names(trace: Trace, work: Launched, choices: Sequence[Chosen]) -> list[Names]:
+def _names(trace: Trace, work: Launched, choices: Sequence[Chosen]) -> list[NameTimes]:
     found = op_times(trace, work, choices)
     return [
-        Names(tuple(kernel_times(trace, chosen.gpu)), tuple(ops), tuple(modules))
+        NameTimes(tuple(kernel_times(trace, chosen.gpu)), tuple(ops), tuple(modules))
         for chosen, (ops, modules) in zip(choices, found, strict=True)
     ]
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
+from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
-from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, Scope
 from gpurun.launcher.trace.analysis.tables import NameTime
 from gpurun.launcher.trace.intervals import Intervals, union
@@ -20,8 +21,8 @@ from gpurun.launcher.trace.model import (
     HostWhileIdle,
     IdleCauses,
     LaunchDelay,
-    Names,
     NameTotal,
+    NameTotals,
     RankTrace,
     StepBreakdown,
 )
@@ -34,8 +35,8 @@ class RankView:
     """A rank's digest and its parts in collectives."""
 
     digest: Digest
-    origin_ns: int
-    """Added to the digest's times to get ns since the report's base, on the aligned clock."""
+    realigned: Realigned
+    """Turns the digest's times into ns since the report's base, on the aligned clock."""
     parts: tuple[tuple[Collective, Part], ...]
 
 
@@ -64,13 +65,13 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
     )
 
 
-def _in_steps(view: RankView) -> Names | None:
+def _in_steps(view: RankView) -> NameTotals | None:
     digest = view.digest
     parts = [each for each in view.parts if each[1].local.step >= 0]
     if not digest.steps or (digest.step_names is digest.names and len(parts) == len(view.parts)):
         return None
     names = digest.step_names
-    return Names(_names(names.kernels), _names(names.ops), _names(names.modules), _groups(parts))
+    return NameTotals(_names(names.kernels), _names(names.ops), _names(names.modules), _groups(parts))
 
 
 def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
@@ -83,31 +84,39 @@ def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
 def _in_us(
     total: Scope, scopes: Sequence[Scope], parts: Parts, view: RankView
 ) -> tuple[Breakdown, tuple[StepBreakdown, ...]]:
-    transfers = _transfers(parts)
+    moving = transfers(parts)
     by_step: defaultdict[int | None, list[tuple[Collective, Part]]] = defaultdict(list)
     for each in parts:
         by_step[each[1].local.step].append(each)
     steps = []
     for scope in scopes:
-        fields = vars(_breakdown(scope, by_step[scope.position], transfers))
-        start_us = (scope.measure.start + view.origin_ns) / 1000
+        fields = vars(_breakdown(scope, by_step[scope.position], moving))
+        start_us = view.realigned.one(scope.measure.start) / 1000
         steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))
-    return _breakdown(total, parts, transfers), tuple(steps)
+    return _breakdown(total, parts, moving), tuple(steps)
 
 
-def _transfers(parts: Parts) -> Intervals:
-    """When data moved: the end of each collective, for as long as the shortest time of any rank in it."""
-    starts = [
-        part.local.end - (each.transfer_ns if each.matched else part.local.duration) for each, part in parts
-    ]
-    ends = [part.local.end for _, part in parts]
-    return union(np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64))
+def transfers(parts: Parts) -> Intervals:
+    """When data moved: from when each rank's waiting was over.
+
+    A message on the CPU may be there long before the rank asks for it, so that waiting for another one counts
+    first.
+    """
+    messages = [(each, part) for each, part in parts if each.is_message and not part.local.on_gpu]
+    moving = spans_of(each.moving(part) for each, part in parts)
+    return moving.subtract(spans_of(each.waiting(part) for each, part in messages))
 
 
-def _breakdown(scope: Scope, parts: Parts, transfers: Intervals) -> Breakdown:
+def spans_of(spans: Iterable[tuple[int, int]]) -> Intervals:
+    """The points in any of these spans."""
+    columns = np.array(list(spans), dtype=np.int64).reshape(-1, 2)
+    return union(columns[:, 0].copy(), columns[:, 1].copy())
+
+
+def _breakdown(scope: Scope, parts: Parts, moving: Intervals) -> Breakdown:
     measure = scope.measure
     exposed_ns = measure.exposed_comm.length_ns
-    exposed_transfer_ns = measure.exposed_comm.intersect(transfers).length_ns
+    exposed_transfer_ns = measure.exposed_comm.intersect(moving).length_ns
     wait_ns, transfer_ns = _wait_and_transfer(parts)
     delay = scope.launch_delay
     return Breakdown(
@@ -138,7 +147,7 @@ def _wait_and_transfer(parts: Parts) -> tuple[int | None, int | None]:
     known = [(each, part) for each, part in parts if each.matched]
     if parts and not known:
         return None, None
-    wait_ns = sum(part.local.duration - each.transfer_ns for each, part in known)
+    wait_ns = sum(each.waits[part.rank] for each, part in known)
     return wait_ns, sum(each.transfer_ns for each, _ in known)
 
 

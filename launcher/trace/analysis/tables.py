@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpurun.launcher.trace.analysis.nesting import Nesting, Stretch, nest, stretches
 from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import Spans, Trace
 
 MAX_NAMES = 500
@@ -204,5 +204,9 @@ def _add(one: NameTime, other: NameTime) -> NameTime:
 def compute_ops(trace: Trace) -> Mask:
     """Operators that compute: no communication calls, and none on threads that run collectives."""
     kinds = trace.op_kinds[trace.ops.name] if len(trace.ops) else np.empty(0, dtype=np.int8)
-    comm_threads = sorted({each.thread for each in trace.of_kind(HostKind.COMM)})
+    # Ranges of messages are on the thread that sends and receives, which also computes.
+    collectives = [
+        each for each in trace.of_kind(HostKind.COMM) if collective_kind(each.name) not in POINT_TO_POINT
+    ]
+    comm_threads = sorted({each.thread for each in collectives})
     return np.asarray((kinds == HostKind.OP) & ~np.isin(trace.ops.thread, comm_threads), dtype=np.bool_)

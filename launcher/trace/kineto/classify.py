@@ -56,6 +56,8 @@ WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|c
 """Calls of a GPU's runtime in which the host waits for it."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
+WAIT_CATEGORIES = frozenset({"cuda_sync"})
+"""The GPU's own records of waits, for some tables only."""
 DEVICES_NOT_READ = {
     "mtia_ccp_events": "MTIA",
     "mtia_insight": "MTIA",
@@ -127,8 +129,11 @@ _HOST_NAMES = (
     (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),
 )
-_ANNOTATIONS = re.compile(r"DistributedDataParallel\.forward|Optimizer\.|DataParallel\.forward|##")
-"""Old traces give annotations the category of operators; they enclose work but aren't work."""
+_ANNOTATIONS = re.compile(
+    r"DistributedDataParallel\.forward|Optimizer\.|DataParallel\.forward|##"
+    r"|(autograd::engine::evaluate_function: )?DataParallelReplicas(Backward)?$"
+)
+"""Operators that enclose work but aren't work: annotations in old traces, and replicas of `dp` on the CPU."""
 
 
 def gpu_kind(category: str, name: str) -> GpuKind:

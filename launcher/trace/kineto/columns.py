@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import HostKind
+from gpurun.launcher.trace.kineto.details import Details
 from gpurun.launcher.trace.kineto.events import CommFacts, Text
 
 Int32 = NDArray[np.int32]
@@ -124,6 +125,8 @@ class Trace:
     """Device and stream, by the numbers in `gpu.thread`; the process id replaces a missing device."""
     named_devices: frozenset[str]
     """Devices that GPU work names as its own."""
+    details: Details | None = None
+    """If they were asked for."""
 
     def of_kind(self, kind: HostKind) -> list[HostRange]:
         return [each for each in self.ranges if each.kind is kind]
@@ -154,7 +157,7 @@ class Threads(dict[tuple[Text, Text], int]):
         return number
 
 
-class Names(dict[tuple[str, str], int]):
+class NameTable(dict[tuple[str, str], int]):
     """Numbers pairs of category and name, and classifies each pair once."""
 
     def __init__(self, classify: Callable[[str, str], int]) -> None:

@@ -36,6 +36,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
     "group": "Process Group Name",
+    "description": "Process Group Description",
     "group_ranks": "Process Group Ranks",
     "first_rank": "Global rank start",
     "rank_stride": "Global rank stride",
@@ -57,6 +58,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     out_elements: Number = None
     dtype: Text = None
     group: Text = None
+    description: Text = None
     group_ranks: Text | list[int] = None
     """As text, `[0, 1, 2]`, in which torch leaves out the middle of long lists."""
     first_rank: Number = None
@@ -179,6 +181,9 @@ class CommFacts:
     """Of a send or receive: the other rank."""
     group_peer: int | None = None
     """The same, as its number within the group."""
+    description: str | None = None
+    """What the program calls the group."""
+    dtype: str | None = None
 
 
 def comm_facts(name: str, args: Arguments) -> CommFacts:
@@ -196,6 +201,8 @@ def comm_facts(name: str, args: Arguments) -> CommFacts:
         sequence=whole(args.sequence),
         ranks=_group_ranks(args),
         peer=whole(args.target if kind == "send" else args.source) if kind in ("send", "recv") else None,
+        description=None if args.description is None else str(args.description),
+        dtype=None if args.dtype is None else str(args.dtype),
     )
 
 

@@ -21,6 +21,7 @@ from gpurun.launcher.trace.kineto.classify import (
     MODULE_PREFIX,
     OP_CATEGORIES,
     PYTHON_CATEGORIES,
+    WAIT_CATEGORIES,
     GpuKind,
     HostKind,
     dtype_bytes,
@@ -33,12 +34,13 @@ from gpurun.launcher.trace.kineto.columns import (
     HostRange,
     Int32,
     Launches,
-    Names,
+    NameTable,
     Numbering,
     Spans,
     Threads,
     Trace,
 )
+from gpurun.launcher.trace.kineto.details import DetailedEvent, DetailsReader
 from gpurun.launcher.trace.kineto.events import (
     MAX_BYTES,
     MAX_NS,
@@ -72,6 +74,7 @@ class Role(IntEnum):
     LAUNCH = 2
     OPERATOR = 3
     PYTHON = 4
+    WAIT = 5
 
 
 class Roles(dict[str | None, Role]):
@@ -87,6 +90,11 @@ class Roles(dict[str | None, Role]):
     def __missing__(self, category: str | None) -> Role:
         self[category] = Role.NONE
         return Role.NONE
+
+    def with_waits(self) -> Roles:
+        """Also those of the GPU's records of waits."""
+        self.update(dict.fromkeys(WAIT_CATEGORIES, Role.WAIT))
+        return self
 
     @property
     def others(self) -> frozenset[str | None]:
@@ -119,9 +127,9 @@ class Reader:
     annotations: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
-    gpu_names: Names = field(default_factory=lambda: Names(gpu_kind))
+    gpu_names: NameTable = field(default_factory=lambda: NameTable(gpu_kind))
     launch_names: Numbering = field(default_factory=Numbering)
-    op_names: Names = field(default_factory=lambda: Names(host_kind))
+    op_names: NameTable = field(default_factory=lambda: NameTable(host_kind))
     module_names: Numbering = field(default_factory=Numbering)
     annotation_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
@@ -130,6 +138,8 @@ class Reader:
     num_gpu: int = 0
     negative: int = 0
     timeless: int = 0
+    details: DetailsReader | None = None
+    """Takes what only some tables need."""
 
     def add(self, events: Sequence[Event], block: bytes) -> None:
         """Adds what the analysis needs from a block of events."""
@@ -144,6 +154,8 @@ class Reader:
         self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
         self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
         self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
+        if self.details is not None:
+            self.details.add_waits(_of(Role.WAIT, spans, roles))
         python = _of(Role.PYTHON, spans, roles)
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
@@ -189,6 +201,8 @@ class Reader:
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
             self.comm_facts[self.num_gpu + i] = comm_facts(events[i].name or "", arguments[i])
+        if self.details is not None:
+            self.details.add_gpu(self.num_gpu, arguments, kinds)
         self.num_gpu += len(events)
         self.gpu.add(
             start=start,
@@ -222,6 +236,8 @@ class Reader:
         annotated = np.flatnonzero(kinds == HostKind.ANNOTATION)
         self._add_annotations(events, (start, duration, threads), annotated)
         ops = np.isin(kinds, _OPERATORS)
+        if self.details is not None:
+            self.details.add_ops([events[i] for i in np.flatnonzero(ops).tolist()])
         self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
 
     def _add_annotations(
@@ -277,6 +293,7 @@ class Reader:
             threads=tuple(self.threads.spelled),
             streams=tuple(self.streams.spelled),
             named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
+            details=None if self.details is None else self.details.done(),
         )
 
     def _skipped(self, skipped: Skipped) -> str | None:
@@ -293,19 +310,23 @@ class Reader:
         return " and ".join(parts) + " left out" if parts else None
 
 
-def read_trace(path: Path, progress: Callable[[int, int], None] | None = None) -> Trace:
+def read_trace(
+    path: Path, progress: Callable[[int, int], None] | None = None, with_details: bool = False
+) -> Trace:
     """The trace in `path`, plain or gzip; of a truncated file as far as it goes.
 
     Args:
         path: the file.
         progress: called after every block, with the bytes read of the file and those that they unpacked to.
+        with_details: also read what only some tables need, which takes longer.
 
     Raises:
         TraceError: it can't be read, is not a trace, or is damaged; with the byte.
     """
-    reader = Reader()
+    reader = Reader(roles=Roles().with_waits(), details=DetailsReader()) if with_details else Reader()
+    event_type: type[Event] = DetailedEvent if with_details else Event
     with open_source(path) as source:
-        file = TraceFile(source, Event)
+        file = TraceFile(source, event_type)
         for events, block in file.blocks():
             reader.add(events, block)
             if progress is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import stat
 import zlib
@@ -10,14 +9,62 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import Self
 
 from gpurun.launcher.errors import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
+_CHUNK_BYTES = 1 << 17
+MAX_PADDING_BYTES = 1 << 20
+"""Zeros after the compressed data, as block devices and tapes leave them."""
 UNPACKED_FREE_BYTES = 256 << 20
 UNPACKED_RATIO = 200
 """Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
+
+
+class Unpacked:
+    """The content of a gzip file, which may have several members and zeros after them.
+
+    `gzip` looks at every zero on its own: a file that is made longer by 20 GB would take hours.
+    """
+
+    def __init__(self, raw: FileIO) -> None:
+        self._raw = raw
+        self._member = zlib.decompressobj(wbits=31)
+        self._rest = b""
+        """Compressed bytes that are read, but not unpacked yet."""
+
+    def read(self, num_bytes: int) -> bytes:
+        """At most `num_bytes` more bytes; none only at the end.
+
+        Raises:
+            EOFError: the file ends within a member.
+            zlib.error: this isn't gzip, or it is damaged.
+        """
+        while True:
+            if self._member.eof:
+                if not self._begin_member():
+                    return b""
+                self._member = zlib.decompressobj(wbits=31)
+            packed = self._rest or self._raw.read(_CHUNK_BYTES)
+            if not packed:
+                raise EOFError("the file ends within compressed data")
+            data = self._member.decompress(packed, num_bytes)
+            self._rest = self._member.unconsumed_tail or self._member.unused_data
+            if data:
+                return data
+
+    def _begin_member(self) -> bool:
+        """Passes over zeros to the next member, if there is one."""
+        packed = self._rest
+        for _ in range(MAX_PADDING_BYTES // _CHUNK_BYTES):
+            self._rest = packed.lstrip(b"\0")
+            if self._rest:
+                return True
+            packed = self._raw.read(_CHUNK_BYTES)
+            if not packed:
+                return False
+        return False
 
 
 @dataclass
@@ -25,7 +72,7 @@ class Source:
     """A file, plain or gzip judged by its first bytes, read sequentially."""
 
     path: Path
-    file: BinaryIO
+    file: FileIO | Unpacked
     raw: FileIO
     """The file itself, which may be compressed."""
     packed_bytes: int | None
@@ -40,8 +87,7 @@ class Source:
             TraceError: the disk or the gzip stream fails, or it expands to more than a trace can hold.
         """
         try:
-            # In pieces if compressed: the bytes before the damage show where it is.
-            data = self.file.read(num_bytes) if self.packed_bytes is None else self._read_some(num_bytes)
+            data = self.file.read(num_bytes)
         except EOFError:
             return b""
         except (OSError, zlib.error) as error:
@@ -51,9 +97,6 @@ class Source:
         self.position += len(data)
         self._refuse_bomb()
         return data
-
-    def _read_some(self, num_bytes: int) -> bytes:
-        return cast(gzip.GzipFile, self.file).read1(num_bytes)
 
     def file_position(self) -> int:
         """Bytes of the file itself, compressed or not, read so far."""
@@ -74,7 +117,6 @@ class Source:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.file.close()
         self.raw.close()
 
 
@@ -103,5 +145,5 @@ def _source(path: Path, raw: FileIO) -> Source:
     if status.st_size == 0:
         raise TraceError(f"{path}: empty (byte 0)")
     if os.pread(raw.fileno(), 2, 0) != GZIP_MAGIC:
-        return Source(path, cast(BinaryIO, raw), raw, None)
-    return Source(path, cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")), raw, status.st_size)
+        return Source(path, raw, raw, None)
+    return Source(path, Unpacked(raw), raw, status.st_size)

@@ -33,9 +33,6 @@ class CpuRuntime(Runtime):
 
     activities = (ProfilerActivity.CPU,)
 
-    def is_available(self) -> bool:
-        return True
-
     def is_initialized(self) -> bool:
         return True
 

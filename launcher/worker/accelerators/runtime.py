@@ -24,10 +24,6 @@ class Runtime(ABC):
     """What `torch.profiler` records."""
 
     @abstractmethod
-    def is_available(self) -> bool:
-        """Whether torch can use such a device in this process."""
-
-    @abstractmethod
     def is_initialized(self) -> bool:
         """Whether this process has used such a device."""
 
@@ -115,9 +111,6 @@ class StreamRuntime(Runtime):
         """`torch.cuda` or its counterpart."""
         return torch.get_device_module(self.kind)
 
-    def is_available(self) -> bool:
-        return bool(self.module.is_available())
-
     def is_initialized(self) -> bool:
         return bool(self.module.is_initialized())
 
@@ -156,7 +149,9 @@ class StreamRuntime(Runtime):
         return guard
 
     def reset_peak(self, device: torch.device) -> None:
-        self.module.reset_peak_memory_stats(device)
+        # The allocator is an error until the first use of a device; there is no peak then either.
+        if self.is_initialized():
+            self.module.reset_peak_memory_stats(device)
 
     def peak_bytes(self, device: torch.device) -> int | None:
         """Memory that tensors had allocated at the peak."""
@@ -199,12 +194,6 @@ def load(kind: Accelerator) -> Runtime:
 def runtime_of(device: torch.device) -> Runtime:
     """The runtime of a device's kind."""
     return runtime_of_kind(device.type)
-
-
-def available_runtime() -> Runtime:
-    """Of the GPUs that torch can use in this process; of the CPU where there are none."""
-    found = (runtime_of_kind(kind.name) for kind in gpu_kinds())
-    return next((runtime for runtime in found if runtime.is_available()), runtime_of_kind(CPU.name))
 
 
 def used_runtime() -> Runtime:

@@ -28,12 +28,16 @@ _OUT_OF_MEMORY = re.compile(
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was closed|was lost)|closed by (remote )?peer|reset by peer"
     r"|broken pipe|socket (closed|error|timeout)|no route to host|transport endpoint|gloo/transport"
-    r"|ncclRemoteError|ncclSystemError|remote process exited|watchdog caught collective"
+    r"|ncclRemoteError|remote process exited|watchdog caught collective"
     r"|timed ?out (waiting|after)|operation timed out|wait timeout|application timeout"
     r"|another rank|peer (rank|process)|failed to (recv|send), got \d+ bytes",
     re.IGNORECASE,
 )
-"""Words of gloo's and NCCL's transports and of torch's store when the other side is gone or never came."""
+"""Words of gloo's and NCCL's transports and of torch's store when the other side is gone or never came.
+
+Not `ncclSystemError`, which is a failed call of this rank's own.
+Source: torch/csrc/distributed/c10d/NCCLUtils.cpp, `getNcclErrorDetailStr`.
+"""
 
 
 def record_failure(

@@ -24,7 +24,7 @@ from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 class Journal:
     """Append-only step records and events of every rank; facts of rank 0 alone."""
 
-    order: LaunchConfig
+    config: LaunchConfig
     rank: int
     stage: Stage = "start"
     variant: str | None = None
@@ -33,20 +33,20 @@ class Journal:
 
     @property
     def run(self) -> RunDir:
-        return RunDir(Path(self.order.run_dir))
+        return RunDir(Path(self.config.run_dir))
 
     def enter(self, stage: Stage, variant: str | None = None, round_: int = 0) -> None:
         """Sets what this rank does from now on, and writes it down: a failure is attributed to it, also where
         the rank is left no time for a record."""
         self.stage, self.variant = stage, variant
-        event = Event.now(stage, variant, round_, self.order.rounds)
-        append_lines(self.run.events(self.order.launch, self.rank), [event])
+        event = Event.now(stage, variant, round_, self.config.rounds)
+        append_lines(self.run.events(self.config.launch, self.rank), [event])
 
     def add_facts(self, variant: str, **facts: Any) -> None:
         """Adds to what this launch found out about `variant`, and keeps it at once."""
         self.facts[variant] = replace(self.facts.get(variant, VariantFacts()), **facts)
         if self.rank == 0:
-            write_json(self.run.launch_facts(self.order.launch), self.facts)
+            write_json(self.run.launch_facts(self.config.launch), self.facts)
 
     def add_balance(self, variant: str, balance: Balance) -> None:
         """Keeps how a balanced split was found: later launches of the run take it from there."""
@@ -70,7 +70,7 @@ class Journal:
         throttled = next((gpu.throttled for gpu in gpus if gpu.throttled), None)
         first = self.steps_written.get(variant, 0)
         self.steps_written[variant] = first + len(timings)
-        launch = self.order.launch
+        launch = self.config.launch
         records = [
             StepRecord(
                 launch,
@@ -86,6 +86,7 @@ class Journal:
                 share_mj,
                 noise.others_ns,
                 () if i else gpus,
+                noise.cpu_ns,
             )
             for i, t in enumerate(timings)
         ]

@@ -83,11 +83,20 @@ def join_rows(trees: Sequence[Tree], device: torch.device | None = None) -> Tree
     """
     if len(trees) == 1:
         return trees[0] if device is None else map_tensors(lambda tensor: tensor.to(device), trees[0])
+    return join_columns(trees, lambda tensors: join(tensors, device))
+
+
+def join_columns(trees: Sequence[Tree], function: Callable[[Sequence[Tensor]], Tensor]) -> Tree:
+    """The first tree, each of its tensors replaced by `function` of those in its place in all trees."""
     columns = zip(*(tensors_of(tree) for tree in trees), strict=True)
-    return with_tensors(trees[0], (join(tensors, device) for tensors in columns))
+    return with_tensors(trees[0], map(function, columns))
 
 
 def join(tensors: Sequence[Tensor], device: torch.device | None) -> Tensor:
     """Concatenates along dimension 0, scalars to a vector."""
     moved = [tensor if device is None else tensor.to(device) for tensor in tensors]
-    return torch.cat([tensor if tensor.dim() else tensor.unsqueeze(0) for tensor in moved])
+    return torch.cat([at_least_vector(tensor) for tensor in moved])
+
+
+def at_least_vector(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() else tensor.unsqueeze(0)

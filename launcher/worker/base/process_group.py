@@ -28,7 +28,7 @@ _RENDEZVOUS_TIMEOUT_S = 120.0
 """Ranks start within milliseconds of each other; a minute may pass on a machine that swaps."""
 
 
-def init_group(order: LaunchConfig, rank: int) -> None:
+def init_group(config: LaunchConfig, rank: int) -> None:
     """Joins all ranks of the launch.
 
     Tensors on the CPU always use the CPU's backend.
@@ -37,16 +37,16 @@ def init_group(order: LaunchConfig, rank: int) -> None:
         TimeoutError: rank 0 has not opened the store in time.
     """
     stay_on_this_machine()
-    port_file = RunDir(Path(order.run_dir)).rendezvous(order.launch)
+    port_file = RunDir(Path(config.run_dir)).rendezvous(config.launch)
     enter = open_store if rank == 0 else join_store
-    store = enter(port_file, order.world_size, order.address)
-    own = None if order.backend in (None, CPU.backend) else torch.device(order.devices[rank])
+    store = enter(port_file, config.world_size, config.address)
+    own = None if config.backend in (None, CPU.backend) else torch.device(config.devices[rank])
     dist.init_process_group(
-        backend_of(order, rank),
+        backend_of(config, rank),
         store=store,
         rank=rank,
-        world_size=order.world_size,
-        timeout=timedelta(seconds=order.collective_timeout_s),
+        world_size=config.world_size,
+        timeout=timedelta(seconds=config.collective_timeout_s),
         device_id=own,  # connects at once, so that what fails in it fails here, and not in the first step
     )
 
@@ -60,12 +60,12 @@ def stay_on_this_machine() -> None:
         os.environ.setdefault(kind.interface_variable, "lo")
 
 
-def backend_of(order: LaunchConfig, rank: int) -> str:
+def backend_of(config: LaunchConfig, rank: int) -> str:
     """What `init_process_group` takes: `gloo`, or `cpu:gloo,cuda:nccl`."""
-    kind = accelerator_of(order.devices[rank])
-    if order.backend is None or order.backend == CPU.backend:
+    kind = accelerator_of(config.devices[rank])
+    if config.backend is None or config.backend == CPU.backend:
         return CPU.backend
-    return f"{CPU.name}:{CPU.backend},{kind.name}:{order.backend}"
+    return f"{CPU.name}:{CPU.backend},{kind.name}:{config.backend}"
 
 
 def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
@@ -142,6 +142,9 @@ class Peers(Protocol):
     def gather(self, value: float) -> list[float]:
         """Every rank's value, by rank."""
 
+    def gather_text(self, text: str) -> list[str]:
+        """Every rank's text, by rank."""
+
 
 class Alone:
     """One process has no peers."""
@@ -154,6 +157,9 @@ class Alone:
 
     def gather(self, value: float) -> list[float]:
         return [value]
+
+    def gather_text(self, text: str) -> list[str]:
+        return [text]
 
 
 class Group:
@@ -175,3 +181,8 @@ class Group:
         everyone = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, torch.tensor([value], dtype=torch.float64))
         return [float(tensor) for tensor in everyone]
+
+    def gather_text(self, text: str) -> list[str]:
+        everyone = [""] * dist.get_world_size()
+        dist.all_gather_object(everyone, text)
+        return everyone

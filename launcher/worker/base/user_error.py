@@ -13,7 +13,7 @@ from gpurun.launcher.worker.base.failure import is_out_of_memory, text_of
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a user's file."""
 
     file: str
@@ -26,14 +26,16 @@ class Place:
 class UserError(VariantError):
     """The workload is wrong, and its author can fix it."""
 
-    def __init__(self, what: str, *, expected: str, got: str, place: Place | None, frames: str = "") -> None:
+    def __init__(
+        self, what: str, *, expected: str, got: str, place: SourceLine | None, frames: str = ""
+    ) -> None:
         self.place, self.expected, self.got = place, expected, got
         where = f"{place}: " if place else ""
         text = f"{where}{what}\n    expected: {expected}\n    got:      {got}"
         super().__init__(f"{text}\n{frames}".rstrip())
 
 
-def place_of(*objects: Any) -> Place | None:
+def place_of(*objects: Any) -> SourceLine | None:
     """Where the first of the objects that is the user's own is defined: a function, class or instance."""
     for obj in objects:
         place = definition(obj)
@@ -42,7 +44,7 @@ def place_of(*objects: Any) -> Place | None:
     return next((place for obj in objects if (place := definition(obj))), None)
 
 
-def definition(obj: Any) -> Place | None:
+def definition(obj: Any) -> SourceLine | None:
     """Where a function or class (or the class of an instance) is written down; `None` for built-in ones."""
     obj = inspect.unwrap(obj) if callable(obj) else obj
     obj = getattr(obj, "func", obj)  # functools.partial
@@ -51,8 +53,8 @@ def definition(obj: Any) -> Place | None:
     try:
         file = inspect.getsourcefile(obj)
         if file and hasattr(obj, "__code__"):  # asked for at every batch: without reading the file
-            return Place(file, obj.__code__.co_firstlineno)
-        return Place(file, inspect.getsourcelines(obj)[1]) if file else None
+            return SourceLine(file, obj.__code__.co_firstlineno)
+        return SourceLine(file, inspect.getsourcelines(obj)[1]) if file else None
     except (OSError, TypeError):
         return None
 
@@ -62,12 +64,12 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
 
 
-def from_exception(error: BaseException, what: str, expected: str, fallback: Place | None) -> UserError:
+def from_exception(error: BaseException, what: str, expected: str, fallback: SourceLine | None) -> UserError:
     """An exception in a user's code as a `UserError`, with the traceback reduced to their frames."""
     frames = user_frames(error)
-    place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else fallback
+    place = SourceLine(frames[-1].filename, frames[-1].lineno or 0) if frames else fallback
     if isinstance(error, SyntaxError) and error.filename:
-        place = Place(error.filename, error.lineno or 0)
+        place = SourceLine(error.filename, error.lineno or 0)
     got = f"{type(error).__name__}: {text_of(error)}"
     return UserError(
         what, expected=expected, got=got, place=place, frames="".join(traceback.format_list(frames))
@@ -76,7 +78,7 @@ def from_exception(error: BaseException, what: str, expected: str, fallback: Pla
 
 @contextmanager
 def users_code(
-    what: str, expected: str, fallback: Place | Callable[[], Place | None] | None
+    what: str, expected: str, fallback: SourceLine | Callable[[], SourceLine | None] | None
 ) -> Iterator[None]:
     """Turns any exception of the code within into a `UserError`, except running out of memory.
 

@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO
 
 from gpurun.launcher.machine.process_tree import SHIELDED, die_with
 from gpurun.launcher.processes.protocol import StartRequest
-from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlBlock, make_folder, socket_path, stacks_path
+from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlDir, make_directory, socket_name, stacks_name
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 
 FLIGHT_RECORDER_ENTRIES = "2000"
@@ -139,25 +139,24 @@ def make_observable(directory: Path, rank: int) -> None:
     Raises:
         OSError: the directory can't be written.
     """
-    make_folder(directory)
-    # A file of its own: a program may close its stderr, or send it elsewhere.
-    stacks = os.open(
-        stacks_path(directory, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-    )
-    faulthandler.register(STACKS_SIGNAL, file=stacks)
-    if "torch" in sys.modules:
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
-        answer_about_collectives(directory, rank)
-    # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
-    try:
-        _kept.append(ControlBlock(directory, rank, create=True))
-    except OSError as error:
-        if error.errno not in (errno.ENODEV, errno.EINVAL):
-            raise
-        print_to_log(f"{directory}: files can't be shared in memory there, so that stacks can't be shown")
+    make_directory(directory)
+    with ControlDir(directory) as control:
+        # A file of its own: a program may close its stderr, or send it elsewhere.
+        stacks = control.open(stacks_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        faulthandler.register(STACKS_SIGNAL, file=stacks)
+        if "torch" in sys.modules:
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
+            answer_about_collectives(control, rank)
+        # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
+        try:
+            _kept.append(control.block(rank, create=True))
+        except OSError as error:
+            if error.errno not in (errno.ENODEV, errno.EINVAL):
+                raise
+            print_to_log(f"{directory}: files can't be shared in memory there, so that stacks can't be shown")
 
 
-def answer_about_collectives(directory: Path, rank: int) -> None:
+def answer_about_collectives(control: ControlDir, rank: int) -> None:
     """Lets torch answer on a socket, from a thread in C++ that needs no GIL.
 
     Without it, only stacks can be shown: an older torch has no such server, some file systems no sockets.
@@ -166,13 +165,10 @@ def answer_about_collectives(directory: Path, rank: int) -> None:
         from torch._C._distributed_c10d import _WorkerServer
     except ImportError:
         return
-    socket = socket_path(directory, rank)
-    socket.unlink(missing_ok=True)
+    control.remove(socket_name(rank))
     # By way of /proc, since the path of a socket may have 107 bytes only.
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(RuntimeError), quiet_stderr():
-        _kept.append(_WorkerServer(f"/proc/self/fd/{fd}/{socket.name}"))
-    os.close(fd)
+        _kept.append(_WorkerServer(f"/proc/self/fd/{control.fd}/{socket_name(rank)}"))
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ from gpurun.workloads.probes.base import Probe
 def main(argv: Sequence[str]) -> None:
     """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns."""
     rank = int(argv[1])
-    order = read_json(Path(argv[0]), LaunchConfig)
-    journal = Journal(order, rank)
+    config = read_json(Path(argv[0]), LaunchConfig)
+    journal = Journal(config, rank)
     try:
         run_launch(journal)
     except BaseException as error:
@@ -50,8 +50,8 @@ def report_failure(error: BaseException, journal: Journal) -> int:
     try:
         if isinstance(error, MachineError):
             raise error
-        order, rank = journal.order, journal.rank
-        record = record_failure(journal.run, order.launch, rank, journal.variant, journal.stage, error)
+        config, rank = journal.config, journal.rank
+        record = record_failure(journal.run, config.launch, rank, journal.variant, journal.stage, error)
     except MachineError as unwritable:
         print_to_log(str(unwritable))
         return os.EX_IOERR
@@ -64,36 +64,36 @@ def report_failure(error: BaseException, journal: Journal) -> int:
 
 def run_launch(journal: Journal) -> None:
     """Builds the model once, checks the gradients, times all variants, then takes their traces."""
-    order, rank = journal.order, journal.rank
+    config, rank = journal.config, journal.rank
     journal.enter("start")
-    torch.set_num_threads(order.threads)
+    torch.set_num_threads(config.threads)
     peers: Peers = Alone()
-    if order.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
-        init_group(order, rank)
+    if config.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
+        init_group(config, rank)
         peers = Group()
     measure(journal, peers)
-    if order.backend is not None:
+    if config.backend is not None:
         close_group()
 
 
 def measure(journal: Journal, peers: Peers) -> None:
     """All that needs the model, which is freed when this returns: before the process group is closed."""
-    order, rank = journal.order, journal.rank
+    config, rank = journal.config, journal.rank
     journal.enter("build")
-    torch.manual_seed(order.seed)
-    workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
+    torch.manual_seed(config.seed)
+    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
     if isinstance(workload, Probe):
-        site = site_of(order, rank)
+        site = site_of(config, rank)
         ProbeRounds(workload, site, journal, peers, noise=NoiseMeter(), load=load_meter(site.devices)).run()
         journal.enter("done")
         return
-    device = torch.device(order.devices[rank])
-    trainer = Trainer(workload, order, rank)
+    device = torch.device(config.devices[rank])
+    trainer = Trainer(workload, config, rank)
     clock = runtime_of(device).clock(device)
-    journal.order = resolve_balanced(order, trainer, clock, peers, journal)
+    journal.config = resolve_balanced(config, trainer, clock, peers, journal)
     check(trainer, journal)
-    requests = TraceRequests(order, rank, open_block(journal.run, order.launch, rank))
-    TimedRounds(journal.order, trainer, clock, peers, journal, device, requests, load_of(order, rank)).run()
+    requests = TraceRequests(config, rank, open_block(journal.run, config.launch, rank))
+    TimedRounds(journal.config, trainer, clock, peers, journal, device, requests, load_of(config, rank)).run()
     profile(trainer, journal, peers)
     add_code(journal)
     journal.enter("done")
@@ -103,16 +103,16 @@ def measure(journal: Journal, peers: Peers) -> None:
 def add_code(journal: Journal) -> None:
     """Keeps which of the user's files the launch has loaded, by then all of them."""
     if journal.rank == 0:
-        code = code_hashes(journal.order.job_dir)
-        for variant in journal.order.variants:
+        code = code_hashes(journal.config.job_dir)
+        for variant in journal.config.variants:
             journal.add_facts(variant.id, code=code)
 
 
 def check(trainer: Trainer, journal: Journal) -> None:
     """Whether every variant computes the one-device gradient; nothing is timed before that is known."""
-    order = journal.order
+    config = journal.config
     journal.enter("check")
-    for variant in order.variants:
+    for variant in config.variants:
         journal.add_facts(
             variant.id,
             warnings=tuple(model_warnings(trainer)),
@@ -120,9 +120,9 @@ def check(trainer: Trainer, journal: Journal) -> None:
             bytes_per_sample=trainer.trial.bytes_per_sample,
             loss=loss_over(trainer.workload),
         )
-    if not order.gradient_check:
+    if not config.gradient_check:
         return
-    found = check_gradients(trainer, order, journal.rank, lambda variant: journal.enter("check", variant))
+    found = check_gradients(trainer, config, journal.rank, lambda variant: journal.enter("check", variant))
     for variant_id, facts in found.items():
         journal.add_facts(variant_id, **facts)
 

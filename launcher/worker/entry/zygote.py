@@ -14,9 +14,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
+from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE
 from gpurun.launcher.machine.process_tree import (
     SHIELDED,
     become_subreaper,
@@ -39,6 +40,24 @@ from gpurun.launcher.processes.protocol import (
 from gpurun.launcher.worker.entry.forked_rank import run_rank
 
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+@contextlib.contextmanager
+def asking_the_driver() -> Iterator[None]:
+    """Within it, what an extension asks torch at its import does not begin to use CUDA: no fork could then.
+
+    About parts of GPUs torch would ask CUDA all the same: it sees the whole ones instead.
+    Source: torch/cuda/__init__.py, `_nvml_based_avail` and `_device_count_nvml`.
+    """
+    changed = {ASK_THE_DRIVER: os.environ.get(ASK_THE_DRIVER)}
+    os.environ.setdefault(ASK_THE_DRIVER, "1")
+    if os.environ.get(VISIBLE, "").startswith(MIG_PREFIX):
+        changed[VISIBLE] = os.environ.pop(VISIBLE)
+    yield
+    for name, before in changed.items():
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 class ForkServer:
@@ -76,18 +95,13 @@ class ForkServer:
                 send_signal(pid, request.number)
 
     def _preload(self, modules: Iterable[str]) -> None:
-        # What an extension asks torch at its import must not begin to use CUDA: forks could not use it.
-        # Source: torch/cuda/__init__.py, `_nvml_based_avail`.
-        is_own = ASK_THE_DRIVER not in os.environ
-        os.environ.setdefault(ASK_THE_DRIVER, "1")
-        for module in modules:
-            try:
-                importlib.import_module(module)
-            except BaseException as error:
-                self._channel.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
-                raise
-        if is_own:
-            del os.environ[ASK_THE_DRIVER]
+        with asking_the_driver():
+            for module in modules:
+                try:
+                    importlib.import_module(module)
+                except BaseException as error:
+                    self._channel.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
+                    raise
 
     def _fork(self, request: StartRequest) -> None:
         # What exists now is shared by all ranks and stays: the garbage collector needn't visit it, and so

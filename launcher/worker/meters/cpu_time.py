@@ -65,7 +65,8 @@ def _computing() -> list[str]:
 def _communicates(thread: str) -> bool:
     try:
         with open(f"/proc/self/task/{thread}/comm") as file:
-            return any(word in file.read() for word in COMMUNICATING)
+            name = file.read().casefold()  # torch's `pt_nccl_watchdg`, NCCL's own `NCCL Progress 0`
+            return any(word in name for word in COMMUNICATING)
     except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
         return False
 
@@ -112,9 +113,13 @@ class BlockNoise:
     """In the run queue, in the mean step."""
     others_ns: int | None = None
     """CPU time of other processes on this rank's cores, in the mean step; of one block it may be negative."""
+    cpu_ns: int | None = None
+    """CPU time of all threads of this rank, in the mean step."""
 
 
 QUIET = BlockNoise()
+Reading = tuple[Mapping[str, int] | None, int | None, int]
+"""`waited_ns`, `others_ns`, and the CPU time of this process."""
 
 
 @dataclass
@@ -129,18 +134,28 @@ class NoiseMeter:
     """By thread."""
     others_ns: int | None = 0
     known: bool = True
+    cpu_ns: int = 0
 
     def clear(self) -> None:
         """A block begins."""
-        self.queue_ns, self.others_ns, self.known = Counter(), 0, True
+        self.queue_ns, self.others_ns, self.known, self.cpu_ns = Counter(), 0, True, 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Counts what happens within it."""
-        before_ns, others_before_ns = self.read_ns(), self.read_others_ns()
+        before = self.read()
         yield
-        after_ns, others_after_ns = self.read_ns(), self.read_others_ns()
-        self.others_ns = _advanced(self.others_ns, others_before_ns, others_after_ns)
+        self.add(before, self.read())
+
+    def read(self) -> Reading:
+        """What has been counted since the process began."""
+        return self.read_ns(), self.read_others_ns(), time.process_time_ns()
+
+    def add(self, before: Reading, after: Reading) -> None:
+        """Counts what happened between two readings."""
+        before_ns, after_ns = before[0], after[0]
+        self.cpu_ns += after[2] - before[2]
+        self.others_ns = _advanced(self.others_ns, before[1], after[1])
         if before_ns is None or after_ns is None:
             self.known = False
         else:
@@ -153,7 +168,7 @@ class NoiseMeter:
         known = self.known and not self.is_limited()
         queue_ns = longest_ns // num_steps if known else None
         others_ns = None if self.others_ns is None else round(self.others_ns / num_steps)
-        return BlockNoise(queue_ns, others_ns)
+        return BlockNoise(queue_ns, others_ns, self.cpu_ns // num_steps)
 
 
 def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None) -> int | None:

@@ -7,31 +7,32 @@ from torch.autograd.profiler import record_function
 from torch.profiler import profile
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.control import ControlBlock
+from gpurun.launcher.rundir.control import ControlBlock, ControlDir, capture_name
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import CaptureRequest, ProfileConfig
 from gpurun.launcher.worker.base.exit import print_to_log
-from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
+from gpurun.launcher.worker.profiling.profiler import export, new_profiler, stop, synchronize
 
 
 def open_block(run: RunDir, launch: str, rank: int) -> ControlBlock | None:
     """This rank's control block; `None` where the command didn't create one."""
     try:
-        return ControlBlock(run.control(launch), rank)
+        with ControlDir(run.control(launch)) as control:
+            return control.block(rank)
     except OSError:
         return None
 
 
 def read_request(run: RunDir, launch: str, number: int) -> CaptureRequest:
     """Request number `number`, which is written before the bell rings."""
-    return read_json(run.capture_request(launch, number), CaptureRequest)
+    return read_json(run.control(launch) / capture_name(number), CaptureRequest)
 
 
 def trace_path(run: RunDir, launch: str, number: int, rank: int) -> Path:
     return run.capture(launch, number) / f"rank{rank}.pt.trace.json.gz"
 
 
-def profile_order(request: CaptureRequest) -> ProfileConfig:
+def profile_config(request: CaptureRequest) -> ProfileConfig:
     return ProfileConfig(request.steps, ranks=request.ranks)
 
 
@@ -75,7 +76,7 @@ class StepCapture:
         if request.ranks is not None and self.rank not in request.ranks:
             self._request = None
         elif self.block.steps >= request.first_step:
-            self._profiler = new_profiler(profile_order(request), all_threads=False)
+            self._profiler = new_profiler(profile_config(request), all_threads=False)
             self._profiler.start()
             self._recorded = 0
             self._enter_step()
@@ -88,7 +89,7 @@ class StepCapture:
             self._enter_step()
             return
         synchronize()  # the GPU may lag behind by several steps
-        profiler.stop()
+        stop(profiler.stop)
         path = trace_path(self.run, self.launch, self._request.number, self.rank)
         try:
             export(profiler.export_chrome_trace, path)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from torch._C._profiler import _ExperimentalConfig
@@ -10,7 +10,8 @@ from torch.profiler import profile, record_function
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.records import ProfileConfig
-from gpurun.launcher.worker.accelerators.runtime import available_runtime
+from gpurun.launcher.worker.accelerators.runtime import used_runtime
+from gpurun.launcher.worker.profiling.recorded_calls import CallProfile
 
 MAX_ALLOCATIONS = 1_000_000
 """Of a snapshot; older ones are forgotten."""
@@ -18,20 +19,20 @@ MAX_ALLOCATIONS = 1_000_000
 
 def capture(
     run_one_step: Callable[[], None],
-    order: ProfileConfig,
+    config: ProfileConfig,
     path: Path,
     *,
     align: Callable[[], None] = lambda: None,
     all_threads: bool = False,
     snapshot: Path | None = None,
 ) -> None:
-    """Writes a gzipped Kineto trace of `order.steps` steps to `path`, each marked as `ProfilerStep#N`.
+    """Writes a gzipped Kineto trace of `config.steps` steps to `path`, each marked as `ProfilerStep#N`.
 
     Before them it runs one more step, in which the profiler starts.
 
     Args:
         run_one_step: one optimizer step; its work on a GPU may still be under way when it returns.
-        order: what to record.
+        config: what to record.
         path: replaced in one step when the trace is complete.
         align: called before the first step that is recorded. The profiler takes longer to start on some ranks
             than on others: without a barrier the first step would show that as waiting.
@@ -41,7 +42,7 @@ def capture(
     Raises:
         MachineError: the trace can't be written.
     """
-    profiler = new_profiler(order, all_threads)
+    profiler = new_profiler(config, all_threads)
     profiler.prepare_trace()
     run_one_step()
     synchronize()
@@ -49,11 +50,11 @@ def capture(
     align()
     # By hand rather than by the profiler's schedule: its first step begins before the ranks are aligned.
     with memory_history(snapshot):
-        for number in range(1, order.steps + 1):
+        for number in range(1, config.steps + 1):
             with record_function(f"ProfilerStep#{number}"):
                 run_one_step()
         synchronize()  # not after each step: the host runs ahead of the GPU here as it does in timed steps
-    profiler.stop_trace()
+    stop(profiler.stop_trace)
     export(profiler.export_chrome_trace, path)
 
 
@@ -65,22 +66,35 @@ def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable
         run_one_step()
 
 
-def new_profiler(order: ProfileConfig, all_threads: bool) -> profile:
-    return profile(
-        activities=available_runtime().activities,
-        record_shapes=order.shapes,
-        profile_memory=order.memory,
-        with_stack=order.stacks or order.modules,  # modules are recorded as a part of Python's stacks
-        with_modules=order.modules,
+def new_profiler(config: ProfileConfig, all_threads: bool) -> profile:
+    return CallProfile(
+        activities=used_runtime().activities,
+        record_shapes=config.shapes,
+        profile_memory=config.memory,
+        with_stack=config.stacks or config.modules,  # modules are recorded as a part of Python's stacks
+        with_modules=config.modules,
         experimental_config=_ExperimentalConfig(profile_all_threads=all_threads),
     )
 
 
 def synchronize() -> None:
     """Waits for every GPU that this process uses; a program need not have made its own the current one."""
-    runtime = available_runtime()
+    runtime = used_runtime()
     for device in runtime.used_devices():
         runtime.synchronize(device)
+
+
+def stop(end: Callable[[], object]) -> None:
+    """Ends a trace by `end`, with a device of this process as the current one.
+
+    torch waits for the current device then. In a program that never called `set_device` that is the first
+    GPU, on which every rank would get a context. Source: torch/autograd/profiler.py, `profile.__exit__`.
+    """
+    runtime = used_runtime()
+    with ExitStack() as stack:
+        for device in runtime.used_devices()[:1]:
+            stack.enter_context(runtime.current(device))
+        end()
 
 
 @contextmanager
@@ -89,7 +103,7 @@ def memory_history(snapshot: Path | None) -> Iterator[None]:
     if snapshot is None:
         yield
         return
-    with available_runtime().memory_history(MAX_ALLOCATIONS) as dump:
+    with used_runtime().memory_history(MAX_ALLOCATIONS) as dump:
         yield
         if dump is not None:
             export(dump, snapshot)

@@ -11,18 +11,18 @@ from torch.profiler import record_function
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.worker.base.exit import print_to_log
-from gpurun.launcher.worker.profiling.profiler import export, new_profiler, synchronize
+from gpurun.launcher.worker.profiling.profiler import export, new_profiler, stop, synchronize
 
 
 @dataclass
 class StepTracer:
-    """Records `order.steps` steps from step number `first` on; called at the end of every step.
+    """Records `config.steps` steps from step number `first` on; called at the end of every step.
 
     The profiler starts up in the step before them, and the trace is written by a thread after them. None of
     these steps is timed.
     """
 
-    order: ProfileConfig
+    config: ProfileConfig
     path: Path
     first: int
     new_profiler: Callable[[], Any] | None = None
@@ -53,10 +53,10 @@ class StepTracer:
             self._profiler.start_trace()
         elif position > 0:
             self._annotation.__exit__(None, None, None)
-        if 0 <= position < self.order.steps:
+        if 0 <= position < self.config.steps:
             self._annotation = record_function(f"ProfilerStep#{position + 1}")
             self._annotation.__enter__()
-        elif position >= self.order.steps:
+        elif position >= self.config.steps:
             self._finish()
         return True
 
@@ -67,13 +67,13 @@ class StepTracer:
         self.done = True
 
     def _prepare(self) -> None:
-        self._profiler = self.new_profiler() if self.new_profiler else new_profiler(self.order, False)
+        self._profiler = self.new_profiler() if self.new_profiler else new_profiler(self.config, False)
         self._profiler.prepare_trace()
         synchronize()
 
     def _finish(self) -> None:
         synchronize()  # the GPU may lag behind by several steps
-        self._profiler.stop_trace()
+        stop(self._profiler.stop_trace)
         self.done = True
         self._writer = threading.Thread(target=self._write, name="gpurun-trace", daemon=True)
         self._writer.start()

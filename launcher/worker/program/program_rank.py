@@ -33,7 +33,7 @@ NO_STEPS = (
 class ProgramRank:
     """One rank of a program's launch."""
 
-    order: ProgramConfig
+    config: ProgramConfig
     rank: int
     run: RunDir
     recorder: StepRecorder
@@ -42,10 +42,10 @@ class ProgramRank:
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
         try:
-            if self.order.module is not None:
-                run_module(self.order.module, self.order.args)
+            if self.config.module is not None:
+                run_module(self.config.module, self.config.args)
             else:
-                run_script(self.order.script or "", self.order.args)
+                run_script(self.config.script or "", self.config.args)
         except BaseException as error:
             if os.getpid() != self.pid:
                 raise  # a child of the program ends as under Python itself
@@ -58,7 +58,7 @@ class ProgramRank:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return 0
         try:
-            record_failure(self.run, self.order.launch, self.rank, self.order.variant, "run", error)
+            record_failure(self.run, self.config.launch, self.rank, self.config.variant, "run", error)
         except MachineError as unwritable:
             print_to_log(str(unwritable))
         if isinstance(error, SystemExit):
@@ -70,8 +70,8 @@ class ProgramRank:
         """Writes the last steps and the warnings about them."""
         self.recorder.close(wait=code == 0)
         if self.rank == 0:
-            facts = {self.order.variant: self.facts()}
-            write_json(self.run.launch_facts(self.order.launch), facts)
+            facts = {self.config.variant: self.facts()}
+            write_json(self.run.launch_facts(self.config.launch), facts)
 
     def facts(self) -> VariantFacts:
         """Warnings about what was recorded."""
@@ -80,34 +80,34 @@ class ProgramRank:
         if steps.count == 0:
             warnings.append(NO_STEPS)
         elif steps.num_timed and tracer is not None and not tracer.written:
-            last = tracer.first + tracer.order.steps
+            last = tracer.first + tracer.config.steps
             warnings.append(
                 f"no trace: it covers steps {tracer.first + 1} to {last}, and the program must run one more"
             )
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
-        code = code_hashes(self.order.job_dir)
+        code = code_hashes(self.config.job_dir)
         untimed = (
-            only_warmup_text(steps.count, self.order.warmup) if steps.count > steps.num_timed == 0 else None
+            only_warmup_text(steps.count, self.config.warmup) if steps.count > steps.num_timed == 0 else None
         )
         return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, untimed=untimed, code=code)
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns."""
-    order, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
-    run = RunDir(Path(order.run_dir))
-    join_launch(order, run)
+    config, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
+    run = RunDir(Path(config.run_dir))
+    join_launch(config, run)
     set_threads()
-    seed(order.seed)
-    capture = StepCapture(run, order.launch, rank, open_block(run, order.launch, rank))
-    recorder = StepRecorder(order, rank, run, tracer=tracer_for(order, rank, run), capture=capture)
+    seed(config.seed)
+    capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
+    recorder = StepRecorder(config, rank, run, tracer=tracer_for(config, rank, run), capture=capture)
     hooks = watch_steps(recorder)
     # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
     keep_groups_alive()
     recorder.report_progress()
-    program = ProgramRank(order, rank, run, recorder, os.getpid())
+    program = ProgramRank(config, rank, run, recorder, os.getpid())
     code = program.execute()
     hooks.close()
     try:
@@ -119,9 +119,9 @@ def main(argv: Sequence[str]) -> None:
     finish(code)
 
 
-def join_launch(order: ProgramConfig, run: RunDir) -> None:
+def join_launch(config: ProgramConfig, run: RunDir) -> None:
     """What `init_process_group` finds in the environment: the port of the launch's store."""
-    os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(order.launch)))
+    os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(config.launch)))
     stay_on_this_machine()
     os.environ.pop("OPENBLAS_NUM_THREADS", None)  # meant for the server
 
@@ -143,9 +143,9 @@ def seed(value: int | None) -> None:
         sys.modules["numpy"].random.seed(value % 2**32)
 
 
-def tracer_for(order: ProgramConfig, rank: int, run: RunDir) -> StepTracer | None:
+def tracer_for(config: ProgramConfig, rank: int, run: RunDir) -> StepTracer | None:
     """The tracer of this rank, if it is to have a trace."""
-    wanted = order.profile
+    wanted = config.profile
     if wanted is None or not wanted.steps or (wanted.ranks is not None and rank not in wanted.ranks):
         return None
-    return StepTracer(wanted, run.trace(order.variant, rank), first_traced_step(order.warmup))
+    return StepTracer(wanted, run.trace(config.variant, rank), first_traced_step(config.warmup))

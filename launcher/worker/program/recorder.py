@@ -5,7 +5,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec
 
 import torch
@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecor
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.exit import print_to_log
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.on_request import StepCapture
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
@@ -58,7 +59,7 @@ class StepRecorder:
     Every call of a method is a few µs of the program's time; what takes longer waits for `flush`.
     """
 
-    order: ProgramConfig
+    config: ProgramConfig
     rank: int
     run: RunDir
     tracer: StepTracer | None = None
@@ -68,6 +69,7 @@ class StepRecorder:
     """Chosen at the first step, when it is known whether the program uses CUDA."""
     calls: int = 0
     """Of any optimizer."""
+    noise: NoiseMeter = field(default_factory=NoiseMeter)
     classifier: Classifier = field(init=False)
     _boundary: StepBoundary = field(default_factory=StepBoundary)
     _device: torch.device | None = None
@@ -85,7 +87,8 @@ class StepRecorder:
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        self.classifier = Classifier(self.order.launch, self.order.warmup)
+        self._read = self.noise.read()
+        self.classifier = Classifier(self.config.launch, self.config.warmup)
 
     @harmless
     def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
@@ -120,15 +123,35 @@ class StepRecorder:
 
     def flush(self) -> None:
         """Writes the steps whose times are known by now."""
-        records = self._records()
-        self._flushed_ns = time.perf_counter_ns()
+        records = self._with_noise(self._records())
         if not records:
             return
         try:
-            append_lines(self.run.steps(self.order.variant, self.rank), records)
+            append_lines(self.run.steps(self.config.variant, self.rank), records)
             self.report_progress()
         except MachineError as error:
             self.stop(error)
+
+    def _with_noise(self, records: list[StepRecord]) -> list[StepRecord]:
+        """The steps since the last flush, with what of their time the rank waited for a core."""
+        lasted_ns, self._flushed_ns = (now := time.perf_counter_ns()) - self._flushed_ns, now
+        before, self._read = self._read, self.noise.read()
+        self.noise.clear()
+        self.noise.add(before, self._read)
+        found = self.noise.per_step(1)
+
+        def of_step(total_ns: int | None, step_ns: int) -> int | None:
+            return None if total_ns is None else round(total_ns * step_ns / max(lasted_ns, 1))
+
+        return [
+            replace(
+                one,
+                queue_ns=of_step(found.queue_ns, one.step_ns),
+                others_ns=of_step(found.others_ns, one.step_ns),
+                cpu_ns=of_step(found.cpu_ns, one.step_ns),
+            )
+            for one in records
+        ]
 
     def stop(self, error: Exception) -> None:
         """Records nothing more; the program continues, since its results matter more."""
@@ -139,8 +162,8 @@ class StepRecorder:
     def report_progress(self) -> None:
         """Rank 0 writes how many steps have ended."""
         if self.rank == 0:
-            event = Event.now("run", self.order.variant, self._num_ended)
-            append_lines(self.run.events(self.order.launch), [event])
+            event = Event.now("run", self.config.variant, self._num_ended)
+            append_lines(self.run.events(self.config.launch), [event])
 
     def close(self, wait: bool) -> None:
         """Writes the remaining steps.

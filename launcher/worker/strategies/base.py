@@ -31,6 +31,9 @@ class Strategy(Protocol):
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         """Forward and backward within it leave their gradients on this rank, if `active`."""
 
+    def alone(self) -> AbstractContextManager[object]:
+        """Forward and backward within it communicate with no other rank."""
+
     def skip(self) -> torch.Tensor:
         """What a rank without samples adds to the loss: zero."""
 

@@ -45,8 +45,11 @@ class Replica:
         return list(torch.autograd.grad(outputs, self.parameters, output_grads, allow_unused=True))
 
 
-class Apply(torch.autograd.Function):
-    """Runs the replicas; its backward pass runs theirs, and adds up what they give in their order."""
+class DataParallelReplicas(torch.autograd.Function):
+    """Runs the replicas; its backward pass runs theirs, and adds up what they give in their order.
+
+    Traces show it by its name around all that the replicas do; `trace/kineto/classify.py` knows that name.
+    """
 
     @staticmethod
     def forward(ctx: Any, replicas: list[Replica], *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -111,7 +114,7 @@ def apply(replicas: list[Replica], parameters: Sequence[nn.Parameter]) -> list[T
     if not torch.is_grad_enabled():
         run_replicas([(replica.index, replica.run) for replica in replicas])
         return [replica.outputs for replica in replicas]
-    tensors = iter(Apply.apply(replicas, *parameters))  # type: ignore[no-untyped-call]
+    tensors = iter(DataParallelReplicas.apply(replicas, *parameters))  # type: ignore[no-untyped-call]
     return [with_tensors(replica.outputs, tensors) for replica in replicas]
 
 

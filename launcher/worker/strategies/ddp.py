@@ -1,7 +1,7 @@
 """DistributedDataParallel: one process per device, gradients averaged while they are computed."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -81,6 +81,17 @@ class Ddp:
 
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return self.model.no_sync() if active else nullcontext()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        # `no_sync` alone leaves a broadcast of the buffers in the first forward after a synchronized step.
+        # Source: torch/nn/parallel/distributed.py, `will_sync_module_buffers`.
+        before, self.model.require_forward_param_sync = self.model.require_forward_param_sync, False
+        try:
+            with self.model.no_sync():
+                yield
+        finally:
+            self.model.require_forward_param_sync = before
 
     def skip(self) -> torch.Tensor:
         zero: torch.Tensor = self.model(None)

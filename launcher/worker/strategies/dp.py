@@ -1,7 +1,6 @@
 """DataParallel: one process owns all devices."""
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,13 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, parallel_apply
-from torch.nn.parallel._functions import Scatter
+from torch.nn.parallel._functions import Gather, Scatter
 
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
-from gpurun.launcher.worker.base.nested import Tree, map_tensors, split_rows, tensors_of, with_tensors
+from gpurun.launcher.worker.base.nested import (
+    Tree,
+    at_least_vector,
+    join_columns,
+    map_tensors,
+    split_rows,
+    tensors_of,
+    with_tensors,
+)
 from gpurun.launcher.worker.strategies.cpu_parallel import (
     CpuDataParallel,
     Replica,
@@ -60,6 +67,16 @@ class StockDataParallel(DataParallel[nn.Module]):
         state = ThreadState.current()
         calls: list[Any] = [partial(call_replica, replicas[i], state, i) for i in used]
         return parallel_apply(calls, [inputs[i] for i in used], None, [self.device_ids[i] for i in used])
+
+    def gather(self, outputs: Sequence[Tree], output_device: int | torch.device) -> Tree:
+        """The samples of all outputs in one, on the first device; any tree will do, as on the CPU."""
+        return join_columns(outputs, partial(gather_tensors, output_device))
+
+
+def gather_tensors(device: int | torch.device, tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenated along dimension 0 on `device`, by the copies that torch's class makes."""
+    gathered: Tensor = Gather.apply(device, 0, *map(at_least_vector, tensors))  # type: ignore[no-untyped-call]
+    return gathered
 
 
 def stock(model: nn.Module, devices: Sequence[torch.device]) -> StockDataParallel:
@@ -138,14 +155,15 @@ def timed_ms(replica: Replica, device: torch.device) -> float:
     Kernels of the model's own, and tensors that it makes by the kind of device, go to the current device.
     """
     runtime = runtime_of(device)
+    clock = runtime.clock(device)
     try:
         with runtime.current(device):
-            runtime.synchronize(device)
-            start_ns = time.perf_counter_ns()
+            clock.start()
             replica.run()
             replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
-            runtime.synchronize(device)
-            return (time.perf_counter_ns() - start_ns) / 1e6
+            clock.end_step()
+            (timing,) = clock.read()
+            return timing.step_ns / 1e6
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return math.inf

@@ -19,6 +19,9 @@ class OneProcess:
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def alone(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def skip(self) -> torch.Tensor:
         raise AssertionError("one process has all samples")
 

@@ -40,26 +40,26 @@ class Devices(Protocol):
 
 
 def resolve_balanced(
-    order: LaunchConfig, trainer: Trainer, clock: Clock, peers: Peers, journal: Journal
+    config: LaunchConfig, trainer: Trainer, clock: Clock, peers: Peers, journal: Journal
 ) -> LaunchConfig:
-    """The order with every `balanced` split as samples; how they were found is kept in the run directory.
+    """The config with every `balanced` split as samples; how they were found is kept in the run directory.
 
     Weights and optimizer are as before afterwards.
 
     Raises:
         MemoryError: the devices can't hold the batch.
     """
-    if all(variant.balance is None for variant in order.variants):
-        return order
+    if all(variant.balance is None for variant in config.variants):
+        return config
     state = trainer.save_state()
-    variants = tuple(resolve(variant, order, trainer, clock, peers, journal) for variant in order.variants)
+    variants = tuple(resolve(variant, config, trainer, clock, peers, journal) for variant in config.variants)
     trainer.restore_state(state)
-    return replace(order, variants=variants)
+    return replace(config, variants=variants)
 
 
 def resolve(
     variant: VariantConfig,
-    order: LaunchConfig,
+    config: LaunchConfig,
     trainer: Trainer,
     clock: Clock,
     peers: Peers,
@@ -70,7 +70,7 @@ def resolve(
         return variant
     devices: Devices = (
         Replicas(variant, trainer, clock)
-        if STRATEGIES[order.strategy].has_replicas
+        if STRATEGIES[config.strategy].has_replicas
         else Ranks(variant, trainer, clock, peers)
     )
     dataset = trainer.workload.dataset
@@ -80,7 +80,7 @@ def resolve(
         minimum=variant.balance.minimum,
         caps=variant.balance.caps,
         most=UNBOUNDED if dataset is None else len(dataset),
-        seed=f"{order.draw}/{order.launch}/{variant.id}",
+        seed=f"{config.draw}/{config.launch}/{variant.id}",
     )
     curves, split = calibration.run()
     overhead_ms = measure_overhead_ms(devices, split, predict(curves, split).compute_ms)
@@ -128,11 +128,13 @@ class Ranks:
     def timed_ms(self, split: Split, num_steps: int, sync: bool) -> float:
         """This rank's mean step, from a start that all ranks share.
 
+        With `sync` after one step more, since in training a rank begins where its own last step ended.
         Memory that runs out must not keep a rank from the barrier, nor, without `sync`, from anything else.
         """
         timings: list[StepTiming] | None = None
+        lead = int(sync)
         try:
-            inputs = step_inputs(self.trainer, replace(self.variant, split=split), num_steps)
+            inputs = step_inputs(self.trainer, replace(self.variant, split=split), lead + num_steps)
         except (RuntimeError, MemoryError) as error:
             if sync:
                 raise
@@ -147,7 +149,7 @@ class Ranks:
             check_memory(error)
         if timings is None:
             release(self.trainer)
-        return mean_ms(timings) if timings else math.inf
+        return mean_ms(timings[lead:]) if timings else math.inf
 
 
 class Replicas:
@@ -197,5 +199,5 @@ def check_memory(error: BaseException) -> None:
 
 def release(trainer: Trainer) -> None:
     """Frees what a step that ran out of memory left behind."""
-    trainer.model.zero_grad(set_to_none=True)
+    trainer.abandon_step()
     runtime_of(trainer.device).release_memory()

@@ -4,6 +4,7 @@ Sample k of step s is the same whatever the strategy and the split: every rank d
 the global order of the dataset, and takes its part.
 """
 
+import gc
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
+from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.images import ImageFolder
 
@@ -127,6 +128,20 @@ def pixel_by_pixel(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
+def pinned(tensor: Tensor) -> Tensor:
+    """A copy in page-locked memory, without the gaps that a slice has.
+
+    `Tensor.pin_memory` keeps the gaps, and what has gaps is copied to pageable memory first, then to the GPU.
+    Source: aten/src/ATen/native/cuda/Copy.cu, `copy_requires_temporaries`.
+    """
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+
+
+def collated(layout: Layout, samples: Sequence[Any]) -> Any:
+    """A batch as the model needs it, before the DataLoader pins it: a later copy would not be pinned."""
+    return layout.arranged(default_collate(list(samples)))
+
+
 @dataclass(frozen=True)
 class BatchSource:
     """Draws the global batch by the workload's `batch` function, outside the step."""
@@ -168,7 +183,7 @@ class BatchSource:
         used = [(start, stop) for start, stop in rows if stop > start]
         parts = [join_rows([take_rows(tree, *pair) for pair in used]) for tree in (inputs, targets)]
         if self.layout.pin:
-            parts = [map_tensors(lambda tensor: tensor.pin_memory(), part) for part in parts]
+            parts = [map_tensors(pinned, part) for part in parts]
         chunks = tuple(stop - start for start, stop in rows)
         count = count_targets(self.workload, parts[1], sum(chunks))
         return MicroBatch(parts[0], parts[1], chunks, count)
@@ -229,15 +244,18 @@ class DatasetSource:
         self.workload, self.layout = workload, layout
         self.place = place_of(workload.dataset)  # once: `inspect` takes milliseconds
         self.feed = IndexFeed(len(workload.dataset), seed, layout.devices)
+        self.collate = partial(collated, layout)
         self.loader: DataLoader[Any] = DataLoader(
             workload.dataset,
             batch_sampler=self.feed,
             num_workers=workload.num_workers,
             persistent_workers=workload.num_workers > 0,
+            collate_fn=self.collate,
             pin_memory=layout.pin,
             generator=torch.Generator().manual_seed(seed),  # else each pass draws from the model's generator
         )
         self.batches: Iterator[Any] = iter(())
+        self.has_workers = False
         self.prepared: tuple[str, int] | None = None
         self.loaded: tuple[str, int] | None = None
 
@@ -258,8 +276,19 @@ class DatasetSource:
         check_dataset_size(self.workload, sum(variant.split))
         self.feed.variant, self.feed.step = variant, step
         has_samples = any(variant.split[device] for device in self.layout.devices)
-        self.batches = iter(self.loader) if has_samples else iter(())
+        self.batches = self.read_on() if has_samples else iter(())
         self.prepared = self.loaded = (variant.id, step - 1)
+
+    def read_on(self) -> Iterator[Any]:
+        """Batches from the feed's step on; the first call starts the loader's processes.
+
+        Garbage that they were forked with, and would collect, may hold tensors and events of a GPU: their
+        destructors use CUDA, which no forked process may.
+        """
+        if not self.has_workers:
+            gc.collect()
+            self.has_workers = True
+        return iter(self.loader)
 
     def load(self, variant: VariantConfig, step: int) -> LoadedStep:
         """Reads the step's micro-batches; in another order it may take longer, but gives the same."""
@@ -277,14 +306,13 @@ class DatasetSource:
         check_dataset_size(self.workload, num_samples)
         dataset = self.workload.dataset
         with users_code("the dataset can't be read", "(input, target) samples", place_of(dataset)):
-            batch = default_collate([dataset[i] for i in self.feed.global_indices(num_samples, step)])
+            batch = self.collate([dataset[i] for i in self.feed.global_indices(num_samples, step)])
         micro = self.micro_batch(batch, (num_samples,))
         return LoadedStep((micro,), micro.count)
 
     def micro_batch(self, batch: Any, chunks: tuple[int, ...]) -> MicroBatch:
         size = sum(chunks)
         inputs, targets = checked_batch(batch, size, "a batch of the dataset", self.place)
-        inputs, targets = self.layout.arranged(inputs), self.layout.arranged(targets)
         return MicroBatch(inputs, targets, chunks, count_targets(self.workload, targets, size))
 
 
@@ -301,7 +329,7 @@ def count_targets(workload: Workload, targets: Tree, num_samples: int) -> int:
         return int(workload.count(targets))
 
 
-def checked_batch(batch: Any, size: int, what: str, place: Place | None) -> tuple[Tree, Tree]:
+def checked_batch(batch: Any, size: int, what: str, place: SourceLine | None) -> tuple[Tree, Tree]:
     """`batch`, if it is a pair of trees of CPU tensors with `size` samples each.
 
     Raises:

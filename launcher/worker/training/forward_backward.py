@@ -5,6 +5,7 @@ DDP averages over ranks: it gives (1/W)·Σᵢ gᵢ. The gradient of the loss ov
 W. One process that owns all devices has nothing averaged over ranks: W is 1 there.
 """
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -66,22 +67,34 @@ def forward_backward(
     Ranks synchronize in the backward pass of the last micro-batch, once however many each has; with `sync`
     false they don't. A rank without samples contributes a zero.
     """
-    total = strategy.total(sum(m.count for m in step.micro_batches)) if step.total is None else step.total
+    total = total_count(strategy, step, sync)
     if not step.micro_batches:
-        with strategy.accumulating(not sync):
+        with communication(strategy, sync, is_last=True):
             scaler.scale(strategy.skip()).backward()  # type: ignore[no-untyped-call]
         clock.mark("backward")
     for micro in step.micro_batches:
         weight = loss_weight(workload.reduction, micro.count, total, strategy.world_size)
         inputs, targets = to_device(micro, strategy.device, clock)
-        is_last = micro is step.micro_batches[-1]
-        with strategy.accumulating(not (sync and is_last)):
+        with communication(strategy, sync, micro is step.micro_batches[-1]):
             with precision.autocast(strategy.device):
                 outputs = strategy.forward(inputs, micro.chunks)
                 loss = weighted_loss(workload, outputs, targets, weight)
             clock.mark("forward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             clock.mark("backward")
+
+
+def total_count(strategy: Strategy, step: LoadedStep, sync: bool) -> int:
+    """Over how many the step's loss averages; without `sync`, as if all ranks had as many as this one."""
+    if step.total is not None:
+        return step.total
+    own = sum(micro.count for micro in step.micro_batches)
+    return strategy.total(own) if sync else strategy.world_size * own
+
+
+def communication(strategy: Strategy, sync: bool, is_last: bool) -> AbstractContextManager[object]:
+    """How a micro-batch's forward and backward communicate: all ranks average in the last one of a step."""
+    return strategy.accumulating(not is_last) if sync else strategy.alone()
 
 
 def to_device(micro: MicroBatch, device: torch.device, clock: PhaseClock) -> tuple[Tree, Tree]:

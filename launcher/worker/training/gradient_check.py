@@ -22,6 +22,8 @@ BATCH_NORM = (
     "the model has BatchNorm, whose statistics are those of each device's own samples: "
     "its gradient depends on the split"
 )
+OF_THE_MODEL = ("BatchNorm", "dropout or another layer that draws random numbers")
+"""Reasons why no two ways to run the model have one gradient, an even split and one device included."""
 
 Gradient = Mapping[str, Tensor]
 
@@ -40,22 +42,22 @@ class Reference:
 
 def check_gradients(
     trainer: Trainer,
-    order: LaunchConfig,
+    config: LaunchConfig,
     rank: int,
     enter: Callable[[str], None] = lambda variant_id: None,
 ) -> dict[str, dict[str, Any]]:
-    """By variant id, the fields of `VariantFacts` that the check finds: error, reference and warnings.
+    """By variant id, the fields of `VariantFacts` that the check finds.
 
     All ranks call it, and get the same. Weights, buffers and random state are as before afterwards.
 
     Args:
         trainer: of this rank.
-        order: whose variants are checked.
+        config: whose variants are checked.
         rank: of this process.
         enter: called with the id of each variant before its step.
     """
     # Where one of the variants must serve as the reference, it is the baseline.
-    variants = sorted(order.variants, key=lambda variant: variant.id != order.baseline)
+    variants = sorted(config.variants, key=lambda variant: variant.id != config.baseline)
     by_batch: dict[int, list[VariantConfig]] = {}
     for variant in variants:
         by_batch.setdefault(sum(variant.split), []).append(variant)
@@ -132,28 +134,32 @@ def relative_error(gradient: Gradient, reference: Gradient) -> float:
 
 
 def facts(trainer: Trainer, error: float | None, reference: Reference, variant_id: str) -> dict[str, Any]:
-    """What the check says about one variant; an error that is no number becomes a warning."""
+    """What the check says about one variant; an error that is no number is in the warning only."""
     is_reference = reference.name == variant_id
     return {
         "gradient_error": error if error is not None and math.isfinite(error) else None,
         "gradient_reference": None if is_reference else reference.name,
-        "warnings": tuple(warnings(trainer, error, reference)),
+        **warnings(trainer, error, reference),
     }
 
 
-def warnings(trainer: Trainer, error: float | None, reference: Reference) -> list[str]:
-    """What a person should know before believing that the variants train alike."""
+def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dict[str, Any]:
+    """What a person should know before believing that the variants train alike: `gradient_warning` where
+    they don't, `warnings` where that is how the model is, split or not."""
     found = model_warnings(trainer)
     if reference.name != ONE_DEVICE:
         found.append("one device can't hold the whole batch: gradients are compared between variants only")
     limit = trainer.precision.max_gradient_error
-    if error is not None and not error <= limit:  # NaN is not ≤ anything
-        reason = likely_reason(trainer, error, reference)
-        found.append(
-            f"the gradient differs from that of {reference.name} by {error:.2g} (relative), more than "
-            f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
-        )
-    return found
+    if error is None or error <= limit:  # NaN is not ≤ anything
+        return {"gradient_warning": None, "warnings": tuple(found)}
+    reason = likely_reason(trainer, error, reference)
+    text = (
+        f"the gradient differs from that of {reference.name} by {error:.2g} (relative), more than "
+        f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
+    )
+    if reason in OF_THE_MODEL:
+        return {"gradient_warning": None, "warnings": (*found, text)}
+    return {"gradient_warning": text, "warnings": tuple(found)}
 
 
 def model_warnings(trainer: Trainer) -> list[str]:
@@ -184,9 +190,9 @@ def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:
     if trainer.batch_warning:
         return "a `batch` that doesn't draw from its generator alone"
     if has_batch_norm(trainer.model):
-        return "BatchNorm"
+        return OF_THE_MODEL[0]
     if reference.draws_random:
-        return "dropout or another layer that draws random numbers"
+        return OF_THE_MODEL[1]
     return (
         f"a loss that isn't a {trainer.workload.reduction} over samples (set `reduction`, "
         "or `count` for masked targets), or a layer that mixes samples"

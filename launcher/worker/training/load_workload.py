@@ -18,7 +18,7 @@ from gpurun.launcher.errors import ParamsError, Problem
 from gpurun.launcher.jobfile.checks.signature import signature_of_function
 from gpurun.launcher.jobfile.params import needs, refused, takes, wrong_params
 from gpurun.launcher.jobfile.yaml.describe import nearest
-from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
+from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
 from gpurun.workloads.probes.base import Probe
 from gpurun.workloads.registry import BUILTINS
@@ -132,7 +132,7 @@ def build_of(module: ModuleType, function: str) -> Build:
     build = getattr(module, function, None)
     if callable(build):
         return build  # type: ignore[no-any-return]
-    place = Place(str(module.__file__), 1)
+    place = SourceLine(str(module.__file__), 1)
     own = [name for name, value in vars(module).items() if inspect.isfunction(value)]
     got = (
         f"{function} = {build!r}" if hasattr(module, function) else f"no such name{suggestion(function, own)}"
@@ -143,7 +143,7 @@ def build_of(module: ModuleType, function: str) -> Build:
     )
 
 
-def check_params(name: str, build: Build, params: Mapping[str, Any], place: Place | None) -> None:
+def check_params(name: str, build: Build, params: Mapping[str, Any], place: SourceLine | None) -> None:
     """Checks the job's `params` where reading its source may not have shown what the function takes.
 
     Raises:
@@ -164,7 +164,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near}?)" if near else ""
 
 
-def as_workload(name: str, built: Any, place: Place | None) -> Workload:
+def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
     """What `build` returned, as a `Workload` with every attribute.
 
     Raises:

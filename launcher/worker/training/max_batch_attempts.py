@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gpurun.launcher.errors import GpurunError, SpecError
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import append_lines, read_json
 from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
@@ -36,56 +37,58 @@ MAX_SAMPLES = 1 << 20
 
 def main(argv: Sequence[str]) -> None:
     """Searches as the file `argv[0]` says; writes its attempts to the file named there."""
-    order = read_json(Path(argv[0]), MaxBatchConfig)
+    config = read_json(Path(argv[0]), MaxBatchConfig)
     try:
-        search(order)
+        search(config)
     except Exception as error:
         message = (
             str(error) if isinstance(error, GpurunError) else f"{type(error).__name__}: {text_of(error)}"
         )
-        note(order, "failed", message=message)
+        note(config, "failed", message=message)
         print_to_log(message)
         finish(1)
     finish(0)
 
 
-def search(order: MaxBatchConfig) -> None:
+def search(config: MaxBatchConfig) -> None:
     """Doubles, then halves the gap; every attempt is recorded before it begins."""
-    fits, fails = order.fits, order.fails
-    limit_memory(order.limit_bytes)
+    fits, fails = config.fits, config.fails
+    limit_memory(config.limit_bytes)
     try:
-        trainer = trainer_of(order)
+        trainer = trainer_of(config)
     except (RuntimeError, MemoryError) as error:
         check_memory(error)
-        note(order, "fails", 1)
-        note(order, "done")
+        note(config, "fails", 1)
+        note(config, "done")
         return
     dataset = trainer.workload.dataset
     if dataset is not None:
-        fails = min(fails or len(dataset) + 1, len(dataset) // order.num_devices + 1)
+        fails = min(fails or len(dataset) + 1, len(dataset) // config.num_devices + 1)
     while (batch := next_attempt(fits, fails)) is not None:
-        note(order, "begins", batch)
+        note(config, "begins", batch)
         start = time.monotonic()
         try:
-            has_room = attempt(trainer, order, batch)
+            has_room = attempt(trainer, config, batch)
         except RuntimeError as error:
             if not fits or isinstance(error, GpurunError):
                 raise
             # Too large for something else than memory; after such an error a GPU takes no more work here.
-            note(order, "fails", batch, text_of(error).strip().partition("\n")[0])
+            note(config, "fails", batch, text_of(error).strip().partition("\n")[0])
             return
         if has_room:
             fits = batch
-            note(order, "fits", batch)
+            note(config, "fits", batch)
             if time.monotonic() - start > NUM_STEPS * MAX_STEP_S:
                 note(
-                    order, "done", message=f"a step of {format_count(batch)} takes more than {MAX_STEP_S:g} s"
+                    config,
+                    "done",
+                    message=f"a step of {format_count(batch)} takes more than {MAX_STEP_S:g} s",
                 )
                 return
         else:
             fails = batch
-            note(order, "fails", batch)
-    note(order, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
+            note(config, "fails", batch)
+    note(config, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
 
 
 def next_attempt(fits: int, fails: int | None) -> int | None:
@@ -100,16 +103,17 @@ def next_attempt(fits: int, fails: int | None) -> int | None:
     return None if fails - fits <= max(1, fits // RESOLUTION) else (fits + fails) // 2
 
 
-def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
+def attempt(trainer: Trainer, config: MaxBatchConfig, batch: int) -> bool:
     """Whether training steps with so many samples on each device fit in memory."""
-    variant = VariantConfig("fit", split_of(order, batch), order.accumulate)
+    variant = VariantConfig("fit", split_of(config, batch), config.accumulate)
     try:
-        buckets = buckets_like(trainer.model) if order.keeps_gradients else []
+        buckets = buckets_like(trainer.model) if config.keeps_gradients else []
+        _reserved = reserved_memory(config)
         for step in range(NUM_STEPS):
-            if buckets and order.gradients_are_views:
+            if buckets and config.gradients_are_views:
                 give_gradients(trainer.model, buckets)
             trainer.step(trainer.prepare(variant, step), NoClock())
-        for device in devices_of(order):
+        for device in devices_of(config):
             runtime_of(device).synchronize(device)
         return True
     except (RuntimeError, MemoryError) as error:
@@ -118,18 +122,26 @@ def attempt(trainer: Trainer, order: MaxBatchConfig, batch: int) -> bool:
     return False
 
 
-def split_of(order: MaxBatchConfig, batch: int) -> tuple[int, ...]:
+def split_of(config: MaxBatchConfig, batch: int) -> tuple[int, ...]:
     """As many samples on each device of this process, and none on those before."""
-    return (0,) * order.index + (batch,) * len(order.devices)
+    return (0,) * config.index + (batch,) * len(config.devices)
 
 
-def devices_of(order: MaxBatchConfig) -> list[torch.device]:
-    return [torch.device(name) for name in order.devices]
+def devices_of(config: MaxBatchConfig) -> list[torch.device]:
+    return [torch.device(name) for name in config.devices]
 
 
 def buckets_like(model: torch.nn.Module) -> list[torch.Tensor]:
     """Memory as DDP's buckets take it: a gradient of every parameter."""
     return [torch.zeros_like(parameter) for parameter in model.parameters() if parameter.requires_grad]
+
+
+def reserved_memory(config: MaxBatchConfig) -> list[torch.Tensor]:
+    """What communication takes on each device besides torch's own memory, however small the batch."""
+    if not config.keeps_gradients:
+        return []
+    sizes = [(device, accelerator_of(device.type).backend_bytes) for device in devices_of(config)]
+    return [torch.empty(size, dtype=torch.uint8, device=device) for device, size in sizes if size]
 
 
 def give_gradients(model: torch.nn.Module, buckets: Sequence[torch.Tensor]) -> None:
@@ -139,31 +151,31 @@ def give_gradients(model: torch.nn.Module, buckets: Sequence[torch.Tensor]) -> N
         parameter.grad = bucket
 
 
-def trainer_of(order: MaxBatchConfig) -> Trainer:
+def trainer_of(config: MaxBatchConfig) -> Trainer:
     """A trainer for the process' devices alone, at their place among the job's."""
-    torch.set_num_threads(order.threads)
-    torch.manual_seed(order.seed)
-    workload = load_workload(order.workload, dict(order.params), Path(order.job_dir))
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
     if isinstance(workload, Probe):
-        raise SpecError(f"{order.workload} is a micro-benchmark: it has no batch to find")
+        raise SpecError(f"{config.workload} is a micro-benchmark: it has no batch to find")
     launch = LaunchConfig(
         launch="fit",
         run_dir="",
-        workload=order.workload,
-        job_dir=order.job_dir,
-        params=order.params,
-        strategy="single" if len(order.devices) == 1 else TOGETHER,
-        devices=(order.devices[0],) * order.index + order.devices,
+        workload=config.workload,
+        job_dir=config.job_dir,
+        params=config.params,
+        strategy="single" if len(config.devices) == 1 else TOGETHER,
+        devices=(config.devices[0],) * config.index + config.devices,
         backend=None,
-        precision=order.precision,
-        seed=order.seed,
-        threads=order.threads,
-        variants=(VariantConfig("fit", split_of(order, 1), order.accumulate),),
+        precision=config.precision,
+        seed=config.seed,
+        threads=config.threads,
+        variants=(VariantConfig("fit", split_of(config, 1), config.accumulate),),
         baseline=None,
         warmup=0,
         rounds=0,
     )
-    return Trainer(workload, launch, order.index)
+    return Trainer(workload, launch, config.index)
 
 
 def limit_memory(limit_bytes: int | None) -> None:
@@ -177,5 +189,5 @@ def limit_memory(limit_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
-def note(order: MaxBatchConfig, outcome: str, batch: int = 0, message: str = "") -> None:
-    append_lines(Path(order.attempts), [Attempt(outcome, batch, message)])
+def note(config: MaxBatchConfig, outcome: str, batch: int = 0, message: str = "") -> None:
+    append_lines(Path(config.attempts), [Attempt(outcome, batch, message)])

@@ -20,6 +20,7 @@ from gpurun.launcher.stats.schedule import (
 )
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
@@ -39,7 +40,7 @@ MAX_PREFETCH_STEPS = 64
 class TimedRounds:
     """Measures all variants of one launch on one rank; every rank runs the same sequence of blocks."""
 
-    order: LaunchConfig
+    config: LaunchConfig
     trainer: Trainer
     clock: Clock
     peers: Peers
@@ -52,11 +53,9 @@ class TimedRounds:
     prefetch: dict[str, int] = field(default_factory=dict)
     pools: dict[str, list[StepInput]] = field(default_factory=dict)
     block_steps: dict[str, int] = field(default_factory=dict)
-    previous: str = ""
-    """The variant of the step before."""
 
     def __post_init__(self) -> None:
-        self.measured = with_control(self.order)
+        self.measured = with_control(self.config)
 
     @property
     def runs_ahead(self) -> bool:
@@ -68,7 +67,7 @@ class TimedRounds:
         for variant in self.measured:
             self.journal.enter("warmup", self.named(variant))
             self.warm_up(variant)
-        for round_ in range(1, self.order.rounds + 1):
+        for round_ in range(1, self.config.rounds + 1):
             self.run_round(round_)
 
     def named(self, variant: VariantConfig) -> str:
@@ -78,7 +77,7 @@ class TimedRounds:
     def warm_up(self, variant: VariantConfig) -> None:
         """At least `warmup` steps, until two medians of 5 agree; sets how many steps a block has."""
         steps_ns: list[int] = []
-        minimum, maximum = warmup_minimum(self.order.warmup), warmup_maximum(self.order.warmup)
+        minimum, maximum = warmup_minimum(self.config.warmup), warmup_maximum(self.config.warmup)
         while not is_steady(steps_ns, minimum) and len(steps_ns) < maximum:
             timings = self.run_steps(variant, WINDOW_STEPS)
             self.journal.add_steps(self.named(variant), "warmup", timings)
@@ -86,16 +85,16 @@ class TimedRounds:
             steps_ns += [round(step_ns) for step_ns in over_ranks]
         if not is_steady(steps_ns, minimum):
             self.journal.add_facts(self.named(variant), unsteady=unsteady_text(len(steps_ns)))
-        self.block_steps[variant.id] = block_steps(steps_ns, self.order.block_ms)
+        self.block_steps[variant.id] = block_steps(steps_ns, self.config.block_ms)
 
     def run_round(self, round_: int) -> None:
         """A block of each variant that has as many rounds, in a fresh order."""
-        active = [variant for variant in self.measured if round_ <= (variant.rounds or self.order.rounds)]
-        blocks = shuffled(active, f"{self.order.draw}/{self.order.launch}/{round_}")
+        active = [variant for variant in self.measured if round_ <= (variant.rounds or self.config.rounds)]
+        blocks = shuffled(active, f"{self.config.draw}/{self.config.launch}/{round_}")
         for order, variant in enumerate(blocks):
             self.run_block(variant, round_, order)
         self.slowest([], blocks[-1])
-        if round_ <= self.order.ablation_rounds:
+        if round_ <= self.config.ablation_rounds:
             self.ablate(round_, active, len(blocks))
 
     def slowest(self, values: list[float], variant: VariantConfig) -> list[float]:
@@ -113,7 +112,7 @@ class TimedRounds:
         It comes after the round's timed blocks, which it must not affect.
         """
         state = self.trainer.save_state()
-        chosen = [variant for variant in self.order.variants if variant in active]
+        chosen = [variant for variant in self.config.variants if variant in active]
         for order, variant in enumerate(chosen, first_order):
             self.journal.enter("round", variant.id, round_)
             timings = self.run_steps(variant, ablation_steps(self.block_steps[variant.id]), sync=False)
@@ -146,18 +145,22 @@ class TimedRounds:
         return timings
 
     def run_ahead(self, variant: VariantConfig, num_steps: int, sync: bool) -> list[StepTiming]:
-        """All steps as one portion, after one that fits the allocator's cache to this variant's shapes."""
-        settling = int(self.previous != variant.id)
-        self.previous = variant.id
-        inputs = self.inputs(variant, settling + num_steps)
-        for step_input in inputs[:settling]:
-            self.trainer.step(step_input, NoClock(), sync)
-        return self.run_portion(inputs[settling:], sync)
+        """All steps as one portion, after an untimed one that fits the allocator's cache to their shapes.
+
+        Each rank begins where its own untimed step ended, as in training. If all began together, ranks that
+        do unlike work after the last all-reduce would have a first step unlike the others.
+        """
+        settling, *inputs = self.inputs(variant, 1 + num_steps)
+        self.peers.barrier()
+        self.trainer.step(settling, NoClock(), sync)
+        runtime_of(self.device).synchronize(self.device)  # the energy is that of the timed steps
+        return self.run_portion(inputs, sync)
 
     def run_portion(self, inputs: Sequence[StepInput], sync: bool) -> list[StepTiming]:
         """Times one step after the other; only at the end anything waits for the device, or asks about it."""
         with no_garbage_collection(), self.noise.counting(), self.load.counting():
-            self.peers.barrier()
+            if not self.runs_ahead:
+                self.peers.barrier()
             self.clock.start()
             for step_input in inputs:
                 self.trainer.step(step_input, self.clock, sync)
@@ -190,16 +193,16 @@ class TimedRounds:
         return self.prefetch[variant.id]
 
 
-def with_control(order: LaunchConfig) -> tuple[VariantConfig, ...]:
+def with_control(config: LaunchConfig) -> tuple[VariantConfig, ...]:
     """The variants, and the baseline once more as a variant of its own, with its own warm-up and inputs.
 
     What differs between the two is noise.
     """
-    controls = (replace(v, id=v.id + CONTROL) for v in order.variants if v.id == order.baseline)
-    return (*order.variants, *controls)
+    controls = (replace(v, id=v.id + CONTROL) for v in config.variants if v.id == config.baseline)
+    return (*config.variants, *controls)
 
 
-def load_of(order: LaunchConfig, rank: int) -> LoadMeter:
+def load_of(config: LaunchConfig, rank: int) -> LoadMeter:
     """The meter of a rank's own devices."""
-    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
-    return load_meter([torch.device(order.devices[position]) for position in positions])
+    positions = STRATEGIES[config.strategy].positions_of(rank, len(config.devices))
+    return load_meter([torch.device(config.devices[position]) for position in positions])

@@ -11,7 +11,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
-from gpurun.launcher.worker.profiling.on_request import profile_order, read_request, trace_path
+from gpurun.launcher.worker.profiling.on_request import profile_config, read_request, trace_path
 from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -48,7 +48,7 @@ def trace_steps(
 class TraceRequests:
     """Traces of a workload on request: between two blocks, when all ranks know of the request."""
 
-    order: LaunchConfig
+    config: LaunchConfig
     rank: int
     block: ControlBlock | None
     answered: int = 0
@@ -64,7 +64,7 @@ class TraceRequests:
 
     def answer(self, up_to: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """Takes the traces of the requests that have not been answered yet, in steps of their own."""
-        run = RunDir(Path(self.order.run_dir))
+        run = RunDir(Path(self.config.run_dir))
         while self.answered < up_to:
             self.answered += 1
             try:
@@ -74,19 +74,19 @@ class TraceRequests:
 
     def take(self, run: RunDir, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """One request's trace."""
-        request = read_request(run, self.order.launch, self.answered)
-        path = trace_path(run, self.order.launch, self.answered, self.rank)
-        all_threads = STRATEGIES[self.order.strategy].has_replicas
-        wanted = profile_order(request)
+        request = read_request(run, self.config.launch, self.answered)
+        path = trace_path(run, self.config.launch, self.answered, self.rank)
+        all_threads = STRATEGIES[self.config.strategy].has_replicas
+        wanted = profile_config(request)
         trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=all_threads)
 
 
 def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
     """A trace per variant, in steps of their own after all timing."""
-    order = journal.order
-    if order.profile is None or order.profile.steps == 0:
+    config = journal.config
+    if config.profile is None or config.profile.steps == 0:
         return
-    for variant in order.variants:
+    for variant in config.variants:
         journal.enter("profile", variant.id)
         profile_variant(trainer, journal, variant, peers)
         peers.barrier()
@@ -94,8 +94,8 @@ def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
 
 def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, peers: Peers) -> None:
     """One trace per rank that is to be recorded."""
-    order, rank, run = journal.order, journal.rank, journal.run
-    wanted = order.profile
+    config, rank, run = journal.config, journal.rank, journal.run
+    wanted = config.profile
     assert wanted is not None
     trace_steps(
         trainer,
@@ -104,6 +104,6 @@ def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, 
         peers,
         run.trace(variant.id, rank),
         rank=rank,
-        all_threads=STRATEGIES[order.strategy].has_replicas,
+        all_threads=STRATEGIES[config.strategy].has_replicas,
         snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
     )

@@ -52,7 +52,7 @@ class TrainerState:
 class Trainer:
     """Runs optimizer steps. Variants share the model: only split and accumulation differ between them."""
 
-    def __init__(self, workload: Workload, order: LaunchConfig, rank: int) -> None:
+    def __init__(self, workload: Workload, config: LaunchConfig, rank: int) -> None:
         """Moves the model to its device, tries it out, and wraps it; for `ddp` the process group must exist.
 
         Raises:
@@ -60,26 +60,26 @@ class Trainer:
             UserError: the workload's model, batch, dataset, loss or optimizer is wrong.
         """
         # Before torch's DataLoader fails with a message of its own: none of these variants can run.
-        check_dataset_size(workload, min(sum(variant.split) for variant in order.variants))
+        check_dataset_size(workload, min(sum(variant.split) for variant in config.variants))
         self.workload, self.model = workload, workload.model
-        self.channels_last, self.cudnn_benchmark = order.channels_last, order.cudnn_benchmark
-        self.precision = PRECISIONS[order.precision]
-        device = torch.device(order.devices[rank])
+        self.channels_last, self.cudnn_benchmark = config.channels_last, config.cudnn_benchmark
+        self.precision = PRECISIONS[config.precision]
+        device = torch.device(config.devices[rank])
         self.precision.prepare_model(self.model)
-        runtime_of(device).set_convolution_search(order.cudnn_benchmark)
+        runtime_of(device).set_convolution_search(config.cudnn_benchmark)
         self.model.to(device)
-        if order.channels_last:
+        if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # Before the strategy wraps the model: a mistake must show before DDP's collectives begin.
-        self.source = source_of(workload, order, rank, self.precision)
-        global_batch = sum(order.variants[0].split)
+        self.source = source_of(workload, config, rank, self.precision)
+        global_batch = sum(config.variants[0].split)
         self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
         self.optimizer = make_optimizer(workload)
         self.batch_warning = batch_warning(workload, self.source, global_batch)
-        if order.compile:
-            compile_in_place(self.model, len(order.variants))
-        self.strategy = strategy_of(self.model, order, rank, self.trial.has_unused)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.scales_loss)
+        if config.compile:
+            compile_in_place(self.model, len(config.variants))
+        self.strategy = strategy_of(self.model, config, rank, self.trial.has_unused)
+        self.scaler = new_scaler(device, self.precision)
 
     @property
     def device(self) -> torch.device:
@@ -166,13 +166,32 @@ class Trainer:
         with torch.no_grad():
             for tensor, value in state.model:
                 tensor.copy_(value)
+        # Before the new state is made on the device, which may not hold both.
+        self.optimizer.state.clear()
         # The optimizer keeps the tensors that it is given, and would change the copy.
         self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
         self.scaler.load_state_dict(state.scaler)
 
+    def abandon_step(self) -> None:
+        """Drops what a step that ran out of memory has left.
+
+        An optimizer that made only a part of a parameter's state takes it for the whole one in the next step,
+        and a scaler doesn't unscale gradients twice in one. Source: torch/optim/adam.py, `Adam._init_group`;
+        torch/amp/grad_scaler.py, `GradScaler.step`.
+        """
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        before, self.scaler = self.scaler, new_scaler(self.device, self.precision)
+        self.scaler.load_state_dict(before.state_dict())
+
     def close(self) -> None:
         """Drops model, wrapper and data loader, so that the process group can be destroyed."""
         del self.strategy, self.optimizer, self.source, self.model, self.workload
+
+
+def new_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
+    """Scales losses where gradients would underflow, else does nothing."""
+    return torch.amp.GradScaler(device.type, enabled=precision.scales_loss)
 
 
 def on_cpu(value: Any) -> Any:
@@ -186,13 +205,13 @@ def on_cpu(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def source_of(workload: Workload, order: LaunchConfig, rank: int, precision: Precision) -> Source:
+def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Precision) -> Source:
     """Where this rank's samples come from."""
-    positions = STRATEGIES[order.strategy].positions_of(rank, len(order.devices))
-    pin = not accelerator_of(order.devices[rank]).is_host
-    layout = Layout(positions, precision, pin, order.channels_last)
+    positions = STRATEGIES[config.strategy].positions_of(rank, len(config.devices))
+    pin = not accelerator_of(config.devices[rank]).is_host
+    layout = Layout(positions, precision, pin, config.channels_last)
     source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
-    return source(workload, order.seed, layout)
+    return source(workload, config.seed, layout)
 
 
 def make_optimizer(workload: Workload) -> torch.optim.Optimizer:

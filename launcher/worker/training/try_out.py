@@ -12,7 +12,7 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory, text_of
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.base.user_error import Place, UserError, place_of, users_code
+from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
 from gpurun.workloads.base import Workload, on_device
@@ -149,7 +149,7 @@ def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tre
     return outputs
 
 
-def check_loss(loss: object, device: torch.device, place: Place | None) -> None:
+def check_loss(loss: object, device: torch.device, place: SourceLine | None) -> None:
     """Raises `UserError` unless `loss` can be differentiated."""
     if not isinstance(loss, Tensor) or loss.dim():
         what = "loss(outputs, targets) must return a scalar"
@@ -161,7 +161,7 @@ def check_loss(loss: object, device: torch.device, place: Place | None) -> None:
         raise UserError(what, expected="a loss that requires a gradient", got=got, place=place)
 
 
-def check_devices(what: str, tree: Tree, device: torch.device, place: Place | None) -> None:
+def check_devices(what: str, tree: Tree, device: torch.device, place: SourceLine | None) -> None:
     """Raises `UserError` where a tensor is on another device."""
     elsewhere = {str(tensor.device) for tensor in tensors_of(tree)} - {str(device)}
     if elsewhere:

@@ -105,12 +105,11 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
     assert done.stderr.strip() == "[]"
 
 
-def in_shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+def in_shell(directory: Path, words: str) -> subprocess.CompletedProcess[str]:
     """A command line of shell, with `gpurun` and `python` in it."""
-    script = re.sub(
-        r"\bgpurun\b(?!\.)", f"{sys.executable} -m gpurun", words.replace("python", sys.executable)
-    )
-    return subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    commands = {"python": sys.executable, "gpurun": f"{sys.executable} -m gpurun"}
+    script = re.sub(r"\b(python|gpurun)\b(?!\.)", lambda word: commands[word[1]], words)
+    return subprocess.run(["sh", "-c", script], cwd=directory, capture_output=True, text=True, check=False)
 
 
 def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_a_reader_that_has_enough_changes_no_exit_code(tmp_path: Path, words: st
     assert ((tmp_path / "code").read_text(), done.stderr) == (f"{code}\n", "")
 
 
-def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()
     write(tmp_path, "torch.py", "open('imported', 'w')")
@@ -184,7 +183,7 @@ def test_resume_without_a_job_says_what_to_type(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", ".")
     assert result.code == 2
@@ -192,16 +191,16 @@ def test_a_folder_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
     assert "--resume" not in result.err
 
 
-def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script of shell in `folder`, with a file system of that size mounted on `disk`."""
+def on_small_disk(directory: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of shell in `directory`, with a file system of that size mounted on `disk`."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
-    write(folder, "job.yaml", SLEEP_JOB)
+    write(directory, "job.yaml", SLEEP_JOB)
     mount = f"mkdir disk && mount -t tmpfs -o size={size} tmpfs disk || exit 77\n"
     run = f"{sys.executable} -m gpurun"
     script = mount + textwrap.dedent(script).replace("gpurun", run)
     argv = ["unshare", "--mount", "sh", "-c", script]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip("this container may not mount")
     assert "Traceback" not in done.stderr

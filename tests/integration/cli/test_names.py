@@ -30,26 +30,26 @@ def test_the_wheel_installs_one_name(tmp_path: Path) -> None:
     assert found.split() == [str(site / "gpurun/launcher/errors.py"), "None", "None"]
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(directory: Path) -> Path:
     """A wheel of the sources; from a copy, since building leaves files behind."""
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(source, folder / name, symlinks=True, ignore=ignored)
+            shutil.copytree(source, directory / name, symlinks=True, ignore=ignored)
         else:
-            shutil.copy(source, folder)
+            shutil.copy(source, directory)
     build = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    python(folder, "-c", build)
-    (wheel,) = folder.glob("*.whl")
+    python(directory, "-c", build)
+    (wheel,) = directory.glob("*.whl")
     return wheel
 
 
-def python(folder: Path, *args: str, env: dict[str, str] | None = None) -> str:
+def python(directory: Path, *args: str, env: dict[str, str] | None = None) -> str:
     """What `python ARGS` prints; it must end well."""
     done = subprocess.run(
         [sys.executable, *args],
-        cwd=folder,
+        cwd=directory,
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,

@@ -116,6 +116,18 @@ def test_an_exception_gives_the_cursor_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen[0].decode().rindex(SHOW_CURSOR) > seen[0].decode().rindex(HIDE_CURSOR)
 
 
+def test_a_log_gets_a_line_a_minute_of_a_long_launch() -> None:
+    log, seconds = io.StringIO(), iter(range(0, 1000, 25))
+    with Progress(log, clock=lambda: float(next(seconds))) as progress:
+        for round_ in range(8):
+            progress.update(replace(ROUND_13, round=round_))
+    assert log.getvalue().splitlines() == [
+        "launch 1 of 3",
+        "launch 1 of 3, round 3 of 28 after 41 s, about 50 s left",
+        "launch 1 of 3, round 6 of 28 after 41 s, about 50 s left",
+    ]
+
+
 def test_a_log_gets_one_line_per_launch() -> None:
     log = io.StringIO()
     with Progress(log) as progress:

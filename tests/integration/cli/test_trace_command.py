@@ -14,7 +14,7 @@ from gpurun.launcher.errors import GpurunError
 from tests.integration.command import Result, gpurun, write
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "traces"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces")
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces")
 
 JOB = """
     name: two
@@ -30,21 +30,21 @@ JOB = """
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds `run`, a finished run of two ranks with traces of two variants."""
-    folder = tmp_path_factory.mktemp("trace")
-    write(folder, "job.yaml", JOB)
-    result = gpurun(folder, "job.yaml", "--out", "run")
+    directory = tmp_path_factory.mktemp("trace")
+    write(directory, "job.yaml", JOB)
+    result = gpurun(directory, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
-    return folder
+    return directory
 
 
-def traced(folder: Path, *args: str) -> Result:
-    return gpurun(folder, "trace", *args)
+def traced(directory: Path, *args: str) -> Result:
+    return gpurun(directory, "trace", *args)
 
 
-def test_a_gloo_run_shows_who_waits_for_whom(folder: Path) -> None:
-    result = traced(folder, "run/variants/ddp-2-6-2", "--json")
+def test_a_gloo_run_shows_who_waits_for_whom(directory: Path) -> None:
+    result = traced(directory, "run/variants/ddp-2-6-2", "--json")
     assert result.code == 0, result.err
     assert result.json["warnings"] == []
     busy, waiting = result.json["ranks"]
@@ -57,8 +57,8 @@ def test_a_gloo_run_shows_who_waits_for_whom(folder: Path) -> None:
     assert result.json["stragglers"][0]["rank"] == 0
 
 
-def test_the_tables_name_the_straggler_and_fit_a_pipe(folder: Path) -> None:
-    result = traced(folder, "run/variants/ddp-2-6-2", "--steps", "2:3")
+def test_the_tables_name_the_straggler_and_fit_a_pipe(directory: Path) -> None:
+    result = traced(directory, "run/variants/ddp-2-6-2", "--steps", "2:3")
     assert result.code == 0, result.err
     assert "2 ranks on CPU, 1 step" in result.out
     assert "rank 0, which came last" in result.out
@@ -66,40 +66,41 @@ def test_the_tables_name_the_straggler_and_fit_a_pipe(folder: Path) -> None:
     assert "rank span compute exposed wait idle" in " ".join(result.out.split())
 
 
-def test_all_ranks_in_one_trace(folder: Path) -> None:
-    result = traced(folder, "run/variants/ddp-2-even", "--merge", "all.json.gz", "--steps", "2:3")
+def test_all_ranks_in_one_trace(directory: Path) -> None:
+    result = traced(directory, "run/variants/ddp-2-even", "--merge", "all.json.gz", "--steps", "2:3")
     assert result.code == 0, result.err
     assert "wrote all.json.gz" in result.err
-    events = json.loads(gzip.decompress((folder / "all.json.gz").read_bytes()))["traceEvents"]
+    events = json.loads(gzip.decompress((directory / "all.json.gz").read_bytes()))["traceEvents"]
     assert {event["name"] for event in events if "ProfilerStep" in event["name"]} == {"ProfilerStep#2"}
     assert {event["pid"] for event in events if event.get("cat") == "collective"} != set()
 
 
-def test_a_run_of_several_variants_is_not_mixed_up(folder: Path) -> None:
-    result = traced(folder, "run")
+def test_a_run_of_several_variants_is_not_mixed_up(directory: Path) -> None:
+    result = traced(directory, "run")
     assert result.code == 2
     assert "gpurun trace run/variants/ddp-2-6-2" in result.err
 
 
-def test_the_newest_run_is_looked_through(folder: Path) -> None:
-    (folder / "latest").write_text("run\n")
-    result = traced(folder, "latest/variants/ddp-2-even", "--json")
+def test_the_newest_run_is_looked_through(directory: Path) -> None:
+    (directory / "latest").write_text("run\n")
+    result = traced(directory, "latest/variants/ddp-2-even", "--json")
     assert result.code == 0, result.err
     assert len(result.json["ranks"]) == 2
-    assert "gpurun trace run/variants/ddp-2-6-2" in traced(folder, "latest").err
+    assert "gpurun trace run/variants/ddp-2-6-2" in traced(directory, "latest").err
     same = "latest/variants/ddp-2-even"
     assert (
-        gpurun(folder, "diff", same, "run/variants/ddp-2-even", "--json").json["classes"][0]["change_us"] == 0
+        gpurun(directory, "diff", same, "run/variants/ddp-2-even", "--json").json["classes"][0]["change_us"]
+        == 0
     )
 
 
-def test_the_difference_of_two_variants(folder: Path) -> None:
+def test_the_difference_of_two_variants(directory: Path) -> None:
     a, b = "run/variants/ddp-2-even", "run/variants/ddp-2-6-2"
-    result = gpurun(folder, "diff", a, b, "--json")
+    result = gpurun(directory, "diff", a, b, "--json")
     assert result.code == 0, result.err
     changes = {change["name"]: change["change_us"] for change in result.json["classes"]}
     assert changes["exposed_wait"] > 25_000  # 120 ms on one of two ranks, less what `even` waits
-    assert "exposed wait" in gpurun(folder, "diff", a, b).out
+    assert "exposed wait" in gpurun(directory, "diff", a, b).out
 
 
 EVEN = "run/variants/ddp-2-even"
@@ -109,7 +110,7 @@ EVEN = "run/variants/ddp-2-even"
     ("args", "said"),
     [
         (("diff", "run", EVEN), "two directories of traces"),
-        (("diff", "run", "nowhere"), "there is no nowhere"),
+        (("diff", "run", "nowhere"), "there is no run `nowhere`"),
         (("diff", EVEN, EVEN, "--fail-slower", "3%"), "--fail-slower compares runs"),
         (("trace", "nowhere"), "no such file or directory"),
         (("trace", "empty"), "no traces here"),
@@ -122,10 +123,10 @@ EVEN = "run/variants/ddp-2-even"
     ],
 )
 def test_mistakes_are_explained(
-    folder: Path, args: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, args: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "empty").mkdir(exist_ok=True)
-    monkeypatch.chdir(folder)
+    (directory / "empty").mkdir(exist_ok=True)
+    monkeypatch.chdir(directory)
     done = CliRunner().invoke(cli, args)
     refused = done.exception
     code, text = (
@@ -155,13 +156,13 @@ def test_more_workers_for_the_data_loader_end_the_wait_for_data(tmp_path: Path) 
     assert classes["span"]["percent"] < -10
 
 
-def test_traces_are_read_without_torch(folder: Path) -> None:
+def test_traces_are_read_without_torch(directory: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
         "from gpurun.launcher.cli.main import main; main()"
     )
     args = ["trace", "run/variants/ddp-2-even"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *args], cwd=directory, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

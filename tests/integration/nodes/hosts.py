@@ -18,7 +18,7 @@ TIMEOUT_S = 180
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 NAMES = ("hosta", "hostb")
 _ENTER = 'hostname "$1" && mount --bind "$2" "$3" && cd "$3" && shift 3 && exec "$@"'
-"""Both hosts work at the same path, where each finds its own folder: nothing is shared."""
+"""Both hosts work at the same path, where each finds its own directory: nothing is shared."""
 
 
 def lacks(*programs: str) -> bool:
@@ -52,16 +52,16 @@ class Command:
 class Hosts:
     """Two hosts. A context manager, which leaves no namespace and no process behind."""
 
-    def __init__(self, folder: Path) -> None:
-        self.work = folder / "work"
-        self.folders = tuple(folder / name for name in NAMES)
-        self.temporary = tuple(folder / f"tmp-{name}" for name in NAMES)
+    def __init__(self, directory: Path) -> None:
+        self.work = directory / "work"
+        self.directories = tuple(directory / name for name in NAMES)
+        self.temporary = tuple(directory / f"tmp-{name}" for name in NAMES)
         tag = os.getpid()
         self._spaces = [f"gpurun-{tag}-{index}" for index in range(2)]
         self._commands: list[Command] = []
 
     def __enter__(self) -> Self:
-        for path in (self.work, *self.folders, *self.temporary):
+        for path in (self.work, *self.directories, *self.temporary):
             path.mkdir(parents=True, exist_ok=True)
         for space in self._spaces:
             _ip("netns", "add", space)
@@ -86,7 +86,15 @@ class Hosts:
     def start(self, host: int, *args: str, env: dict[str, str] | None = None) -> Command:
         """`gpurun ARGS` on a host."""
         argv = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
-        argv += ["sh", NAMES[host], str(self.folders[host]), str(self.work), sys.executable, "-m", "gpurun"]
+        argv += [
+            "sh",
+            NAMES[host],
+            str(self.directories[host]),
+            str(self.work),
+            sys.executable,
+            "-m",
+            "gpurun",
+        ]
         said = self.work.with_name(f"stderr-{len(self._commands)}")
         with said.open("w") as stderr:
             process = subprocess.Popen(
@@ -107,8 +115,8 @@ class Hosts:
 
     def write(self, name: str, text: str) -> None:
         """A file on both hosts."""
-        for folder in self.folders:
-            (folder / name).write_text(text)
+        for directory in self.directories:
+            (directory / name).write_text(text)
 
     @contextmanager
     def cut(self) -> Iterator[None]:

@@ -93,11 +93,11 @@ datetime.datetime = Datetime
 """For every Python process of a host, before it imports anything else: a clock that is 7 minutes ahead."""
 
 
-def clock_ahead(folder: Path) -> dict[str, str]:
+def clock_ahead(directory: Path) -> dict[str, str]:
     """The environment of a host whose clock is ahead."""
-    (folder / "clock").mkdir()
-    (folder / "clock" / "sitecustomize.py").write_text(CLOCK)
-    return {"PYTHONPATH": os.pathsep.join([str(folder / "clock"), os.environ.get("PYTHONPATH", "")])}
+    (directory / "clock").mkdir()
+    (directory / "clock" / "sitecustomize.py").write_text(CLOCK)
+    return {"PYTHONPATH": os.pathsep.join([str(directory / "clock"), os.environ.get("PYTHONPATH", "")])}
 
 
 def prepare(hosts: Hosts, body: str) -> None:
@@ -110,7 +110,7 @@ def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) 
     with hosts.slowed(mbit_per_s=5, latency_ms=400):
         clocks: tuple[dict[str, str], dict[str, str]] = ({}, clock_ahead(tmp_path))
         nodes = ended(hosts.start_both("job.yaml", "--out", "run", env=clocks))
-    run = hosts.folders[0] / "run"
+    run = hosts.directories[0] / "run"
     for node in nodes:
         assert node.code == 4, node.err
         for rank, host in enumerate(NAMES):
@@ -124,7 +124,7 @@ def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) 
     assert [(rank["host"], rank["device"]) for rank in even["ranks"]] == places
     assert all((run / rank["trace"]).stat().st_size > 0 for rank in even["ranks"])
     assert (run / "launches" / "01-ddp-2" / "log" / "rank1.log").is_file()
-    assert not (hosts.folders[1] / "run").exists()
+    assert not (hosts.directories[1] / "run").exists()
     assert not list(hosts.temporary[1].glob("gpurun-*"))
 
 
@@ -133,7 +133,7 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     job = ("train.py", "--nodes", "2", "--out", "program", "--set", "devices=[cpu:0@0, cpu:0@1, cpu:1@1]")
     wanted = ("--set", "restarts=1", "--set", "hang_timeout=10s", "--set", "on_hang=continue")
     commands = hosts.start_both("run", *job, *wanted)
-    launches = hosts.folders[0] / "program" / "launches"
+    launches = hosts.directories[0] / "program" / "launches"
     await_file(launches / "01-script-3~2" / "hang.json", "wait_for_ever")
     (stacks,) = ended([hosts.start(0, "stacks", "program")])
     with hosts.cut():
@@ -156,7 +156,7 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
 def test_a_cut_link_ends_both_nodes(hosts: Hosts) -> None:
     prepare(hosts, ENDLESS)
     commands = hosts.start_both("job.yaml", "--out", "link", *LONG, "--set", "compare.split=[balanced]")
-    run = hosts.folders[0] / "link"
+    run = hosts.directories[0] / "link"
     await_file(run / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
     with hosts.cut():
         first, second = ended(commands)

@@ -77,13 +77,13 @@ def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
         assert "missing.yaml" in said
 
 
-def start(folder: Path, job: str, rank: int, port: int) -> subprocess.Popen[bytes]:
+def start(directory: Path, job: str, rank: int, port: int) -> subprocess.Popen[bytes]:
     """A node's command, whose stderr goes to a file."""
     argv = [job, "--node-rank", str(rank), "--rendezvous", f"localhost:{port}"]
-    with (folder / f"stderr-{port}-{rank}").open("w") as stderr:
+    with (directory / f"stderr-{port}-{rank}").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "gpurun", *argv],
-            cwd=folder,
+            cwd=directory,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
         )

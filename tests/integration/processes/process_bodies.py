@@ -17,11 +17,11 @@ from gpurun.launcher.rundir.records import LaunchConfig
 STEPS_BEFORE_FAULT = 3
 
 
-def mark(folder: str, name: str, content: str = "") -> None:
+def mark(directory: str, name: str, content: str = "") -> None:
     """Says that this point was reached; complete when it can be seen."""
-    part = Path(folder) / f".{name}"
+    part = Path(directory) / f".{name}"
     part.write_text(content)
-    part.rename(Path(folder) / name)
+    part.rename(Path(directory) / name)
 
 
 def sleep_for_ever(argv: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ def end_with(argv: Sequence[str]) -> None:
 
 
 def all_reduce_until_fault(argv: Sequence[str]) -> None:
-    """`argv`: order file, rank, faulty rank, fault. All ranks reduce; one of them fails on the way.
+    """`argv`: config file, rank, faulty rank, fault. All ranks reduce; one of them fails on the way.
 
     A fault `startup X` comes before the group exists, `end X` when it is gone; `two X` has the next rank
     follow 20 ms later by an exception of its own.
@@ -111,7 +111,7 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
     from gpurun.launcher.worker.base.failure import record_failure
     from gpurun.launcher.worker.base.process_group import close_group, init_group
 
-    order, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
+    config, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
     torch.set_num_threads(1)
     when, _, name = argv[3].rpartition(" ") if argv[3] not in FAULTS else ("", "", argv[3])
 
@@ -121,19 +121,19 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
 
     try:
         fail_at("startup")
-        init_group(order, rank)
+        init_group(config, rank)
         for step in range(STEPS_BEFORE_FAULT + 2):
             if step == STEPS_BEFORE_FAULT:
                 fail_at("")
                 fail_at("two")
-                if when == "two" and rank == (int(argv[2]) + 1) % order.world_size:
+                if when == "two" and rank == (int(argv[2]) + 1) % config.world_size:
                     time.sleep(0.02)
                     raise KeyError("the second one")
             dist.all_reduce(torch.ones(1))
         close_group()
         fail_at("end")
     except BaseException as error:
-        record_failure(order.run_dir, order.launch, rank, "ddp-2-even", "round", error)
+        record_failure(config.run_dir, config.launch, rank, "ddp-2-even", "round", error)
         raise
     finish(0)
 
@@ -145,10 +145,10 @@ def describe_listeners(argv: Sequence[str]) -> None:
 
     from gpurun.launcher.worker.base.process_group import close_group, init_group
 
-    order, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
-    init_group(order, rank)
+    config, rank = read_json(Path(argv[0]), LaunchConfig), int(argv[1])
+    init_group(config, rank)
     dist.all_reduce(torch.ones(1))
-    mark(order.run_dir, f"listeners{rank}", json.dumps(listening_addresses()))
+    mark(config.run_dir, f"listeners{rank}", json.dumps(listening_addresses()))
     close_group()
 
 

@@ -1,4 +1,4 @@
-"""A command in small: `python process_front.py FOLDER BODY…` starts a rank per body and waits for signals.
+"""A command in small: `python process_front.py DIRECTORY BODY…` starts a rank per body and waits for signals.
 
 It has the processes of the real one: front, supervisor, server, ranks; only torch is missing.
 """
@@ -16,19 +16,19 @@ ROOT = Path(__file__).resolve().parents[3]
 PYTHONPATH = f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"
 
 
-def main(folder: str, bodies: list[str]) -> int:
+def main(directory: str, bodies: list[str]) -> int:
     try:
         with split_process() as guard, interruptible(guard.kill_workers):
-            run(WorkerPool(guard, preload=(), env={"PYTHONPATH": PYTHONPATH}), folder, bodies)
+            run(WorkerPool(guard, preload=(), env={"PYTHONPATH": PYTHONPATH}), directory, bodies)
     except GpurunError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
 
 
-def run(pool: WorkerPool, folder: str, bodies: list[str]) -> None:
+def run(pool: WorkerPool, directory: str, bodies: list[str]) -> None:
     with pool:
-        pool.start([request(folder, rank, body) for rank, body in enumerate(bodies)])
+        pool.start([request(directory, rank, body) for rank, body in enumerate(bodies)])
         try:
             while not pool.poll(60.0):
                 pass
@@ -36,9 +36,9 @@ def run(pool: WorkerPool, folder: str, bodies: list[str]) -> None:
             pool.stop(GRACE_S)
 
 
-def request(folder: str, rank: int, body: str) -> StartRequest:
-    log = str(Path(folder) / "log" / f"rank{rank}.log")
-    return StartRequest(rank, (folder, str(rank)), {}, log, folder, f"process_bodies:{body}")
+def request(directory: str, rank: int, body: str) -> StartRequest:
+    log = str(Path(directory) / "log" / f"rank{rank}.log")
+    return StartRequest(rank, (directory, str(rank)), {}, log, directory, f"process_bodies:{body}")
 
 
 if __name__ == "__main__":

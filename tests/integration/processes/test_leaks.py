@@ -60,9 +60,9 @@ def test_leaks_of_all_kinds_are_found_and_segments_of_others_not_even_seen(tmp_p
         assert not (SHARED_MEMORY / "left-segment").exists()
 
 
-def run_pytest(folder: Path) -> str:
+def run_pytest(directory: Path) -> str:
     """What pytest says of the leaking tests, held to what all tests here are held to."""
     options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull, "-rA", "--basetemp=tmp")
-    argv = [sys.executable, "-m", "pytest", *options, str(write(folder, "test_leaking.py", LEAKING))]
+    argv = [sys.executable, "-m", "pytest", *options, str(write(directory, "test_leaking.py", LEAKING))]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "COLUMNS": "500"}
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, check=False).stdout

@@ -47,11 +47,11 @@ def pool(guard: Guard) -> Iterator[WorkerPool]:
 
 
 def request(
-    folder: Path, rank: int, body: str, *args: str, env: dict[str, str] | None = None
+    directory: Path, rank: int, body: str, *args: str, env: dict[str, str] | None = None
 ) -> StartRequest:
-    log = str(folder / "log" / f"rank{rank}.log")
+    log = str(directory / "log" / f"rank{rank}.log")
     return StartRequest(
-        rank, (str(folder), str(rank), *args), env or {}, log, str(folder), f"process_bodies:{body}"
+        rank, (str(directory), str(rank), *args), env or {}, log, str(directory), f"process_bodies:{body}"
     )
 
 
@@ -71,28 +71,29 @@ def wait_for(pool: WorkerPool, *files: Path) -> None:
         pool.poll(0.01)
 
 
-def order_in(folder: Path, launch: str) -> Path:
-    order = LaunchConfig(
-        launch=launch, run_dir=str(folder), workload="-", job_dir=str(folder), params={}, strategy="ddp",
+def config_in(directory: Path, launch: str) -> Path:
+    config = LaunchConfig(
+        launch=launch, run_dir=str(directory), workload="-", job_dir=str(directory), params={},
+        strategy="ddp",
         devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
         baseline=None, warmup=0, rounds=1,
     )  # fmt: skip
-    path = RunDir(folder).launch_config(launch)
-    write_json(path, order)
+    path = RunDir(directory).launch_config(launch)
+    write_json(path, config)
     return path
 
 
-def launch(folder: Path, name: str, body: str, *args: str) -> list[StartRequest]:
+def launch(directory: Path, name: str, body: str, *args: str) -> list[StartRequest]:
     """All ranks of a launch with a run directory."""
-    order = str(order_in(folder, name))
-    run = RunDir(folder)
+    config = str(config_in(directory, name))
+    run = RunDir(directory)
     return [
         StartRequest(
             rank,
-            (order, str(rank), *args),
+            (config, str(rank), *args),
             {},
             str(run.log(name, rank)),
-            str(folder),
+            str(directory),
             f"process_bodies:{body}",
         )
         for rank in range(WORLD)
@@ -178,8 +179,8 @@ def test_the_rank_that_began_is_blamed(torch_pool: WorkerPool, tmp_path: Path, f
         assert str(log) in text
 
 
-def failure_of(pool: WorkerPool, folder: Path, name: str, faulty: int, fault: str) -> tuple[Failure, Path]:
-    pool.start(launch(folder, name, "all_reduce_until_fault", str(faulty), fault))
+def failure_of(pool: WorkerPool, directory: Path, name: str, faulty: int, fault: str) -> tuple[Failure, Path]:
+    pool.start(launch(directory, name, "all_reduce_until_fault", str(faulty), fault))
     exits = pool.poll(30.0)
     deadline = time.monotonic() + 0.5
     while len(exits) < WORLD and time.monotonic() < deadline:
@@ -188,7 +189,7 @@ def failure_of(pool: WorkerPool, folder: Path, name: str, faulty: int, fault: st
     pool.stop(0.2)
     exits += pool.poll(0)
     assert sorted(exit_.rank for exit_ in exits) == list(range(WORLD))
-    run = RunDir(folder)
+    run = RunDir(directory)
     failure = root_cause(exits, run.read_failures(name), stopped_ns)
     return failure, run.log(name, failure.rank)
 

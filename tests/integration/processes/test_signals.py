@@ -29,10 +29,10 @@ def front(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def family(front: subprocess.Popen[str], folder: Path) -> list[int]:
+def family(front: subprocess.Popen[str], directory: Path) -> list[int]:
     """Supervisor, server, ranks and the runaway grandchild."""
     pids = descendants(front.pid)
-    assert int((folder / "grandchild1").read_text()) in pids
+    assert int((directory / "grandchild1").read_text()) in pids
     assert len(pids) == 2 + len(BODIES) + 1
     return pids
 

@@ -81,18 +81,18 @@ def children(args: argparse.Namespace) -> None:
 
 
 def ending(args: argparse.Namespace) -> None:
-    folder, rank = Path(os.environ["FOLDER"]), dist.get_rank()
+    directory, rank = Path(os.environ["DIRECTORY"]), dist.get_rank()
     assert sys.stdin.read() == ""
     assert sys.argv[0] == "programs.py"
     assert Path(__file__).is_absolute()
     assert sys.path[0] == str(Path(__file__).parent)
     assert sys.modules["__main__"].ddp is ddp
     assert sys.modules["__main__"].__spec__ is None
-    left_open = open(folder / f"open{rank}", "w")  # noqa: SIM115 - left open for good
+    left_open = open(directory / f"open{rank}", "w")  # noqa: SIM115 - left open for good
     left_open.write("kept")
     vars(sys)["left_open"] = left_open
-    atexit.register(lambda: (folder / f"atexit{rank}").write_text("called"))
-    threading.Timer(0.2, lambda: (folder / f"thread{rank}").write_text("waited for")).start()
+    atexit.register(lambda: (directory / f"atexit{rank}").write_text("called"))
+    threading.Timer(0.2, lambda: (directory / f"thread{rank}").write_text("waited for")).start()
     sys.exit()
 
 

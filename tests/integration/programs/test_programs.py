@@ -20,26 +20,26 @@ NAMES = (
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """One run of all programs, each a variant; two of them fail."""
-    folder = tmp_path_factory.mktemp("programs")
-    shutil.copy(Path(__file__).with_name("programs.py"), folder)
+    directory = tmp_path_factory.mktemp("programs")
+    shutil.copy(Path(__file__).with_name("programs.py"), directory)
     write(
-        folder,
+        directory,
         "job.yaml",
         f"""
         script: programs.py
         devices: cpu:2
-        env: {{GIVEN: by the job, FOLDER: {folder}, OMP_NUM_THREADS: 3}}
+        env: {{GIVEN: by the job, DIRECTORY: {directory}, OMP_NUM_THREADS: 3}}
         seed: 7
         compare: {{args: {json.dumps([[name] for name in NAMES])}}}
         steps: {{launches: 1}}
         profile: {{steps: 2}}
         """,
     )
-    return gpurun(folder, "job.yaml", "--out", "run")
+    return gpurun(directory, "job.yaml", "--out", "run")
 
 
 def log(ran: Result, name: str, rank: int = 0) -> str:
-    (path,) = (ran.folder / "run" / "launches").glob(f"*-script-2-{name}/log/rank{rank}.log")
+    (path,) = (ran.directory / "run" / "launches").glob(f"*-script-2-{name}/log/rank{rank}.log")
     return path.read_text()
 
 
@@ -60,7 +60,7 @@ def test_steps_of_an_unchanged_program_are_timed_and_traced(ran: Result) -> None
         f"variants/script-2-ddp/rank{rank}.pt.trace.json.gz" for rank in range(2)
     ]
     assert all(rank["compute_ms"] > 0 and rank["local_batch"] is None for rank in ddp["ranks"])
-    lines = (ran.folder / "run/variants/script-2-ddp/rank1.jsonl").read_text().splitlines()
+    lines = (ran.directory / "run/variants/script-2-ddp/rank1.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert len(kinds) == 39
     assert kinds[29:32] == ["profile"] * 3
@@ -69,7 +69,7 @@ def test_steps_of_an_unchanged_program_are_timed_and_traced(ran: Result) -> None
 
 def test_fsdp_and_data_loaders_have_their_steps_too(ran: Result) -> None:
     for name in ("fsdp", "loader"):
-        lines = (ran.folder / f"run/variants/script-2-{name}/rank0.jsonl").read_text().splitlines()
+        lines = (ran.directory / f"run/variants/script-2-{name}/rank0.jsonl").read_text().splitlines()
         assert len(lines) >= 13, name  # and not those of its workers
 
 
@@ -81,9 +81,9 @@ def test_a_program_without_steps_has_a_running_time_and_a_note(ran: Result) -> N
 
 def test_what_the_program_leaves_for_its_end_is_done(ran: Result) -> None:
     for rank in range(2):
-        assert (ran.folder / f"open{rank}").read_text() == "kept"
-        assert (ran.folder / f"atexit{rank}").read_text() == "called"
-        assert (ran.folder / f"thread{rank}").read_text() == "waited for"
+        assert (ran.directory / f"open{rank}").read_text() == "kept"
+        assert (ran.directory / f"atexit{rank}").read_text() == "called"
+        assert (ran.directory / f"thread{rank}").read_text() == "waited for"
 
 
 def test_the_job_decides_over_seed_threads_and_environment(ran: Result) -> None:
@@ -102,9 +102,9 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
 
 
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
-    launches = json.loads((ran.folder / "run" / "plan.json").read_text())["launches"]
+    launches = json.loads((ran.directory / "run" / "plan.json").read_text())["launches"]
     assert all(len(launch["processes"]) == 2 for launch in launches)
-    ports = {path.read_text() for path in (ran.folder / "run" / "launches").glob("*/rendezvous")}
+    ports = {path.read_text() for path in (ran.directory / "run" / "launches").glob("*/rendezvous")}
     assert all(re.fullmatch("[0-9]+", port) for port in ports)
 
 
@@ -163,7 +163,7 @@ def test_a_program_whose_rank_was_killed_goes_on_from_its_checkpoint_to_the_same
 ) -> None:
     for name in ("checkpoint.py", "checkpoint.yaml"):
         shutil.copy(EXAMPLES / name, tmp_path)
-    both = "compare.args=[[--folder, killed, --steps, 12, --die-at, 7], [--folder, calm, --steps, 12]]"
+    both = "compare.args=[[--directory, killed, --steps, 12, --die-at, 7], [--directory, calm, --steps, 12]]"
     brief = ("--set", "profile.steps=0", "--set", "steps.launches=1")
     done = gpurun(tmp_path, "checkpoint.yaml", "--out", "run", *brief, "--set", "args=[]", "--set", both)
     assert done.code == 0, done.err

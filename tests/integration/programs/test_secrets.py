@@ -30,16 +30,16 @@ JOB = f"""
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result, Result]]:
     """A run that fails, resumed without the secrets and with them."""
-    folder = tmp_path_factory.mktemp("secrets")
-    write(folder, "program.py", PROGRAM)
-    write(folder, "job.yaml", JOB)
+    directory = tmp_path_factory.mktemp("secrets")
+    write(directory, "program.py", PROGRAM)
+    write(directory, "job.yaml", JOB)
     env = {"SHELL_SECRET": EXPORTED}
     old = os.umask(0o077)
     try:
-        first = gpurun(folder, "job.yaml", "--set", f"env.API_KEY={OVERRIDDEN}", "--out", "run", env=env)
-        (folder / "mended").touch()
-        second = gpurun(folder, "--resume", "run", env=env)
-        third = gpurun(folder, "--resume", "run", env={**env, "API_KEY": OVERRIDDEN})
+        first = gpurun(directory, "job.yaml", "--set", f"env.API_KEY={OVERRIDDEN}", "--out", "run", env=env)
+        (directory / "mended").touch()
+        second = gpurun(directory, "--resume", "run", env=env)
+        third = gpurun(directory, "--resume", "run", env={**env, "API_KEY": OVERRIDDEN})
         yield first, second, third
     finally:
         os.umask(old)
@@ -49,15 +49,15 @@ def test_the_program_gets_them_and_a_resumed_run_too(ran: tuple[Result, Result, 
     first, second, third = ran
     assert (first.code, second.code, third.code) == (4, 2, 0), third.err
     assert "only the mask of API_KEY" in second.err
-    assert (first.folder / "ran").read_text() == "xx"
+    assert (first.directory / "ran").read_text() == "xx"
 
 
 def test_no_record_report_or_message_has_them(ran: tuple[Result, Result, Result]) -> None:
     first, second, third = ran
     assert "401 for" in first.err
-    assert gpurun(first.folder, "report", "run", "--format", "table,html,tensorboard").code == 0
+    assert gpurun(first.directory, "report", "run", "--format", "table,html,tensorboard").code == 0
     shown = first.err + first.out + second.err + third.err
-    records = {path: path.read_bytes() for path in (first.folder / "run").rglob("*") if path.is_file()}
+    records = {path: path.read_bytes() for path in (first.directory / "run").rglob("*") if path.is_file()}
     for secret in (STATED, OVERRIDDEN, EXPORTED):
         assert secret not in shown
         own = [path for path, content in records.items() if secret.encode() in content]
@@ -65,15 +65,15 @@ def test_no_record_report_or_message_has_them(ran: tuple[Result, Result, Result]
 
 
 def test_files_have_the_permissions_that_the_umask_leaves(ran: tuple[Result, Result, Result]) -> None:
-    modes = {path: path.stat().st_mode & 0o077 for path in (ran[0].folder / "run").rglob("*")}
+    modes = {path: path.stat().st_mode & 0o077 for path in (ran[0].directory / "run").rglob("*")}
     assert not {path: mode for path, mode in modes.items() if mode}
 
 
 def test_a_report_to_send_does_not_name_the_machine(ran: tuple[Result, Result, Result]) -> None:
-    folder = ran[0].folder
+    directory = ran[0].directory
     for more, is_named in (((), False), (("--with-host",), True)):
-        assert gpurun(folder, "report", "run", "--format", "html", *more).code == 0
-        words = re.findall(r"\w+", data_of(folder / "run" / "report.html"))
+        assert gpurun(directory, "report", "run", "--format", "html", *more).code == 0
+        words = re.findall(r"\w+", data_of(directory / "run" / "report.html"))
         assert (os.uname().nodename in words) == is_named
 
 

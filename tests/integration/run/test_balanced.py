@@ -24,9 +24,9 @@ JOB = """
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    folder = tmp_path_factory.mktemp("balance")
-    write(folder, "job.yaml", JOB)
-    result = gpurun(folder, "job.yaml", "--out", "run")
+    directory = tmp_path_factory.mktemp("balance")
+    write(directory, "job.yaml", JOB)
+    result = gpurun(directory, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
     return result
 
@@ -48,7 +48,7 @@ def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Resu
 
 
 def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
-    said = gpurun(run.folder, "report", "run").out
+    said = gpurun(run.directory, "report", "run").out
     first, second = run.variant("ddp-2-balanced")["split"]
     assert f"ddp balanced {first}/{second}: what the devices cost" in said
     assert "T*/T = " in said
@@ -58,15 +58,15 @@ def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result)
 
 
 def test_a_resumed_run_keeps_the_split_that_was_found(run: Result) -> None:
-    before = (run.folder / "run/variants/ddp-2-balanced/balance.json").read_bytes()
-    status = run.folder / "run/variants/ddp-2-balanced/status.json"
+    before = (run.directory / "run/variants/ddp-2-balanced/balance.json").read_bytes()
+    status = run.directory / "run/variants/ddp-2-balanced/status.json"
     status.write_text(json.dumps({"status": "failed", "reason": "as if"}))
-    (run.folder / "run/launches/01-ddp-2/events.jsonl").write_text("")
-    again = gpurun(run.folder, "job.yaml", "--resume", "run")
+    (run.directory / "run/launches/01-ddp-2/events.jsonl").write_text("")
+    again = gpurun(run.directory, "job.yaml", "--resume", "run")
     assert again.code == 0, again.err
-    assert (run.folder / "run/variants/ddp-2-balanced/balance.json").read_bytes() == before
-    order = json.loads((run.folder / "run/launches/01-ddp-2~2/launch.json").read_text())
-    assert order["variants"][-1]["split"] == json.loads(before)["best"]["split"]
+    assert (run.directory / "run/variants/ddp-2-balanced/balance.json").read_bytes() == before
+    config = json.loads((run.directory / "run/launches/01-ddp-2~2/launch.json").read_text())
+    assert config["variants"][-1]["split"] == json.loads(before)["best"]["split"]
     assert "measuring the devices" not in again.err
 
 

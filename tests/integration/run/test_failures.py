@@ -17,7 +17,7 @@ FAULTS = {
     "9/1": ("sys.exit(3)", "exit code 3"),
     "1/9": ("os._exit(4)", "exit code 4"),
     "2/8": ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-    "3/7": (SEGFAULT, "SIGSEGV: Segmentation fault at {folder}/model.py:{line} in misbehave"),
+    "3/7": (SEGFAULT, "SIGSEGV: Segmentation fault at {directory}/model.py:{line} in misbehave"),
 }
 """By split: what rank 1 does once the gradients have been checked and the warm-up has begun, and its name."""
 ALL_LEAVE = "7/3"
@@ -37,7 +37,7 @@ def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(tmp_pat
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 4, result.err
     for split, (body, named) in FAULTS.items():
-        cause = named.format(folder=tmp_path, line=line_of(tmp_path, body))
+        cause = named.format(directory=tmp_path, line=line_of(tmp_path, body))
         failed = result.variant(f"ddp-2-{split.replace('/', '-')}")
         assert failed["status"] == "failed"
         assert failed["reason"].startswith("rank 1")
@@ -88,9 +88,9 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path)
 
 def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
     """Variants whose turn in this round came before that of `variant`: it is kept where the round failed."""
-    order = json.loads((run / "launches" / launch / "launch.json").read_text())
-    variants = [one["id"] for one in order["variants"]]
-    blocks = shuffled([*variants, "control"], f"{order['run_dir']}/{launch}/{round_}")
+    config = json.loads((run / "launches" / launch / "launch.json").read_text())
+    variants = [one["id"] for one in config["variants"]]
+    blocks = shuffled([*variants, "control"], f"{config['run_dir']}/{launch}/{round_}")
     return set(blocks[: blocks.index(variant)])
 
 
@@ -107,9 +107,9 @@ def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_p
     assert result.variant("ddp-2-even")["status"] == "ok"
 
 
-def line_of(folder: Path, words: str) -> int:
+def line_of(directory: Path, words: str) -> int:
     """The line of the model's file with these words."""
-    lines = (folder / "model.py").read_text().splitlines()
+    lines = (directory / "model.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if words in line)
 
 
@@ -212,6 +212,6 @@ BROKEN_JOB = """
 """
 
 
-def python_path(folder: Path) -> str:
-    """`folder`'s modules can be imported too."""
-    return f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+def python_path(directory: Path) -> str:
+    """`directory`'s modules can be imported too."""
+    return f"{directory}:{os.environ.get('PYTHONPATH', '')}"

@@ -35,10 +35,10 @@ CONTROLS = "\x07\x9b\r\u202e"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    write(folder, "job.yaml", JOB)
-    assert gpurun(folder, "job.yaml", "--out", "run").code == 0
-    return folder
+    directory = tmp_path_factory.mktemp("made")
+    write(directory, "job.yaml", JOB)
+    assert gpurun(directory, "job.yaml", "--out", "run").code == 0
+    return directory
 
 
 @pytest.fixture
@@ -143,6 +143,18 @@ def test_no_process_that_a_run_names_gets_a_signal(run: RunDir, handler: str) ->
         assert victim.wait() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("command", ["stacks", "capture"])
+def test_a_directory_that_others_can_change_makes_no_rank_do_anything(run: RunDir, command: str) -> None:
+    forge_running(run, os.getpid())
+    (control,) = run.path.glob("launches/*/control")
+    control.chmod(0o755)
+    before = (control / "rank0").read_bytes()
+    done = gpurun(run.path.parent, command, "run")
+    assert (done.code, done.out) == (2, "")
+    assert "is not yours alone" in done.err
+    assert ((control / "rank0").read_bytes(), len(os.listdir(control))) == (before, 1)
+
+
 def forge_running(run: RunDir, pid: int) -> None:
     """A run that names the process as its command and as its rank 0, with nothing but what /proc shows."""
     launch = next((run.path / "launches").iterdir()).name
@@ -156,7 +168,7 @@ def forge_running(run: RunDir, pid: int) -> None:
     }
     run.running.write_text(json.dumps(claim))
     control = run.control(launch)
-    control.mkdir()
+    control.mkdir(mode=0o700)
     (control / "rank0").write_bytes(struct.pack("=5Q", 0x6770_7572_756E_0001, pid, ticks, 0, 0))
 
 
@@ -178,4 +190,4 @@ def test_a_run_that_everyone_may_change_is_not_resumed(run: RunDir) -> None:
     run.path.chmod(0o777)
     done = gpurun(run.path.parent, "--resume", "run")
     assert done.code == 2
-    assert "chmod -R o-w" in done.err
+    assert "chmod -R go-w" in done.err

@@ -25,13 +25,18 @@ JOB = """
 
 
 @contextmanager
-def running(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+def running(directory: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     """`gpurun job.yaml --out run` in the background, once its ranks make steps."""
     argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run", *args]
     with subprocess.Popen(
-        argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+        argv,
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
     ) as process:
-        wait_for(lambda: any((folder / "run").glob("variants/*/rank0.jsonl")), process)
+        wait_for(lambda: any((directory / "run").glob("variants/*/rank0.jsonl")), process)
         try:
             yield process
         finally:
@@ -47,10 +52,10 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
         time.sleep(0.02)
 
 
-def follow_one_line(folder: Path, job: subprocess.Popen[str]) -> None:
+def follow_one_line(directory: Path, job: subprocess.Popen[str]) -> None:
     """A reader takes a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
     command = f"{sys.executable} -m gpurun logs run --follow | head -1"
-    with subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True) as reader:
+    with subprocess.Popen(["sh", "-c", command], cwd=directory, stdout=subprocess.PIPE, text=True) as reader:
 
         def is_read() -> bool:
             job.send_signal(signal.SIGUSR1)

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope="module")
 def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the sleep job; its folder holds `job.yaml` and `run`."""
-    folder = tmp_path_factory.mktemp("naps")
-    write(folder, "job.yaml", SLEEP_JOB)
-    result = gpurun(folder, "job.yaml", "--out", "run")
+    """A finished run of the sleep job; its directory holds `job.yaml` and `run`."""
+    directory = tmp_path_factory.mktemp("naps")
+    write(directory, "job.yaml", SLEEP_JOB)
+    result = gpurun(directory, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
-    (folder / "stdout").write_text(result.out)
-    return folder
+    (directory / "stdout").write_text(result.out)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_the_table_and_the_sentence_name_the_fastest_split(quiet: Result) -> Non
 
 
 def test_the_figures_are_those_of_the_formula(quiet: Result) -> None:
-    comparison = json.loads(gpurun(quiet.folder, "report", "run", "--format", "json").out)
+    comparison = json.loads(gpurun(quiet.directory, "report", "run", "--format", "json").out)
     even, uneven = comparison["variants"]
     assert comparison["complete"]
     assert even["id"] == "ddp-2-even"
@@ -161,7 +161,7 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     assert "the gate is undecided at 1 %, so it doesn't pass" in result.err
     found = result.json["gate"]
     assert found["outcome"] == "undecided"
-    assert {row["why"] for row in found["rows"]} == {"1 launch of each version: a verdict takes 6"}
+    assert {row["why"] for row in found["rows"]} == {"1 launch of each run: a verdict takes 6"}
 
 
 def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:

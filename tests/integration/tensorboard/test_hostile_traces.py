@@ -21,11 +21,11 @@ OWN_INDEX = ".gpurun-timeline"
 MERGED = "merged.pt.trace.json.gz"
 
 
-def plant(folder: Path) -> Path:
+def plant(directory: Path) -> Path:
     """Files named like modules that our processes import; returns what exists once one of them has run."""
-    mark = folder / "code-ran"
+    mark = directory / "code-ran"
     for name in STANDARD_MODULES:
-        (folder / f"{name}.py").write_text(
+        (directory / f"{name}.py").write_text(
             f"open({str(mark)!r}, 'w').close()\nraise SystemExit(f'ran {name}')"
         )
     return mark
@@ -34,12 +34,12 @@ def plant(folder: Path) -> Path:
 @pytest.fixture
 def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory: traces of two ranks."""
-    folder = tmp_path / "downloaded"
-    folder.mkdir()
+    directory = tmp_path / "downloaded"
+    directory.mkdir()
     for rank in (0, 1):
-        trace(folder, rank, 30 * (rank == 0))
-    monkeypatch.chdir(folder)
-    return folder
+        trace(directory, rank, 30 * (rank == 0))
+    monkeypatch.chdir(directory)
+    return directory
 
 
 @pytest.mark.parametrize("python_path", ["", ":/nowhere", ".:"])
@@ -71,16 +71,16 @@ print(len(parallel.read_all([Path(each) for each in sys.argv[1:]], None)))
     assert not mark.exists()
 
 
-def traces_of(folder: Path) -> Traces:
-    (listed,) = Listing(str(folder)).all().values()
+def traces_of(directory: Path) -> Traces:
+    (listed,) = Listing(str(directory)).all().values()
     found = listed.indexed("traces")
     assert found is not None
     return found
 
 
-def index_of(folder: Path) -> Index:
+def index_of(directory: Path) -> Index:
     """The index as a server makes it."""
-    indexes, traces = Indexes(), traces_of(folder)
+    indexes, traces = Indexes(), traces_of(directory)
     indexes.get(traces)
     indexes.wait()
     state = indexes.get(traces)

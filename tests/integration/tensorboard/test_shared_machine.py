@@ -23,9 +23,9 @@ from tests.integration.tensorboard.test_tab import trace
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("shared")
-    trace(folder, 0, 0)
-    with open_view(folder) as opened:
+    directory = tmp_path_factory.mktemp("shared")
+    trace(directory, 0, 0)
+    with open_view(directory) as opened:
         yield opened
 
 
@@ -87,10 +87,10 @@ def test_pages_of_other_origins_begin_no_work(server: Server, site: str, code: i
     assert ask(server, runs(server).replace("runs", "static/index.js"), Sec_Fetch_Site=site)[0] == code
 
 
-def traces_in(folder: Path) -> Traces:
-    folder.mkdir(exist_ok=True)
-    trace(folder, 0, 0)
-    (listed,) = Listing(str(folder)).all().values()
+def traces_in(directory: Path) -> Traces:
+    directory.mkdir(exist_ok=True)
+    trace(directory, 0, 0)
+    (listed,) = Listing(str(directory)).all().values()
     found = listed.indexed("traces")
     assert found is not None
     return found

@@ -43,7 +43,7 @@ with open_view(Path(sys.argv[1])) as server:
 """
 
 
-def trace(folder: Path, rank: int, delay_us: int, repeats: int = 1) -> Path:
+def trace(directory: Path, rank: int, delay_us: int, repeats: int = 1) -> Path:
     """One rank's trace: a kernel, and a collective for which rank 0 is late."""
     events = [step(1, 0, 200)]
     for n in range(repeats):
@@ -53,7 +53,7 @@ def trace(folder: Path, rank: int, delay_us: int, repeats: int = 1) -> Path:
             kernel("gemm", at + 20, 30 + delay_us, number + 1),
             kernel(ALL_REDUCE, at + 50 + delay_us, 50 - delay_us, number + 2, stream=20),
         ]
-    return write(folder / f"rank{rank}.pt.trace.json.gz", events, **rank_info(rank, 2))
+    return write(directory / f"rank{rank}.pt.trace.json.gz", events, **rank_info(rank, 2))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """One of four processes that compute gradients of every strategy and split; run by `test_gradients.py`.
 
-Results go to FOLDER/RANK.json: case → relative error, and findings.
+Results go to DIRECTORY/RANK.json: case → relative error, and findings.
 """
 
 import gc
@@ -109,7 +109,7 @@ def workload(kind: str, num_workers: int = 0) -> Workload:
 KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset")
 
 
-def order(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
+def config(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=("cpu",) * world, backend="gloo" if strategy == "ddp" else None, precision="fp64", seed=SEED,
@@ -143,7 +143,8 @@ def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     errors = {}
     variants = variants_of(world)
     for kind in KINDS:
-        trainer = Trainer(workload(kind, num_workers=int(world == 2)), order(strategy, world, variants), rank)
+        job = workload(kind, num_workers=int(world == 2))
+        trainer = Trainer(job, config(strategy, world, variants), rank)
         for variant in variants:
             found = trainer.gradient(variant, 0)
             errors[f"{strategy} {kind} {variant.id}"] = relative_error(found, expected_gradient(kind))
@@ -154,7 +155,7 @@ def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
 def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float]:
     """Relative difference of the weights after three optimizer steps to those of a bare loop."""
     variants = variants_of(world)[-1:]
-    trainer = Trainer(workload("mean"), order(strategy, world, variants), rank)
+    trainer = Trainer(workload("mean"), config(strategy, world, variants), rank)
     bare = workload("mean")
     bare.model.double()
     assert bare.batch is not None
@@ -175,8 +176,8 @@ def checks(rank: int) -> dict[str, Any]:
     """What the run's own check says: as it is, with plain DDP's weights, and without enough memory."""
     variants = (VariantConfig("even", (32, 32), 1), VariantConfig("uneven", (48, 16), 1))
     found: dict[str, Any] = {}
-    trainer = Trainer(workload("mean"), order("ddp", 2, variants), rank)
-    launch = order("ddp", 2, variants)
+    trainer = Trainer(workload("mean"), config("ddp", 2, variants), rank)
+    launch = config("ddp", 2, variants)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     state = torch.get_rng_state()
     found["right"] = check_gradients(trainer, launch, rank)
@@ -194,7 +195,7 @@ def checks(rank: int) -> dict[str, Any]:
 def ablation(rank: int) -> dict[str, Any]:
     """Steps without communication let the ranks drift apart; the saved state brings them back."""
     variants = (VariantConfig("uneven", (18, 6), 1),)
-    trainer = Trainer(workload("mean"), order("ddp", 2, variants), rank)
+    trainer = Trainer(workload("mean"), config("ddp", 2, variants), rank)
     trainer.step(trainer.prepare(variants[0], 0), NoClock())
     saved, spread = trainer.save_state(), []
     for restore in (False, True):
@@ -209,7 +210,7 @@ def ablation(rank: int) -> dict[str, Any]:
     return {"apart": spread[0], "restored": spread[1]}
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, directory: Path) -> None:
     results: dict[str, Any] = {}
     if rank == 3:  # it has least to do among the groups
         results |= gradient_errors("single", 1, 0)
@@ -218,7 +219,7 @@ def main(rank: int, folder: Path) -> None:
     for world in (2, 3, 4):
         if rank >= world:
             continue
-        store = FileStore(str(folder / f"store{world}"), world)
+        store = FileStore(str(directory / f"store{world}"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         results |= gradient_errors("ddp", world, rank) | weights_after_steps("ddp", world, rank)
         if world == 2:
@@ -226,4 +227,4 @@ def main(rank: int, folder: Path) -> None:
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()
-    (folder / f"{rank}.json").write_text(json.dumps(results))
+    (directory / f"{rank}.json").write_text(json.dumps(results))

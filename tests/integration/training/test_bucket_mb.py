@@ -46,9 +46,9 @@ WORKLOAD = """
 """
 
 
-def buckets(folder: Path, variant: str) -> tuple[int, int]:
+def buckets(directory: Path, variant: str) -> tuple[int, int]:
     """Bytes that a bucket may have, and the number of buckets, as DDP logs them on rank 0."""
-    (log,) = folder.glob(f"run/launches/*{variant}/log/rank0.log")
+    (log,) = directory.glob(f"run/launches/*{variant}/log/rank0.log")
     found = re.search(r"cap (\d+) sizes (.+)", log.read_text())
     assert found, log.read_text()
     return int(found[1]), len(found[2].split(","))

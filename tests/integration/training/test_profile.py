@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.worker.profiling.profiler import capture, memory_history
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
+SLEEP_S = 0.02
 
-def traced(path: Path, order: ProfileConfig) -> list[dict[str, Any]]:
+
+def traced(path: Path, config: ProfileConfig) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     model = CpuDataParallel(nn.Linear(4, 4), 2)
-    capture(lambda: model(torch.ones(6, 4), (4, 2)).sum().backward(), order, path, all_threads=True)
+    capture(lambda: model(torch.ones(6, 4), (4, 2)).sum().backward(), config, path, all_threads=True)
     with gzip.open(path) as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return events
@@ -36,12 +39,37 @@ def test_a_trace_holds_the_steps_and_all_replicas(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+class Sleeping(nn.Linear):
+    """Waits in its forward pass and in its backward pass, outside of any operator."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP_S)
+        input.register_hook(lambda _: time.sleep(SLEEP_S))
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_a_sleeping_model_does_not_compute_under_any_strategy(tmp_path: Path, strategy: str) -> None:
+    torch.set_num_threads(1)
+    model, path = Sleeping(4, 4), tmp_path / "rank0.json.gz"
+    replicas = CpuDataParallel(model, 2)
+
+    def step() -> None:
+        inputs = torch.ones(6, 4, requires_grad=True)
+        outputs = replicas(inputs, (4, 2)) if strategy == "dp" else model(inputs)
+        outputs.sum().backward()
+
+    capture(step, ProfileConfig(1), path, all_threads=True)
+    (rank,) = analyse_paths([path]).ranks
+    assert rank.steps[0].idle_us >= SLEEP_S * 1e6, "of two; replicas don't sleep at the very same time"
+
+
 def test_a_trace_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "taken" / "rank0.pt.trace.json.gz"
-    (tmp_path / "taken").write_text("a file, not a folder")
+    (tmp_path / "taken").write_text("a file, not a directory")
     with pytest.raises(MachineError, match="can't write the trace"):
         traced(path, ProfileConfig(1))
-    assert (tmp_path / "taken").read_text() == "a file, not a folder"
+    assert (tmp_path / "taken").read_text() == "a file, not a directory"
 
 
 def test_modules_are_named_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -75,7 +103,7 @@ def test_a_memory_snapshot_holds_the_recorded_steps_alone(
     """With a fake of CUDA's allocator, which records what it was asked for."""
     asked: list[str] = []
     memory = torch.cuda.memory
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(
         memory, "_record_memory_history", lambda enabled="all", **_: asked.append(str(enabled))
     )

@@ -9,7 +9,7 @@ from gpurun import Workload
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.integration.training.gradient_worker import order
+from tests.integration.training.gradient_worker import config
 
 
 class Stubborn(nn.Module):
@@ -40,7 +40,7 @@ def test_weights_buffers_and_optimizer_come_back() -> None:
     model = Stubborn()
     variant = VariantConfig("single-1", (8,), 1)
     job = Workload(model, batch, nn.functional.cross_entropy, optimizer=torch.optim.Adam)
-    trainer = Trainer(job, order("single", 1, (variant,)), 0)
+    trainer = Trainer(job, config("single", 1, (variant,)), 0)
 
     def seen() -> list[Tensor]:
         moments = [value for state in trainer.optimizer.state.values() for value in state.values()]

@@ -48,7 +48,7 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchConfig:
+def config(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchConfig:
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
@@ -56,23 +56,23 @@ def order(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] 
     )  # fmt: skip
 
 
-def built(name: str, params: dict[str, Any], folder: Path) -> Workload:
+def built(name: str, params: dict[str, Any], directory: Path) -> Workload:
     """What `name` builds, where that is no micro-benchmark."""
-    return cast(Workload, load_workload(name, params, folder))
+    return cast(Workload, load_workload(name, params, directory))
 
 
 def start(
-    source: str, folder: Path, name: str = "train.py:build", device: str = "cpu", **params: Any
+    source: str, directory: Path, name: str = "train.py:build", device: str = "cpu", **params: Any
 ) -> None:
     """Everything that a worker does before it measures, and one step."""
-    (folder / "train.py").write_text(source)
-    launch = order(device=device)
-    trainer = Trainer(built(name, params, folder), launch, 0)
+    (directory / "train.py").write_text(source)
+    launch = config(device=device)
+    trainer = Trainer(built(name, params, directory), launch, 0)
     trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
 
 
 def test_the_example_trains(tmp_path: Path) -> None:
-    launch = order("dp", split=(5, 3))
+    launch = config("dp", split=(5, 3))
     trainer = Trainer(built("own_model.py:build", {"width": 8}, EXAMPLE.parent), launch, 0)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
@@ -258,7 +258,7 @@ def test_a_batch_that_ignores_its_generator_is_reported(
     old: str, new: str, warns: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(GOOD.replace(old, new))
-    warning = Trainer(built("train.py:build", {}, tmp_path), order(), 0).batch_warning
+    warning = Trainer(built("train.py:build", {}, tmp_path), config(), 0).batch_warning
     if warns:
         assert warning is not None
         assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) returns different samples")
@@ -286,14 +286,14 @@ def test_a_dataset_that_is_too_small_names_the_global_batch(tmp_path: Path) -> N
     assert "got:      1 sample\n" in f"{error.value}\n"
 
 
-def test_a_folder_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_path: Path) -> None:
+def test_a_directory_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_path: Path) -> None:
     for number in range(3):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     workload = built("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
     with pytest.raises(
         ParamsError, match=r"^a global batch needs 8 images, but only 3 can be used: `images`"
     ):
-        Trainer(workload, order(), 0)
+        Trainer(workload, config(), 0)
 
 
 def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: P
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     params = {"images": str(tmp_path), "max_images": 1, "num_workers": 0}
     variants = (VariantConfig("large", (2,), 1), VariantConfig("small", (1,), 1))
-    trainer = Trainer(built("resnet50", params, tmp_path), replace(order(), variants=variants), 0)
+    trainer = Trainer(built("resnet50", params, tmp_path), replace(config(), variants=variants), 0)
     trainer.prepare(variants[1], 0)
     with pytest.raises(ParamsError, match="needs 2 images, but only 1 can"):
         trainer.prepare(variants[0], 0)

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import COMMANDS, cli, main
-from gpurun.launcher.cli.streams import Cleaned
+from gpurun.launcher.cli.streams import Cleaned, prepare_streams
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.schedulers import SCHEDULERS
@@ -104,6 +104,13 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_names_the_help(
     assert ended(monkeypatch, capsys, *words) == f"gpurun: {said}\n    see `gpurun {words[0]} --help`\n"
 
 
+def test_options_before_the_command_are_a_mistake_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ended(monkeypatch, capsys, "--set", "seed=1", "check", "job.yaml")
+    assert said.startswith("gpurun: options come after the command: gpurun check … --option\n")
+
+
 def test_help_is_a_word_too_and_every_value_has_a_name() -> None:
     def output_of(*words: str) -> str:
         return CliRunner().invoke(cli, words, terminal_width=80).output
@@ -161,3 +168,18 @@ def test_only_text_and_colours_reach_the_terminal() -> None:
     stream.write("\x1b")
     stream.write("]52;c;Y3VybA==\x07\u202egnp.exe")
     assert shown.getvalue() == "\x1b[32mgreen\x1b[0m 1Ma\tb\n]52;c;Y3VybA==gnp.exe"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("err", [False, True])
+def test_no_encoding_lets_more_through(encoding: str, err: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """click writes to the bytes below a stream whose encoding is ASCII."""
+    below = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(below, encoding=encoding, errors="surrogateescape"))
+    prepare_streams()
+    click.echo("a\x1b]52;c;Y3VybA==\x07b\x1b[2J\u202e \udc9b2J ±", err=err)
+    shown = below.getvalue()
+    assert shown.decode("latin-1" if encoding == "latin-1" else "utf-8") == "ab \\udc9b2J ±\n"
+    for way_around in ("buffer", "detach", "writelines", "reconfigure"):
+        assert not hasattr(sys.stderr if err else sys.stdout, way_around)

@@ -194,7 +194,7 @@ def test_a_run_may_be_read_at_any_time(files: Files, rounds: int) -> None:
         assert known(uneven.vs_baseline).verdict == "slower"
 
 
-def test_a_folder_without_a_plan_is_no_run(tmp_path: Path) -> None:
+def test_a_directory_without_a_plan_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"plan\.json"):
         compare_run(RunDir(tmp_path))
 
@@ -420,13 +420,20 @@ def test_facts_notes_and_combinations_left_out_are_carried(files: Files) -> None
     left_out = SkippedCombination({"strategy": "single", "device_count": 2}, "single has one device")
     write_splits(files)
     write_json(files.run.plan, splits_plan(left_out=(left_out,), notes=("two ranks share cuda:0",)))
-    facts = VariantFacts(1e-7, "one device", ("BatchNorm",), unsteady="the step time did not settle")
+    facts = VariantFacts(
+        1e-7,
+        "one device",
+        ("BatchNorm",),
+        unsteady="the step time did not settle",
+        gradient_warning="the gradient differs",
+    )
     write_json(files.run.facts(UNEVEN.id), facts)
     write_json(files.run.host, {"hostname": "h"})
     comparison = compare_run(files.run)
     uneven = by_id(comparison)["ddp-2-48-16"]
     assert (uneven.gradient_error, uneven.gradient_reference) == (1e-7, "one device")
     assert uneven.warnings == ("BatchNorm",)
+    assert comparison.alerts == ("ddp 48/16: the gradient differs",)
     assert (uneven.status, uneven.reason) == ("unsteady", "the step time did not settle")
     assert known(uneven.vs_baseline).verdict == "slower"
     assert comparison.host == {"hostname": "h"}
@@ -588,3 +595,31 @@ def test_damaged_step_records_are_reported_and_never_called_ok(files: Files) -> 
     assert any("1 of 113 lines of rank0.jsonl can't be read" in text for text in found[EVEN.id].warnings)
     assert found[UNEVEN.id].status == "failed"
     assert found[UNEVEN.id].reason == "3 of 3 lines of rank1.jsonl can't be read, and are ignored"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended: bool) -> None:
+    """Not while it runs: then the rest is still to come."""
+    program = Variant(
+        id="script-2", strategy="script", devices=("cpu:0", "cpu:1"), split=(), split_name="-", varied={}
+    )
+    for rank, num_steps in enumerate((12, 13)):
+        lines = [step_of(number, 100 if number < 6 else 50) for number in range(num_steps)]
+        append_lines(files.run.steps(program.id, rank), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-2", 0, [program])], program.id))
+    if ended:
+        files.close(program)
+    (found,) = compare_run(files.run).variants
+    if not ended:
+        assert found.step_ms is None
+        return
+    assert (found.status, known(found.step_ms).median) == ("unsteady", pytest.approx(50))
+    assert found.reason == (
+        "only 13 steps, which did not settle: the times are those of the last 6; run more steps"
+    )
+    assert [rank.step_ms for rank in found.ranks] == [50, 50]
+
+
+def step_of(number: int, ms: float) -> StepRecord:
+    """A step of a program that is still warming up."""
+    return StepRecord("01-script-2", 0, 0, number, "warmup", round(ms * 1e6), {}, None)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpurun.launcher.compare.causes import main_cause, why_slower
+from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
 from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
 from gpurun.launcher.compare.notes import disagreement
 from tests.known import known
@@ -195,7 +195,7 @@ def test_what_both_lose_is_no_reason() -> None:
         )
         for name, ms in (("fast", 50.0), ("slow", 60.0))
     )
-    assert why_slower(slow, fast) is None
+    assert main_cause(slow, fast) is None
 
 
 @pytest.mark.parametrize(
@@ -246,6 +246,71 @@ def test_what_is_said_of_every_rank_holds_of_every_rank() -> None:
     assert "every rank" not in said
 
 
+@pytest.mark.parametrize(
+    ("ms_per_sample", "kind", "said"),
+    [
+        ((3.0, 1.0), "straggler", "waits 36.0 of 51.0 ms for rank 0, which takes longer for each sample"),
+        ((1.0, 1.0), "split", "waits 2.00 of 17.0 ms for rank 0's larger batch"),
+    ],
+)
+def test_two_samples_more_are_not_why_a_slow_device_takes_three_times_as_long(
+    ms_per_sample: tuple[float, float], kind: str, said: str
+) -> None:
+    """Of the wait, 15 × (17 / 15 − 1) samples are the split; the rest is the device."""
+    work = [samples * ms for samples, ms in zip((17, 15), ms_per_sample, strict=True)]
+    wait_ms = work[0] - work[1]
+    slow = variant("ddp-17-15", (17, 15), work[0], rank(0, 17, work[0]), rank(1, 15, work[1], wait_ms))
+    found = known(largest_loss(slow.ranks))
+    assert (found.kind, found.ms) == (kind, wait_ms)
+    assert said in str(found)
+
+
+def test_a_larger_batch_and_a_slower_device_are_both_named_by_their_size() -> None:
+    ranks = (rank(0, 24, 48.0), rank(1, 8, 8.0, 40.0))
+    assert str(largest_loss(ranks)) == (
+        "rank 1 waits 40.0 of 48.0 ms for rank 0, which takes longer for each sample"
+        " (16.0 ms are its larger batch)"
+    )
+    ranks = (rank(0, 24, 30.0), rank(1, 8, 8.0, 22.0))
+    assert str(largest_loss(ranks)) == (
+        "rank 1 waits 22.0 of 30.0 ms for rank 0's larger batch, which is slower too (6.00 ms)"
+    )
+
+
+def test_a_rank_that_sleeps_is_not_in_python_between_operators() -> None:
+    """CPU time shows it: 20 ms asleep on rank 0, 40 on rank 1."""
+    asleep_ = (rank(0, 1, 21.0, 20.6, host=20.2), rank(1, 1, 42.1, host=41.2))
+    seen = tuple(replace(one, step_ms=42.0, cpu_ms=1.1) for one in asleep_)
+    assert str(largest_loss(asleep_)) == "rank 1 spends 41.2 of 42.1 ms in Python between operators"
+    assert (
+        str(largest_loss(seen))
+        == "rank 0 waits 20.6 of 41.6 ms for rank 1, which takes longer for as many samples"
+    )
+    alike = tuple(replace(one, step_ms=42.0, cpu_ms=1.1) for one in (asleep_[1], replace(asleep_[1], rank=0)))
+    assert str(largest_loss(alike)) == (
+        "every rank spends 40.1 of 42.1 ms blocked: asleep, or waiting for a lock, a file or a network"
+    )
+    busy = tuple(replace(one, cpu_ms=41.0) for one in alike)
+    assert "in Python between operators" in str(largest_loss(busy))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({}, ""),
+        ({"sm_clock_mhz": 1200.0}, ", at 1200 instead of 1500 MHz"),
+        ({"alloc_retries": 3}, ", its memory nearly full (torch released cached memory 3 times)"),
+    ],
+)
+def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(more: dict[str, float], reason: str) -> None:
+    ranks = tuple(replace(rank(number, 32, 50.0), sm_clock_mhz=1500.0) for number in (0, 1))
+    fast = variant("ddp-fast", (32, 32), 50.0, *ranks)
+    longer = tuple(replace(one, span_ms=60.0, compute_ms=60.0, **more) for one in ranks)  # type: ignore[arg-type]
+    slow = variant("ddp-slow", (32, 32), 60.0, *longer)
+    assert why_slower(slow, fast) == f"rank 0 spends 60.0 of 60.0 ms (10.0 more) computing{reason}"
+    assert why_slower(fast, slow) is None
+
+
 def test_a_rank_without_samples_waits_for_nobodys_larger_batch() -> None:
     idle = rank(1, 0, 0.7, 24.1)
     alone = variant("ddp-13-0-8", (13, 0, 8), 25.0, rank(0, 13, 24.8), idle, rank(2, 8, 24.7))
@@ -255,7 +320,10 @@ def test_a_rank_without_samples_waits_for_nobodys_larger_batch() -> None:
 @pytest.mark.parametrize(
     ("slow", "advice"),
     [
-        (rank(0, 40, 60.0), "find out why the ranks take other times than when this split was found."),
+        (
+            rank(0, 40, 60.0),
+            "find out why the ranks' times differ from those that were measured to find this split.",
+        ),
         (rank(0, 24, 60.0), "find out what slows that rank down."),
     ],
 )

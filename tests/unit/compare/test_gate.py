@@ -41,14 +41,14 @@ def gate_plan(*variants: Variant, repetitions: int) -> Plan:
 
 
 def measured(
-    folder: Path,
+    directory: Path,
     *ratios: tuple[Variant, float],
     repetitions: int = 8,
     spent: float = 1.0,
     scatter: float = 1.0,
 ) -> Files:
     """Each variant at 100 ms before, and at `ratio` of it after; the machine gets slower all the time."""
-    files = Files(RunDir(folder))
+    files = Files(RunDir(directory))
     planned = gate_plan(*(one for one, _ in ratios), repetitions=repetitions)
     write_json(files.run.plan, planned)
     for one, ratio in ratios:
@@ -141,7 +141,7 @@ def test_equal_code_is_said(tmp_path: Path) -> None:
 
 def test_every_report_gives_the_same_answer(tmp_path: Path) -> None:
     found = compare_run(measured(tmp_path, (EVEN, 1.10), (DP, 1.0)).run)
-    gate, where = known(found.gate), "a: main   b: working copy"
+    gate, where = known(found.gate), "A: main   B: working copy"
     table = render_table(found, 200, plain=True)
     assert gate.headline in table
     assert "slower" in table.splitlines()[1]

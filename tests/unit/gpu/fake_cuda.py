@@ -102,9 +102,14 @@ class FakeCuda:
         return self.peaks.get(self.index(device), 0)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """c10/cuda/CUDACachingAllocator.cpp, `assertValidDevice`; `memory_stats` is empty then instead."""
+        if not self.initialized:
+            raise RuntimeError(f"Invalid device argument {self.index(device)}: did you call init?")
         self.peaks[self.index(device)] = 0
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
+        if not self.initialized:
+            return {}
         return {"num_alloc_retries": self.retries.get(self.index(device), 0)}
 
     def is_current_stream_capturing(self) -> bool:

@@ -17,7 +17,7 @@ from gpurun.launcher.compare.notes import full_memory
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.metrics import METRICS
 from gpurun.launcher.run import max_batch
@@ -35,12 +35,15 @@ from gpurun.launcher.rundir.records import (
 from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
+from gpurun.launcher.worker.strategies.single import Single
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
 from gpurun.launcher.worker.training.traces import TraceRequests
+from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from tests.unit.gpu.configs import launch
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
@@ -212,8 +215,8 @@ class Steps:
         self.said.append(f"step {step_input.step}" + (" untimed" if isinstance(clock, NoClock) else ""))
 
 
-def bench_on_gpu(folder: Path, trainer: Steps) -> TimedRounds:
-    order = launch(folder, devices=("cuda:0", "cuda:0"))
+def bench_on_gpu(directory: Path, trainer: Steps) -> TimedRounds:
+    config = launch(directory, devices=("cuda:0", "cuda:0"))
     times = itertools.count(0, 1000)
 
     class Sampled(LoadMeter):
@@ -226,37 +229,33 @@ def bench_on_gpu(folder: Path, trainer: Steps) -> TimedRounds:
             yield
             trainer.said.append("counted")
 
-    device, requests = torch.device("cuda", 0), TraceRequests(order, 0, None)
+    device, requests = torch.device("cuda", 0), TraceRequests(config, 0, None)
     clock = HostClock(now_ns=lambda: next(times))
     return TimedRounds(
-        order, cast(Any, trainer), clock, Alone(), Journal(order, 0), device, requests, Sampled(device)
+        config, cast(Any, trainer), clock, Alone(), Journal(config, 0), device, requests, Sampled(device)
     )
 
 
-def test_inputs_of_a_gpu_are_a_pool_and_a_block_is_never_interrupted(tmp_path: Path) -> None:
+def test_inputs_of_a_gpu_are_a_pool_and_a_block_is_never_interrupted(tmp_path: Path, cuda: FakeCuda) -> None:
     trainer = Steps()
     made = bench_on_gpu(tmp_path, trainer)
     made.prefetch["a"] = 2
-    (variant,) = made.order.variants
+    (variant,) = made.config.variants
     assert len(made.run_steps(variant, 3)) == 3
     first = ["draw 0", "draw 1", "step 0 untimed", "count", "step 1", "step 0", "step 1", "sample", "counted"]
     assert trainer.said == first
     trainer.said.clear()
     made.run_steps(variant, 2)
-    assert trainer.said == ["count", "step 0", "step 1", "sample", "counted"]
-    trainer.said.clear()
-    made.previous = "b"  # another variant's shapes are what the allocator has cached
-    made.run_steps(variant, 1)
-    assert trainer.said[:2] == ["step 0 untimed", "count"]
+    assert trainer.said == ["step 0 untimed", "count", "step 1", "step 0", "sample", "counted"]
 
 
-def test_a_dataset_is_read_on_and_no_sample_twice(tmp_path: Path) -> None:
+def test_a_dataset_is_read_on_and_no_sample_twice(tmp_path: Path, cuda: FakeCuda) -> None:
     trainer = Steps(dataset=[1])
     made = bench_on_gpu(tmp_path, trainer)
-    (variant,) = made.order.variants
+    (variant,) = made.config.variants
     made.run_steps(variant, 2)
     made.run_steps(variant, 2)
-    assert [word for word in trainer.said if word.startswith("draw")] == [f"draw {i}" for i in range(5)]
+    assert [word for word in trainer.said if word.startswith("draw")] == [f"draw {i}" for i in range(6)]
 
 
 def test_a_block_on_a_gpu_lasts_a_second(tmp_path: Path) -> None:
@@ -264,7 +263,7 @@ def test_a_block_on_a_gpu_lasts_a_second(tmp_path: Path) -> None:
     for devices, block_ms in (("cuda", 1000.0), ("cpu:2", 200.0)):
         spec = spec_of(f"devices: {devices}\n")
         plan = build_plan(spec, machine)
-        order = order_for(
+        config = launch_config_for(
             plan,
             spec,
             plan.launches[0],
@@ -272,13 +271,13 @@ def test_a_block_on_a_gpu_lasts_a_second(tmp_path: Path) -> None:
             job_dir=tmp_path,
             machine=machine,
         )
-        assert order.block_ms == block_ms
+        assert config.block_ms == block_ms
 
 
 # 11: the largest batch
 
 
-def searching(folder: Path, devices: str, strategies: str) -> list[list[str]]:
+def searching(directory: Path, devices: str, strategies: str) -> list[list[str]]:
     """The devices of each process that tries batches, of each search."""
     spec = spec_of(f"devices: {devices}\ncompare: {{strategy: [{strategies}]}}\n")
     machine: Any = SimpleNamespace(
@@ -287,9 +286,9 @@ def searching(folder: Path, devices: str, strategies: str) -> list[list[str]]:
     names = ("cuda:0", "cuda:1") if devices == "cuda" else ("cpu:0", "cpu:1")
     found = []
     for together in max_batch._ways(spec, names):
-        search = Search(spec, machine, machine, folder, folder, names, "fp32", {}, together)
-        orders = [search.order(index, 0, None) for index in range(search.num_processes)]
-        found.append([" ".join(order.devices) for order in orders])
+        search = Search(spec, machine, machine, directory, directory, names, "fp32", {}, together)
+        configs = [search.config(index, 0, None) for index in range(search.num_processes)]
+        found.append([" ".join(config.devices) for config in configs])
     return found
 
 
@@ -302,28 +301,58 @@ def test_for_dp_all_gpus_are_tried_in_one_process(tmp_path: Path) -> None:
     assert searching(tmp_path, "cpu:2", "dp") == [["cpu", "cpu"]]
 
 
+def test_a_step_that_runs_out_of_memory_leaves_no_half_made_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch/optim/adam.py, `_init_group`: a state that isn't empty is taken to have all its tensors."""
+    trainer = Trainer.__new__(Trainer)
+    trainer.model, trainer.precision = torch.nn.Linear(2, 2), PRECISIONS["fp16"]
+    trainer.strategy = Single(trainer.model, torch.device("cpu"))
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters())
+    trainer.scaler = new_scaler(trainer.device, trainer.precision)
+
+    def step() -> None:
+        trainer.scaler.scale(trainer.model(torch.ones(1, 2)).sum()).backward()
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    def full(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros_like", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            step()
+    before = trainer.model.weight.detach().clone()
+    trainer.abandon_step()
+    step()
+    assert all(len(state) == 3 for state in trainer.optimizer.state.values())
+    gradient = trainer.model.weight.grad
+    assert gradient is not None
+    assert torch.equal(gradient, torch.ones(2, 2))  # unscaled
+    assert not torch.equal(trainer.model.weight, before)
+
+
 def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As "CUDA error: invalid configuration argument", after which the process can't use its GPU any more."""
-    order = MaxBatchConfig(
+    config = MaxBatchConfig(
         workload="mlp", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
         accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=0, fails=None,
     )  # fmt: skip
 
-    def attempt(trainer: Any, order: Any, batch: int) -> bool:
+    def attempt(trainer: Any, config: Any, batch: int) -> bool:
         if batch > 5:
             raise RuntimeError("CUDA error: invalid configuration argument\nmore")
         return True
 
     monkeypatch.setattr(max_batch_attempts, "attempt", attempt)
-    max_batch_attempts.search(order)
+    max_batch_attempts.search(config)
     attempts = list(read_lines(tmp_path / "0.jsonl", Attempt))
     assert attempts[-1] == Attempt("fails", 8, "CUDA error: invalid configuration argument")
     assert max_batch.bounds(attempts) == (4, 8)
-    max_batch_attempts.search(replace(order, fits=4, fails=8))  # a fresh process goes on from there
-    max_batch_attempts.search(replace(order, fits=4, fails=6))
+    max_batch_attempts.search(replace(config, fits=4, fails=8))  # a fresh process goes on from there
+    max_batch_attempts.search(replace(config, fits=4, fails=6))
     attempts = list(read_lines(tmp_path / "0.jsonl", Attempt))
     assert (attempts[-1].outcome, max_batch.bounds(attempts)) == ("done", (5, 6))
     search = Search(
@@ -333,4 +362,4 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     assert str(room) == "at least 4 (6 fail: CUDA error: invalid configuration argument)"
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: attempt(None, None, 9))
     with pytest.raises(RuntimeError, match="invalid configuration"):  # not even the first batch works
-        max_batch_attempts.search(replace(order, attempts=str(tmp_path / "1.jsonl")))
+        max_batch_attempts.search(replace(config, attempts=str(tmp_path / "1.jsonl")))

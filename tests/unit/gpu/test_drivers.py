@@ -20,8 +20,8 @@ from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, sensors_of
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.devices import device_notes, resolve_devices
-from gpurun.launcher.plan.launch_config import backend_for, order_for
+from gpurun.launcher.plan.devices import busy_notes, device_notes, resolve_devices
+from gpurun.launcher.plan.launch_config import backend_for, launch_config_for
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.report.terminal.hardware import render_devices
@@ -68,22 +68,26 @@ def test_the_installed_torch_is_read_without_importing_it() -> None:
 GPUS_OF_570 = Gpus((FakeGpu("GPU-a"),), driver="570.86.10", cuda_driver_version="12.8")  # type: ignore[arg-type]
 
 
+def problem_of(build: TorchBuild | None, found: Gpus) -> str | None:
+    return nvidia_problem(build, found, found.gpus[0], "cuda", "x86_64")
+
+
 def test_torchs_build_and_the_driver_are_compared() -> None:
-    problem = nvidia_problem(CUDA_13, GPUS_OF_570, "cuda")
+    problem = problem_of(CUDA_13, GPUS_OF_570)
     assert problem is not None
     assert "torch 2.13.0+cu130 was built for CUDA 13.0, but driver 570.86.10 has CUDA 12.8" in problem
     assert "--index-url https://download.pytorch.org/whl/cu126" in problem
-    assert nvidia_problem(CUDA_12, GPUS_OF_570, "cuda") is None
+    assert problem_of(CUDA_12, GPUS_OF_570) is None
     newer = replace(GPUS_OF_570, cuda_driver_version="13.2")
-    assert nvidia_problem(CUDA_12, newer, "cuda") is nvidia_problem(CUDA_13, newer, "cuda") is None
-    without = nvidia_problem(CPU_ONLY, newer, "cuda")
+    assert problem_of(CUDA_12, newer) is problem_of(CUDA_13, newer) is None
+    without = problem_of(CPU_ONLY, newer)
     assert without is not None
     assert "torch 2.13.0+cpu was built without CUDA" in without
     assert "whl/cu130" in without
-    ancient = nvidia_problem(CUDA_12, replace(GPUS_OF_570, cuda_driver_version="11.4"), "cuda")
+    ancient = problem_of(CUDA_12, replace(GPUS_OF_570, cuda_driver_version="11.4"))
     assert ancient is not None
     assert "update the driver" in ancient
-    assert nvidia_problem(CUDA_13, Gpus(), "cuda") is nvidia_problem(None, newer, "cuda") is None
+    assert problem_of(None, newer) is None
 
 
 def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
@@ -98,6 +102,19 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
         resolve_devices("cuda", node_of(machine))
     assert resolve_devices("cpu:2", machine) == ("cpu:0", "cpu:1")
     assert "They can't be used: torch 2.13.0+cpu was built without CUDA" in render_devices(machine, 100)
+
+
+def test_auto_leaves_out_gpus_that_torch_has_no_kernels_for() -> None:
+    older = replace(FakeGpu("GPU-b", "V100"), unusable="torch has no kernels for it")
+    mixed = FakeMachine(8, (older, FakeGpu("GPU-a", busy_with="python (7) uses 9 GiB"), FakeGpu("GPU-c")))
+    assert resolve_devices("auto", mixed) == ("cuda:2",)
+    assert busy_notes("auto", ("cuda:2",), mixed)[0] == (
+        "cuda:0 is left out, because torch can't use it: torch has no kernels for it"
+    )
+    busy = replace(mixed, gpus=mixed.gpus[:2])
+    assert resolve_devices("auto", busy) == ("cuda:1",)
+    with pytest.raises(MachineError, match=r"cuda:0 \(V100\) can't be used: torch has no kernels"):
+        resolve_devices("cuda", mixed)
 
 
 # 4: GPUs that can't be opened
@@ -348,5 +365,5 @@ def test_torch_gives_a_collective_up_after_the_command_has(tmp_path: Path) -> No
     spec = spec_of("devices: cpu:2\ntimeout: 30m\n")
     plan = build_plan(spec, FakeMachine())
     (launch,) = plan.launches
-    order = order_for(plan, spec, launch, run_dir=tmp_path, job_dir=tmp_path, machine=FakeMachine())
-    assert order.collective_timeout_s > spec.timeout_s
+    config = launch_config_for(plan, spec, launch, run_dir=tmp_path, job_dir=tmp_path, machine=FakeMachine())
+    assert config.collective_timeout_s > spec.timeout_s

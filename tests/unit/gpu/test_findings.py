@@ -85,6 +85,76 @@ FINDINGS = {
         "test_cudnn_searches_only_where_the_job_says_so",
         "test_ddps_options_are_torchs_unless_the_job_says_otherwise",
     ],
+    # A second reading, when all of these were mended.
+    "23: torch's build may lack the kernels of a GPU": [
+        "test_kernels_run_on_the_gpus_that_torch_says",
+        "test_the_hint_names_a_build_for_driver_and_gpu",
+        "test_a_gpu_that_torch_has_no_kernels_for_is_refused_before_the_first_one_fails",
+        "test_auto_leaves_out_gpus_that_torch_has_no_kernels_for",
+    ],
+    "24: a failed system call of NCCL counts as a lost peer; a full /dev/shm has no remedy": [
+        "test_a_rank_whose_own_system_call_failed_is_the_cause",
+        "test_nccls_full_shared_memory_has_its_remedy",
+    ],
+    "25: resetting a peak before CUDA is used raises": ["test_no_peak_is_reset_before_cuda_is_initialized"],
+    "26: memory that runs out in a step without communication hangs the others": [
+        "test_a_step_without_synchronization_issues_no_collective"
+    ],
+    "27: dp on GPUs refuses outputs that dp on CPUs takes": [
+        "test_dp_on_gpus_gathers_whatever_dp_on_cpus_does"
+    ],
+    "28: pinned slices keep their gaps": ["test_a_slice_is_pinned_without_its_gaps"],
+    "29: energy includes the untimed step": ["test_the_untimed_step_is_done_before_energy_is_counted"],
+    "30: a dataset's batches are cast after they are pinned": [
+        "test_a_dataset_is_arranged_before_it_is_pinned"
+    ],
+    "31: micro-benchmarks call GPUs by the process's numbers, and see no throttling but their own": [
+        "test_a_micro_benchmark_says_whose_clock_was_throttled",
+    ],
+    "32: a rank that waits for NCCL in .item() seems to work": [
+        "test_a_rank_that_reads_a_value_while_nccl_waits_is_no_busy_one"
+    ],
+    "33: NCCL's threads count as computing": ["test_threads_of_nccl_are_known_by_their_names"],
+    "34: the least telling reason of throttling is given": ["test_the_reason_that_says_most_is_given"],
+    # A third one, of what the second reader hadn't written.
+    "35: the end of a trace makes a context on the first GPU": [
+        "test_a_trace_ends_on_a_gpu_of_the_program",
+        "test_a_program_on_the_cpu_is_traced_without_cuda",
+    ],
+    "36: cuDNN 9 has other words for memory that runs out": ["test_words_of_cudnn_9_mean_out_of_memory"],
+    "37: the largest batch leaves no room for NCCL": ["test_the_largest_batch_leaves_room_for_nccl"],
+    "38: a loader's processes may collect what uses CUDA": [
+        "test_garbage_is_collected_before_loader_processes_are_forked"
+    ],
+    "39: a collective that no GPU completes seems to be no wait": [
+        "test_a_collective_that_no_gpu_completes_is_named"
+    ],
+    "40: tests of GPUs pass where the driver doesn't answer": [
+        "test_gpu_tests_fail_where_torch_cannot_use_what_the_driver_shows"
+    ],
+    "41: a step that runs out of memory in the optimizer breaks the next one": [
+        "test_a_step_that_runs_out_of_memory_leaves_no_half_made_state"
+    ],
+    # A fourth one, by a reader who had written none of the code.
+    "42: asking for the health of GPUs fails with the driver": [
+        "test_a_driver_that_counts_no_gpus_says_nothing_of_their_health"
+    ],
+    "43: a driver before 510 ends the command": ["test_a_driver_without_the_newest_functions_is_still_asked"],
+    "44: a GPU that CUDA_VISIBLE_DEVICES names twice": ["test_a_gpu_that_is_named_twice_hides_all"],
+    "45: going back to a state holds the optimizer's twice on the device": [
+        "test_a_restored_optimizer_never_holds_its_state_twice"
+    ],
+    "46: memory that can't be repaired counts as well": [
+        "test_a_gpu_whose_memory_has_no_spare_rows_left_is_not_well"
+    ],
+    "47: waiting by `torch.accelerator` counts as computing": [
+        "test_a_rank_that_waits_for_any_accelerator_waits_for_its_gpu"
+    ],
+    "48: computing inside of FSDP counts as waiting": ["test_a_model_inside_of_fsdp_computes"],
+    "49: with MIG an import before the fork may begin to use CUDA": [
+        "test_no_import_before_the_fork_asks_cuda_about_parts_of_gpus"
+    ],
+    "50: tests of GPUs fail on divided ones": ["test_gpu_tests_use_one_instance_of_a_divided_gpu"],
 }
 
 
@@ -96,4 +166,4 @@ def test_every_finding_has_its_tests() -> None:
     }
     missing = {name for tests in FINDINGS.values() for name in tests} - there
     assert not missing
-    assert [int(title.partition(":")[0]) for title in FINDINGS] == list(range(1, 23))
+    assert [int(title.partition(":")[0]) for title in FINDINGS] == list(range(1, len(FINDINGS) + 1))

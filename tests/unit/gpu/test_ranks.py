@@ -5,29 +5,36 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import UnixStreamServer
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import gpurun
-from gpurun.launcher.inspect.collectives import Collective, find_gap, last_ones, parse_history
+from gpurun.launcher.inspect.collectives import CalledCollective, find_gap, last_ones, parse_history
 from gpurun.launcher.inspect.snapshot import ask_history
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.launch_config import launch_config_for
+from gpurun.launcher.rundir.control import ControlDir, RankState, socket_name
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     ProfileConfig,
     VariantConfig,
 )
+from gpurun.launcher.worker.accelerators.clock import HostClock
+from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base import process_group
 from gpurun.launcher.worker.base.precision import PRECISIONS
@@ -37,11 +44,13 @@ from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.strategies import ddp, dp
 from gpurun.launcher.worker.training.balanced_split import Ranks
+from gpurun.launcher.worker.training.trainer import Trainer
+from gpurun.workloads.base import Workload
 from tests.unit.gpu.configs import launch
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
-from tests.unit.plan.machines import FakeGpu, FakeMachine
-from tests.unit.worker.test_program_steps import an_order
+from tests.unit.plan.machines import FakeMachine
+from tests.unit.worker.test_program_steps import program_config
 
 
 class OnGpu(torch.optim.SGD):
@@ -67,7 +76,7 @@ class WeightOn:
 
 @pytest.fixture
 def recorder(tmp_path: Path, cuda: FakeCuda) -> Iterator[StepRecorder]:
-    made = StepRecorder(an_order(tmp_path), 1, RunDir(tmp_path))
+    made = StepRecorder(program_config(tmp_path), 1, RunDir(tmp_path))
     with watch_steps(made):
         yield made
 
@@ -243,7 +252,7 @@ def test_traced_steps_synchronize_once_at_the_end(
 
             return note
 
-    monkeypatch.setattr(profiler, "new_profiler", lambda order, all_threads: Profiler())
+    monkeypatch.setattr(profiler, "new_profiler", lambda config, all_threads: Profiler())
     monkeypatch.setattr(cuda, "synchronize", lambda device=None: made.append(f"wait {cuda.index(device)}"))
     profiler.capture(lambda: made.append("step"), ProfileConfig(steps=3), tmp_path / "t.json")
     starting = ["prepare_trace", "step", "wait 1", "wait 0", "start_trace"]
@@ -270,7 +279,7 @@ def test_a_rank_that_nccl_waits_for_is_found() -> None:
     gap = find_gap(histories)
     assert gap is not None
     assert (gap.collective, gap.waiting, gap.missing) == (
-        Collective("0", 12, "all_reduce", "nccl"),
+        CalledCollective("0", 12, "all_reduce", "nccl"),
         (0,),
         (1,),
     )
@@ -279,35 +288,36 @@ def test_a_rank_that_nccl_waits_for_is_found() -> None:
     assert find_gap(same) is None
 
 
-def test_both_recorders_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_recorders_are_asked(tmp_path: Path) -> None:
     """torch 2.13 registers "fr_trace_json" (Handlers.cpp) and, with NCCL, "dump_nccl_trace_json"
     (FlightRecorderCuda.cpp); a build without it answers 404."""
     answers = {"/handler/fr_trace_json": dump("gloo", 1), "/handler/dump_nccl_trace_json": dump("nccl", 2)}
 
-    class Connection:
-        def __init__(self, path: Path) -> None:
-            self.asked = ""
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            found = answers.get(self.path, b"Handler not found")
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(found)))
+            self.end_headers()
+            self.wfile.write(found)
 
-        def request(self, method: str, handler: str) -> None:
-            self.asked = handler
-
-        def getresponse(self) -> "Connection":
-            return self
-
-        def read(self) -> bytes:
-            return answers.get(self.asked, b"Handler not found")
-
-        def close(self) -> None:
+        def log_request(self, *_: object) -> None:
             return
 
-    monkeypatch.setattr("gpurun.launcher.inspect.snapshot._UnixConnection", Connection)
-    assert [(one.backend, one.seq) for one in ask_history(tmp_path, 0)] == [
-        ("gloo", 1),
-        ("nccl", 1),
-        ("nccl", 2),
-    ]
-    del answers["/handler/dump_nccl_trace_json"]
-    assert [one.backend for one in ask_history(tmp_path, 0)] == ["gloo"]
+    with UnixStreamServer(str(tmp_path / socket_name(0)), Answers) as server, ControlDir(tmp_path) as control:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            me = RankState(0, os.getpid(), 1, 0)
+            assert [(one.backend, one.seq) for one in ask_history(control, me)] == [
+                ("gloo", 1),
+                ("nccl", 1),
+                ("nccl", 2),
+            ]
+            del answers["/handler/dump_nccl_trace_json"]
+            assert [one.backend for one in ask_history(control, me)] == ["gloo"]
+            assert ask_history(control, replace(me, pid=1)) == ()  # another process listens there
+        finally:
+            server.shutdown()
 
 
 # 15: replicas are timed on their own device
@@ -324,8 +334,8 @@ class Watched(CudaRuntime):
         yield
         self.inside.append("out")
 
-    def synchronize(self, device: torch.device | None = None) -> None:
-        return
+    def clock(self, device: torch.device) -> HostClock:
+        return HostClock()
 
 
 def test_a_replica_is_timed_with_its_device_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,9 +382,9 @@ def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
         "init_process_group",
         lambda backend, **rest: asked.append({"backend": backend, **rest}),
     )
-    config = launch(tmp_path, devices=("cuda:0", "cuda:0"), backend="nccl", collective_timeout_s=2100.0)
-    for order in (config, replace(config, devices=("cpu", "cpu"), backend="gloo")):
-        process_group.init_group(order, 0)
+    shared = launch(tmp_path, devices=("cuda:0", "cuda:0"), backend="nccl", collective_timeout_s=2100.0)
+    for config in (shared, replace(shared, devices=("cpu", "cpu"), backend="gloo")):
+        process_group.init_group(config, 0)
     on_gpu, on_cpu = asked
     assert (on_gpu["backend"], on_gpu["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
     assert on_gpu["timeout"].total_seconds() == 2100
@@ -395,6 +405,9 @@ class FullTrainer:
 
     def step(self, *arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def abandon_step(self) -> None:
+        return
 
 
 class Clock:
@@ -440,22 +453,22 @@ def test_dp_on_unlike_gpus_prints_no_advice(monkeypatch: pytest.MonkeyPatch) -> 
     dp.stock(nn.Linear(1, 1), [torch.device("cuda", 0), torch.device("cuda", 1)])
 
 
-def test_cudnn_searches_only_where_the_job_says_so() -> None:
-    before = torch.backends.cudnn.benchmark
-    try:
-        for searches in (True, False):
-            CudaRuntime().set_convolution_search(searches)
-            assert torch.backends.cudnn.benchmark is searches
-    finally:
-        torch.backends.cudnn.benchmark = before
-    machine = FakeMachine(8, (FakeGpu("GPU-a"),))
-    spec = spec_of("devices: cuda\ncompare: {cudnn_benchmark: [false, true]}\n")
+@pytest.mark.parametrize(("key", "searches"), [("", False), ("cudnn_benchmark: true\n", True)])
+def test_cudnn_searches_only_where_the_job_says_so(
+    key: str, searches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the job's key to `torch.backends`: a trainer on the CPU asks the runtime of GPUs."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not searches)
+    monkeypatch.setattr(CpuRuntime, "set_convolution_search", CudaRuntime.set_convolution_search)
+    machine = FakeMachine(8, ())
+    spec = spec_of(f"devices: cpu:1\nstrategy: dp\n{key}")
     plan = build_plan(spec, machine)
-    orders = [
-        order_for(plan, spec, one, run_dir=Path(), job_dir=Path(), machine=machine)
-        for one in plan.launches[:2]
-    ]
-    assert [order.cudnn_benchmark for order in orders] == [False, True]
+    config = launch_config_for(plan, spec, plan.launches[0], run_dir=Path(), job_dir=Path(), machine=machine)
+    perceptron = Workload(
+        nn.Linear(4, 1), lambda size, _: (torch.ones(size, 4), torch.ones(size, 1)), F.mse_loss
+    )
+    Trainer(perceptron, config, 0)
+    assert torch.backends.cudnn.benchmark is searches
 
 
 def test_ddps_options_are_torchs_unless_the_job_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.inspect.collectives import Collective, Gap, find_gap, last_ones, parse_history
+from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, last_ones, parse_history
 from gpurun.launcher.inspect.hang_diagnosis import find_hang, ranks_text
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame
 
 
-def history(*called: tuple[str, int, str]) -> tuple[Collective, ...]:
-    return tuple(Collective(group, seq, name) for group, seq, name in called)
+def history(*called: tuple[str, int, str]) -> tuple[CalledCollective, ...]:
+    return tuple(CalledCollective(group, seq, name) for group, seq, name in called)
 
 
 REDUCED_TWICE = history(("0", 117, "all_reduce"), ("0", 118, "all_reduce"))
@@ -42,13 +42,13 @@ def test_a_dump_is_read_without_sends_and_receives() -> None:
 
 def test_the_rank_that_has_not_called_it_is_missing() -> None:
     gap = find_gap({0: REDUCED_TWICE, 1: REDUCED_TWICE, 2: REDUCED_ONCE, 3: REDUCED_TWICE})
-    assert gap == Gap(Collective("0", 118, "all_reduce"), (0, 1, 3), (2,))
+    assert gap == Gap(CalledCollective("0", 118, "all_reduce"), (0, 1, 3), (2,))
     assert find_gap({0: REDUCED_TWICE, 1: REDUCED_TWICE}) is None
     assert find_gap({}) is None
 
 
 def test_the_collective_is_the_first_one_that_is_missing_not_the_newest() -> None:
-    ahead = (*REDUCED_TWICE, Collective("0", 119, "broadcast"))
+    ahead = (*REDUCED_TWICE, CalledCollective("0", 119, "broadcast"))
     gap = find_gap({0: ahead, 1: REDUCED_ONCE})
     assert gap is not None
     assert str(gap.collective) == "all_reduce #118"
@@ -58,14 +58,14 @@ def test_a_group_concerns_its_members_only() -> None:
     both = history(("0", 5, "barrier"), ("1", 1, "all_gather"))
     only_first = history(("0", 5, "barrier"))
     assert find_gap({0: both, 1: both, 2: only_first}) is None
-    ahead = (*both, Collective("1", 2, "all_gather"))
+    ahead = (*both, CalledCollective("1", 2, "all_gather"))
     gap = find_gap({0: ahead, 1: both, 2: only_first})
     assert gap is not None
     assert (str(gap.collective), gap.missing) == ("all_gather #2 of group 1", (1,))
 
 
 def test_the_newest_collective_of_every_group() -> None:
-    assert last_ones(REDUCED_TWICE) == [Collective("0", 118, "all_reduce")]
+    assert last_ones(REDUCED_TWICE) == [CalledCollective("0", 118, "all_reduce")]
 
 
 def test_numbers_go_before_stacks_and_name_the_line() -> None:

@@ -14,7 +14,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.load import load_job
 from tests.conftest import SNAPSHOTS
 
-FOLDER = SNAPSHOTS / "mistakes"
+DIRECTORY = SNAPSHOTS / "mistakes"
 BASES = {
     "keys": ("workload: gpt", "global_batch: 64"),
     "params": ("workload: train.py:build", "global_batch: 64"),
@@ -39,7 +39,7 @@ def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, f
 def test_messages(name: str, tmp_path: Path, snapshot: Callable[[str, str], None]) -> None:
     for file, source in SOURCES.items():
         (tmp_path / file).write_text(source)
-    text = (FOLDER / f"{name}.txt").read_text()
+    text = (DIRECTORY / f"{name}.txt").read_text()
     cases = ["\n".join(job_lines(case)) for case in text.strip().split("\n\n")]
     shown = (f"{case}\n{messages(tmp_path, name, case)}" for case in cases)
     snapshot(f"mistakes/{name}.txt", "\n\n".join(shown) + "\n")
@@ -49,7 +49,7 @@ def job_lines(case: str) -> list[str]:
     return [line for line in case.splitlines() if not line.startswith("> ")]
 
 
-def messages(folder: Path, name: str, case: str) -> str:
+def messages(directory: Path, name: str, case: str) -> str:
     """What is printed for a job; every mistake has its line and column, or its option."""
     lines = case.splitlines()
     overrides = [line.removeprefix("--set ") for line in lines if line.startswith("--set ")]
@@ -57,12 +57,12 @@ def messages(folder: Path, name: str, case: str) -> str:
     base = [
         line for line in BASES[name] if not any(one.startswith(line.partition(":")[0] + ":") for one in own)
     ]
-    path = folder / "job.yaml"
+    path = directory / "job.yaml"
     path.write_text("\n".join([*base, *own]) + "\n")
     try:
         load_job(path, overrides)
     except SpecError as error:
-        found = str(error).replace(f"{folder}/", "").replace(str(folder), ".").splitlines()
+        found = str(error).replace(f"{directory}/", "").replace(str(directory), ".").splitlines()
         assert all(re.match(r"job\.yaml:\d+:\d+: |--set |    ", line) for line in found), found
         return "\n".join(f"> {line}" for line in found)
     return "> no mistake"

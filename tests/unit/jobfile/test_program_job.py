@@ -27,23 +27,23 @@ class Machine:
     topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
 
 
-def job_file(folder: Path, text: str, **files: str) -> Path:
-    (folder / "train.py").write_text("print('never run')\nraise SystemExit(1)\n")
+def job_file(directory: Path, text: str, **files: str) -> Path:
+    (directory / "train.py").write_text("print('never run')\nraise SystemExit(1)\n")
     for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content)
-    path = folder / "job.yaml"
+        (directory / name.replace("__", ".")).write_text(content)
+    path = directory / "job.yaml"
     path.write_text(textwrap.dedent(text))
     return path
 
 
-def mistakes(folder: Path, text: str, **files: str) -> str:
+def mistakes(directory: Path, text: str, **files: str) -> str:
     with pytest.raises(SpecError) as caught:
-        load_job(job_file(folder, text, **files))
-    return str(caught.value).replace(f"{folder}/", "")
+        load_job(job_file(directory, text, **files))
+    return str(caught.value).replace(f"{directory}/", "")
 
 
-def plan_of(folder: Path, text: str, machine: Machine | None = None) -> Plan:
-    return build_plan(load_job(job_file(folder, text)), machine or Machine())
+def plan_of(directory: Path, text: str, machine: Machine | None = None) -> Plan:
+    return build_plan(load_job(job_file(directory, text)), machine or Machine())
 
 
 def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ from gpurun.launcher.jobfile.model import JobSpec
 SMALL = "workload: gpt\nglobal_batch: 64\n"
 
 
-def job(folder: Path, text: str, *overrides: str) -> JobSpec:
-    path = folder / "job.yaml"
+def job(directory: Path, text: str, *overrides: str) -> JobSpec:
+    path = directory / "job.yaml"
     path.write_text(text)
     return load_job(path, overrides)
 
 
-def mistakes(folder: Path, text: str, *overrides: str) -> str:
-    """All that is said of the file, without the folder's name."""
+def mistakes(directory: Path, text: str, *overrides: str) -> str:
+    """All that is said of the file, without the directory's name."""
     with pytest.raises(SpecError) as caught:
-        job(folder, text, *overrides)
-    return str(caught.value).replace(f"{folder}/", "")
+        job(directory, text, *overrides)
+    return str(caught.value).replace(f"{directory}/", "")
 
 
 def test_defaults(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
         read_source(tmp_path / "quikstart.yaml")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("a: 1")
     with pytest.raises(SpecError, match=r"a directory, not a job file\n.*holds job\.yaml"):
         read_source(tmp_path)

@@ -33,15 +33,15 @@ def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, f
 """
 
 
-def mistakes(folder: Path, source: str | bytes, text: str, workload: str = "train.py:build") -> str:
+def mistakes(directory: Path, source: str | bytes, text: str, workload: str = "train.py:build") -> str:
     """What is said of a job with this workload; the empty text if nothing."""
-    (folder / "train.py").write_bytes(source if isinstance(source, bytes) else source.encode())
-    path = folder / "job.yaml"
+    (directory / "train.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    path = directory / "job.yaml"
     path.write_text(f"workload: {workload}\nglobal_batch: 64\n{text}")
     try:
         load_job(path)
     except SpecError as error:
-        return str(error).replace(f"{folder}/", "")
+        return str(error).replace(f"{directory}/", "")
     return ""
 
 

@@ -233,10 +233,10 @@ def test_a_quota_is_a_ranks_own_where_none_shares_it(
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu:/slow\n")
-    folder = tmp_path / "sys/fs/cgroup/cpu/slow"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "sys/fs/cgroup/cpu/slow"
+    directory.mkdir(parents=True)
     for name, text in files.items():
-        (folder / name).write_text(text)
+        (directory / name).write_text(text)
     assert has_own_quota(tmp_path) is own
 
 
@@ -279,7 +279,7 @@ def test_a_gpu_in_use_is_busy() -> None:
 
 
 def test_a_gpus_numa_node_is_looked_up(tmp_path: Path) -> None:
-    folder = tmp_path / "sys/bus/pci/devices/0000:02:00.0"
-    folder.mkdir(parents=True)
-    (folder / "numa_node").write_text("1")
+    directory = tmp_path / "sys/bus/pci/devices/0000:02:00.0"
+    directory.mkdir(parents=True)
+    (directory / "numa_node").write_text("1")
     assert [gpu.numa_node for gpu in inspect_machine(fake(), {}, tmp_path).gpus] == [None, None, 1]

@@ -13,7 +13,7 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.network import find_place, resolve
+from gpurun.launcher.machine.network import find_address, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
 from gpurun.launcher.nodes.join import disagreement, missing_nodes, program_sha256
@@ -43,7 +43,7 @@ OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "ab
         ({"program_sha256": "def"}, "train.py differs between node 0 (a) and node 1 (b)"),
         (
             {"source_sha256": "bad"},
-            "different sources of gpurun 1: node 0 (a) and node 1 (b) have not",
+            "the files of gpurun 1 differ between node 0 (a) and node 1 (b)",
         ),
         ({"version": "2"}, "different versions of gpurun: gpurun is 1 on node 0 (a) and 2 on node 1 (b)"),
         ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both claim to be node 0"),
@@ -137,7 +137,7 @@ def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
     ours, name = tmp_path / "ours", Path("variants/a/rank1.jsonl")
     (ours / name).parent.mkdir(parents=True)
     (ours / name).write_text("of the first command\n")
-    theirs = tmp_path / "theirs" / name  # this node's folder is new with every command
+    theirs = tmp_path / "theirs" / name  # this node's directory is new with every command
     theirs.parent.mkdir(parents=True)
     outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(ours)
     for line in ("of the second\n", "and more\n"):
@@ -159,6 +159,16 @@ def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:
     sent: list[Chunk] = []
     outbox.send(sent.append, lambda: None)
     assert sent == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["variants/a\0b/x", "variants/../../x", "/etc/x", "job.yaml", "variants/\x1b[2J/x", "launches/a\n/x", ""],
+)
+def test_a_file_of_another_node_has_a_name_that_a_run_may_have(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MachineError, match="does not belong to the run"):
+        Inbox(tmp_path).write(Chunk(1, name, 0, b"content", is_last=True))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_arrives_in_part_leaves_the_one_before(tmp_path: Path) -> None:
@@ -213,9 +223,9 @@ def test_host_names_and_interfaces_that_are_not_there() -> None:
     with pytest.raises(MachineError, match=r"'no-such-host\.invalid' does not resolve"):
         resolve("no-such-host.invalid", 1)
     with pytest.raises(SpecError, match="no network interface 'nope0'; it has"):
-        find_place("127.0.0.1", 1, "nope0", {})
-    assert find_place("127.0.0.1", 1, None, {}).interface == "lo"
-    assert find_place("127.0.0.1", 1, None, {"GLOO_SOCKET_IFNAME": "lo"}).address == "127.0.0.1"
+        find_address("127.0.0.1", 1, "nope0", {})
+    assert find_address("127.0.0.1", 1, None, {}).interface == "lo"
+    assert find_address("127.0.0.1", 1, None, {"GLOO_SOCKET_IFNAME": "lo"}).address == "127.0.0.1"
 
 
 CPU_NODES = tuple(Node(f"n{i}", f"10.0.0.{i}", "eth0", 4, ()) for i in range(2))

@@ -14,7 +14,7 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
 from gpurun.launcher.nodes.messages import Hello
-from gpurun.launcher.nodes.rendezvous import Facts
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
 from gpurun.launcher.run.start_requests import Starter
@@ -28,9 +28,9 @@ NODES = (
 )
 
 
-def plan_of(text: str, folder: Path) -> Any:
-    (folder / "train.py").write_text("")
-    return build_plan(load_text(f"nodes: 2\n{text}", "job.yaml", (), folder), NODES[0], NODES)
+def plan_of(text: str, directory: Path) -> Any:
+    (directory / "train.py").write_text("")
+    return build_plan(load_text(f"nodes: 2\n{text}", "job.yaml", (), directory), NODES[0], NODES)
 
 
 def test_programs_get_the_environment_of_torchrun_on_every_node(tmp_path: Path) -> None:
@@ -69,11 +69,12 @@ def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
     plan = plan_of("script: train.py\ndevices: cpu:1\n", tmp_path)
     run, sight = RunDir(tmp_path / "run"), RankSnapshot(1, 42, 7, (), ())
     write_json(run.plan, plan)
+    run.control("01").mkdir(parents=True, mode=0o700)
     found: list[tuple[RankSnapshot, ...]] = []
     person = threading.Thread(target=lambda: found.append(take_snapshots(run, "01")))
     person.start()
     while (token := take_request(run, "01")) is None:
-        pass
+        assert person.is_alive()
     answer(run, "01", token, (sight,))
     person.join()
     assert found == [(sight,)]
@@ -97,7 +98,9 @@ def test_nodes_that_do_not_come_are_named() -> None:
 
 
 def test_who_waits_says_for_whom_where_and_how_long() -> None:
-    first, second = (waiting_text(Facts(rank, "a", 29400), 3, 600.0) for rank in (0, 1))
+    first, second = (waiting_text(Facts(rank, "a", 29400), 3, NodeFlags()) for rank in (0, 1))
+    open_one = waiting_text(Facts(0, "a", 29400), 3, NodeFlags(insecure=True))
+    assert open_one.splitlines()[0].startswith("warning: with --insecure, whoever reaches port 29400")
     assert first == "node 0 of 3 waits for 2 other nodes at a:29400 (up to 10 min)"
     assert second == "node 1 of 3 waits for node 0 at a:29400 (up to 10 min)"
 

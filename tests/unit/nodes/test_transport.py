@@ -2,8 +2,12 @@
 
 import os
 import random
+import resource
+import secrets
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +30,7 @@ from gpurun.launcher.nodes.transport.connection import (
 )
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
+from gpurun.launcher.nodes.transport.listener import MAX_STRANGERS
 from tests.strangers import CRAFTED, approach, noise
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
@@ -263,6 +268,47 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
         assert collect(first, 1) == [LogText("still here")]
 
 
+@contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """This process may open `count` more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + count, before[1])
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+SILENT = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+held = []
+for number in range(2000):
+    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+    held[-1].sendall(b"" if number % 2 else b"PRI")
+print(flush=True)
+input()
+"""
+
+
+def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port)) as (first,), few_files(4 * MAX_STRANGERS):
+        assert first.await_connected(WAIT_S)
+        with subprocess.Popen(
+            [sys.executable, "-c", SILENT, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as strangers:
+            assert strangers.stdout is not None
+            strangers.stdout.readline()
+            with linked(loop, options(1, port)) as (second,):
+                assert second.await_connected(WAIT_S)
+                second.send(0, LogText("in"))
+                assert collect(first, 1) == [LogText("in")]
+            strangers.communicate(b"\n")
+
+
 def test_a_secret_is_made_once_for_a_user(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
     secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
@@ -276,9 +322,13 @@ def test_a_secret_is_made_once_for_a_user(tmp_path: Path) -> None:
 
 
 def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path) -> None:
-    assert find_secret({"GPURUN_SECRET": "s" * 16}) == b"s" * 16
+    good = secrets.token_hex(8)
+    assert find_secret({"GPURUN_SECRET": good}) == good.encode()
     with pytest.raises(SpecError, match="shorter than 16 bytes"):
         find_secret({"GPURUN_SECRET": "short"})
+    for weak in ("s" * 40, "abcdefghijklmnopqrstuvwxyz", "1234567890123456", "geheim!?" * 2, "0123" * 8):
+        with pytest.raises(SpecError, match="could be guessed"):
+            find_secret({"GPURUN_SECRET": weak})
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="set GPURUN_SECRET to the same value on all nodes"):
         find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})

@@ -16,13 +16,13 @@ TWO_NODES = Topology(
 
 def make_sysfs(root: Path, nodes: dict[int, str], siblings: dict[int, str]) -> None:
     for node, cpus in nodes.items():
-        folder = root / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cpus}\n")
+        directory = root / f"sys/devices/system/node/node{node}"
+        directory.mkdir(parents=True)
+        (directory / "cpulist").write_text(f"{cpus}\n")
     for cpu, text in siblings.items():
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{text}\n")
+        directory = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(f"{text}\n")
 
 
 def test_sysfs_lists_nodes_and_cores_as_far_as_they_may_be_used(tmp_path: Path) -> None:
@@ -36,11 +36,11 @@ def test_sysfs_lists_nodes_and_cores_as_far_as_they_may_be_used(tmp_path: Path) 
 
 
 def test_a_gpus_node_by_its_address(tmp_path: Path) -> None:
-    folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
-    folder.mkdir(parents=True)
-    (folder / "numa_node").write_text("1\n")
+    directory = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    directory.mkdir(parents=True)
+    (directory / "numa_node").write_text("1\n")
     assert gpu_node("0000:1b:00.0", tmp_path) == 1
-    (folder / "numa_node").write_text("-1\n")
+    (directory / "numa_node").write_text("-1\n")
     assert gpu_node("0000:1b:00.0", tmp_path) is None
     assert gpu_node("", tmp_path) is None
 

@@ -17,7 +17,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan, estimate_s
-from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
 from tests.unit.plan.machines import FakeGpu, FakeMachine
@@ -33,10 +33,10 @@ def spec_of(**job: Any) -> JobSpec:
     return spec
 
 
-def orders(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
+def configs(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
     plan = build_plan(spec, machine)
     return [
-        order_for(
+        launch_config_for(
             plan,
             spec,
             launch,
@@ -140,11 +140,11 @@ def test_ddp_ranks_see_their_own_gpu_only() -> None:
     assert [process.env["CUDA_VISIBLE_DEVICES"] for process in launch.processes] == ["GPU-b", "GPU-a"]
 
 
-def test_an_order_holds_all_that_workers_need() -> None:
+def test_a_config_holds_all_that_workers_need() -> None:
     splits = {"split": ["even", [48, 16]]}
     spec = spec_of(compare=splits, accumulate=2, params={"width": 8}, seed=3, until="fixed")
-    (order,) = orders(spec, CPU)
-    assert order == LaunchConfig(
+    (config,) = configs(spec, CPU)
+    assert config == LaunchConfig(
         launch="01-ddp-2",
         run_dir="/run",
         workload="gpt",
@@ -165,33 +165,34 @@ def test_an_order_holds_all_that_workers_need() -> None:
         ablation_rounds=6,
         draw="/run",
         options={"bucket_mb": 25, "gradient_as_bucket_view": False},
+        device_names=("cpu:0", "cpu:1"),
     )
-    assert msgspec.json.decode(msgspec.json.encode(order), type=LaunchConfig) == order
+    assert msgspec.json.decode(msgspec.json.encode(config), type=LaunchConfig) == config
 
 
 def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
-    found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU)
-    assert [order.gradient_check for order in found] == [True, True] + [False] * 10
-    assert [order.profile is not None for order in found] == [True, True] + [False] * 10
-    assert [order.ablation_rounds for order in found] == [5, 0, 0, 1] + [0] * 8  # six rounds, of `ddp` alone
+    found = configs(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU)
+    assert [config.gradient_check for config in found] == [True, True] + [False] * 10
+    assert [config.profile is not None for config in found] == [True, True] + [False] * 10
+    assert [one.ablation_rounds for one in found] == [5, 0, 0, 1] + [0] * 8  # six rounds, of `ddp` alone
 
 
 def test_the_baseline_is_named_only_where_it_runs() -> None:
-    found = orders(spec_of(compare={"strategy": ["ddp", "dp"]}, steps={"launches": 1}), CPU)
-    assert [order.baseline for order in found] == ["ddp-2-even", None]
+    found = configs(spec_of(compare={"strategy": ["ddp", "dp"]}, steps={"launches": 1}), CPU)
+    assert [config.baseline for config in found] == ["ddp-2-even", None]
 
 
 def test_what_a_trace_holds_and_of_which_ranks() -> None:
     profile = {"steps": 2, "modules": True, "ranks": [1]}
-    (order,) = orders(spec_of(profile=profile), CPU)
-    assert order.profile == ProfileConfig(2, modules=True, ranks=(1,))
+    (config,) = configs(spec_of(profile=profile), CPU)
+    assert config.profile == ProfileConfig(2, modules=True, ranks=(1,))
     with pytest.raises(SpecError, match="no variant has a rank 2: the ranks are 0 to 1"):
         build_plan(spec_of(profile={"ranks": [0, 2]}), CPU)
 
 
-def test_what_is_turned_off_is_not_ordered() -> None:
-    (order,) = orders(spec_of(profile={"steps": 0}, gradient_check=False), CPU)
-    assert (order.profile, order.gradient_check, order.ablation_rounds) == (None, False, 0)
+def test_what_is_turned_off_is_not_asked_of_workers() -> None:
+    (config,) = configs(spec_of(profile={"steps": 0}, gradient_check=False), CPU)
+    assert (config.profile, config.gradient_check, config.ablation_rounds) == (None, False, 0)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +210,14 @@ def test_what_is_turned_off_is_not_ordered() -> None:
 def test_devices_as_the_worker_sees_them(
     devices: Any, strategy: str, seen: tuple[str, ...], backend: str | None
 ) -> None:
-    (order,) = orders(spec_of(devices=devices, strategy=strategy), GPUS)
-    assert (order.devices, order.backend) == (seen, backend)
+    (config,) = configs(spec_of(devices=devices, strategy=strategy), GPUS)
+    assert (config.devices, config.backend) == (seen, backend)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 4), (9, 4)])
 def test_a_cpu_device_is_a_share_of_the_cores_also_alone(cores: int, threads: int) -> None:
-    found = orders(spec_of(devices="cpu:2", compare={"strategy": ["single", "ddp"]}), FakeMachine(cores))
-    assert {order.threads for order in found} == {threads}
+    found = configs(spec_of(devices="cpu:2", compare={"strategy": ["single", "ddp"]}), FakeMachine(cores))
+    assert {config.threads for config in found} == {threads}
 
 
 def test_a_plan_that_is_far_too_large() -> None:

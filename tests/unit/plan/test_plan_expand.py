@@ -65,6 +65,15 @@ def test_splits_that_come_to_the_same_samples_merge() -> None:
     )
 
 
+def test_values_listed_twice_are_measured_once() -> None:
+    found = expanded("global_batch: 64\ncompare: {strategy: [ddp, dp, ddp], split: [[48, 16], [48, 16]]}\n")
+    assert ids(found) == ["ddp-2-48-16", "dp-2-48-16"]
+    assert found.notes == (
+        "`compare: strategy` lists ddp more than once: measured once",
+        "`compare: split` lists [48, 16] more than once: measured once",
+    )
+
+
 def test_a_merged_split_can_be_the_baseline_by_either_name() -> None:
     text = 'global_batch: 64\ncompare: {split: [even, [48, 16], "3:1"]}\nbaseline: {split: "3:1"}\n'
     assert expanded(text).baseline == "ddp-2-48-16"

@@ -1,6 +1,7 @@
 """What reports say of balanced splits: how they were found, and their name where they were not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from gpurun.launcher.balance.calibrate import balance_of
 from gpurun.launcher.balance.curve import fit_curve
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import split_label
+from gpurun.launcher.compare.size_curves import DeviceCost, could_be_best
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import write_json
@@ -94,3 +96,28 @@ def test_a_faster_split_takes_the_claim_back_though_all_drift_together(files: An
     text = "\n".join(balanced_lines(comparison.variants))
     assert "the lowest predicted time of any split" not in text
     assert "Measured faster than that: ddp 48/16" in text
+
+
+def cost(alpha_ms: float, beta_ms: float, error_ms: float = 0.0) -> DeviceCost:
+    """A straight curve, whose α is known to `error_ms`."""
+    ci = (alpha_ms - error_ms, alpha_ms + error_ms)
+    return DeviceCost("cpu:0", alpha_ms, ci, beta_ms, (beta_ms, beta_ms), True, ((8, 0.0), (64, 0.0)), None)
+
+
+def test_what_could_be_the_best_split_too_is_within_the_error_of_the_prediction() -> None:
+    """T* and 2 ms: the first of two equal devices computes 34 samples by then, and so does the other."""
+    exact = could_be_best((cost(5, 1), cost(5, 1)), (32, 32))
+    assert exact == []
+    assert could_be_best((cost(5, 1, 2.0), cost(5, 1)), (32, 32)) == [(30, 34), (30, 34)]
+    assert could_be_best((cost(5, 1, 2.0), cost(3, 3)), (48, 16)) == [(47, 50), (14, 17)]
+    three = could_be_best((cost(0, 1, 1.0), cost(0, 2), cost(0, 2)), (32, 16, 16))
+    assert three == [(32, 33), (15, 16), (15, 16)]
+
+
+def test_all_splits_are_alike_where_samples_cost_nothing() -> None:
+    assert could_be_best((cost(5, 0), cost(3, 0)), (40, 24)) == [(0, 64), (0, 64)]
+
+
+def test_a_curve_that_bends_has_no_such_error() -> None:
+    bent = replace(cost(5, 1, 2.0), straight=False)
+    assert could_be_best((bent, cost(5, 1)), (32, 32)) == []

@@ -8,7 +8,7 @@ from gpurun.launcher.report.terminal.changes import render_diff
 
 SLOWER = VariantDiff("ddp-2-even", "ddp 32/32", 42.1, 47.9, Difference(13.8, (12.9, 14.6), "slower"), None)
 LOST = VariantDiff(
-    "dp-2-even", "dp 32/32", 61.3, None, Difference(None, None, "inconclusive"), "oom in run b"
+    "dp-2-even", "dp 32/32", 61.3, None, Difference(None, None, "inconclusive"), "oom in run B"
 )
 UNLIKE = NotComparable("ddp-2-48-16", "ddp 48/16", "precision: fp32 → bf16")
 DIFF = Diff(
@@ -26,4 +26,12 @@ DIFF = Diff(
 def test_runs_with_nothing_in_common_say_so() -> None:
     text = render_diff(replace(DIFF, ci_level=None, variants=()), 80)
     assert "No variant does the same work in both runs" in text
+    assert "confidence" not in text
+
+
+def test_a_note_on_all_variants_is_printed_once_and_no_level_of_intervals_that_are_not_there() -> None:
+    note = "both runs have only one launch"
+    unsure = replace(SLOWER, difference=Difference(13.8, None, "inconclusive"), note=note)
+    text = render_diff(replace(DIFF, variants=(unsure, replace(LOST, note=note))), 80)
+    assert text.count(note) == 1
     assert "confidence" not in text

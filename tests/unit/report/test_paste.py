@@ -40,10 +40,15 @@ def test_the_lines_to_paste(files: Any, snapshot: Callable[[str, str], None]) ->
 
 
 def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> None:
-    hand_made.write_splits(files)
+    hand_made.write_splits(files, ratio=0.7)
     write_json(files.run.launch_facts("01-ddp-2"), {hand_made.UNEVEN.id: VariantFacts(loss="sum")})
     write_json(files.run.launch_config("01-ddp-2"), {"variants": [{"id": hand_made.UNEVEN.id}]})
     facts = merged_facts(files.run, hand_made.splits_plan(), hand_made.UNEVEN.id)
     assert facts.loss == "sum"
     write_json(files.run.facts(hand_made.UNEVEN.id), facts)
     assert 'reduction="sum"' in (lines_to_paste(compare_run(files.run)) or "")
+
+
+def test_no_lines_for_a_split_that_the_even_one_was_shown_to_beat(files: Any) -> None:
+    hand_made.write_splits(files, ratio=1.2)
+    assert lines_to_paste(compare_run(files.run)) is None

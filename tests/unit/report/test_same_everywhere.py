@@ -17,6 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.output import print_comparison
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.causes import largest_loss
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import CONCLUSIONS, Comparison
 from gpurun.launcher.compare.ranking import by_rank
@@ -31,6 +32,8 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison
+from gpurun.launcher.trace.explain import MENTION_FROM
+from tests.known import known
 
 RECORDED = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -187,6 +190,18 @@ def test_every_report_of_a_recorded_run_shows_the_same(recorded: RunDir) -> None
         assert_same(report, comparison, recorded)
 
 
+def test_trace_gives_the_diagnosis_of_the_report(recorded: RunDir) -> None:
+    comparison = compare_run(recorded)
+    traced = [one for one in comparison.variants if any(rank.trace for rank in one.ranks)]
+    for variant in traced:
+        done = CliRunner().invoke(cli, ["trace", str(recorded.variant(variant.id))], terminal_width=200)
+        assert done.exit_code == 0, done.output
+        found = known(largest_loss(variant.ranks))
+        said = " ".join(done.output.split())
+        significant = found.ms >= MENTION_FROM * found.span_ms
+        assert (str(found)[1:] in said) == significant
+
+
 def test_report_compares_again_what_another_gpurun_compared(recorded: RunDir) -> None:
     stored = recorded.comparison.read_bytes()
     write_json(recorded.comparison, {**msgspec.json.decode(stored), "conclusions": 0, "headline": "x"})
@@ -208,6 +223,23 @@ def assert_same(report: Report, comparison: Comparison, run: RunDir) -> None:
     for one in comparison.variants:
         expected = {short[key]: value for key, value in values_of(one).items()}
         assert found[variant_label(one)] == pytest.approx(expected, rel=0.02, abs=0.006)
+
+
+def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir) -> None:
+    """A split that trains another model must not be recommended for its speed."""
+    alert = "ddp 40/24: the gradient differs from that of one device by 0.051 (relative)"
+    comparison = replace(COMPARISON, alerts=(alert,))
+    write_json(run.comparison, comparison)
+    assert render_table(comparison, 80, plain=True).startswith(f"! {alert}\n")
+    assert summary_markdown(comparison).startswith(f"**! {alert}**\n")
+    write_tensorboard(comparison, run)
+    content = EventAccumulator(str(run.path)).Reload().summary_metadata[metadata.EXPERIMENT_TAG].plugin_data
+    description = HParamsPluginData.FromString(content.content).experiment.description
+    assert description.startswith(f"! {alert}. {comparison.headline}")
+    for answer in (run_answer(run), report_data(comparison, run)["run"]):
+        assert list(answer["alerts"]) == [alert]
+    (page,) = (one.read_text() for one in (STATIC / "splits").glob("splits.js"))
+    assert page.index("run.answer.alerts") < page.index("headline(run.answer.headline")
 
 
 @pytest.mark.parametrize("report", REPORTS)

@@ -1,6 +1,8 @@
 """The terminal report: the layout at a pinned width, and what a pipe gets."""
 
+import io
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from gpurun.launcher.cli.output import print_comparison
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.model import (
     Comparison,
@@ -30,6 +33,27 @@ COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
 )
 RUN = "runs/gpt-splits/latest"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_no_escape_reaches_a_terminal_without_colour(
+    environ: dict[str, str], is_coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    print_comparison(COMPARISON, Path(RUN), as_json=False)
+    assert ("\x1b" in terminal.getvalue()) is is_coloured
 
 
 def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:

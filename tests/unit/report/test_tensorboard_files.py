@@ -55,9 +55,9 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def read(folder: Path) -> EventAccumulator:
+def read(directory: Path) -> EventAccumulator:
     """What TensorBoard sees of one of its runs."""
-    accumulator = EventAccumulator(str(folder))
+    accumulator = EventAccumulator(str(directory))
     accumulator.Reload()
     return accumulator
 
@@ -161,8 +161,8 @@ def test_markdown_is_not_broken_by_what_users_write() -> None:
     assert "&lt;b&gt;boom&lt;/b&gt; &amp;lt;" in markdown.markdown(escape("<b>boom</b> &lt;"))
 
 
-def event_files(folder: Path) -> set[Path]:
-    return set(folder.rglob("events.out.tfevents*"))
+def event_files(directory: Path) -> set[Path]:
+    return set(directory.rglob("events.out.tfevents*"))
 
 
 def test_rendering_again_replaces_the_files_and_leaves_others(run: RunDir) -> None:

@@ -133,7 +133,7 @@ class FakeRanks:
     def forward(self, number: int) -> None:
         pass
 
-    def observe(self, folder: Path) -> tuple[RankSnapshot, ...]:
+    def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
         return ()
 
     def steps_elsewhere(self) -> Steps:

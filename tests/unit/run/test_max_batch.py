@@ -93,7 +93,7 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
     search = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {})
-    assert search.order(1, 0, None).accumulate == accumulate
+    assert search.config(1, 0, None).accumulate == accumulate
     assert in_micro_batches(spec) == said
 
 
@@ -112,7 +112,7 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
-    order = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).order(0, 0, None)
+    config = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).config(0, 0, None)
     model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
     original = max_batch_attempts.buckets_like
 
@@ -127,7 +127,7 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
         prepare=lambda *_: None,
         step=lambda *_: filled.append(all(p.grad is not None for p in model.parameters())),
     )
-    assert max_batch_attempts.attempt(trainer, order, 1)
+    assert max_batch_attempts.attempt(trainer, config, 1)
     assert filled == [views] * max_batch_attempts.NUM_STEPS
     assert len(held) == keeps
 
@@ -153,11 +153,11 @@ def test_the_picture_marks_the_knee() -> None:
     assert "No knee" in batch_curve_lines([BatchCurve("dp even", found, None)])[-1]
 
 
-def search_in(folder: Path, *devices: list[Attempt]) -> Search:
+def search_in(directory: Path, *devices: list[Attempt]) -> Search:
     """A search whose processes have left these attempts."""
     spec = job("devices: cpu:2\ntimeout: 2m\n")
     nothing: Any = None
-    search = Search(spec, nothing, nothing, folder, folder, ("cpu:0", "cpu:1"), "fp32", {})
+    search = Search(spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {})
     for index, attempts in enumerate(devices):
         append_lines(search.path(index), attempts)
     return search
@@ -187,12 +187,12 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory runs out in steps that take none."""
-    order = MaxBatchConfig(
+    config = MaxBatchConfig(
         workload="sleep", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
         accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
         attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
     )  # fmt: skip
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)
-    max_batch_attempts.search(order)
+    max_batch_attempts.search(config)
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
     assert (last.outcome, last.message) == ("done", "no more than 1\u202f048\u202f576 are tried")

@@ -26,10 +26,10 @@ from gpurun.launcher.rundir.claim import (
     running_launch,
 )
 from gpurun.launcher.rundir.control import (
-    ControlBlock,
-    block_path,
+    ControlDir,
+    block_name,
     leave,
-    make_folder,
+    make_directory,
     read_states,
     start_ticks,
 )
@@ -129,16 +129,16 @@ def test_a_limit_that_is_too_low_is_refused_before_the_start(monkeypatch: pytest
 
 
 def test_a_block_counts_and_rings(tmp_path: Path) -> None:
-    make_folder(tmp_path / "control")
-    ours = ControlBlock(tmp_path / "control", 3, create=True)
-    theirs = ControlBlock(tmp_path / "control", 3)
+    make_directory(tmp_path / "control")
+    with ControlDir(tmp_path / "control") as control:
+        ours, theirs = control.block(3, create=True), control.block(3)
     ours.count_step()
     theirs.ring(7)
     assert (theirs.steps, ours.bell) == (1, 7)
     (state,) = read_states(tmp_path / "control").values()
     assert (state.rank, state.pid, state.steps, state.is_running) == (3, os.getpid(), 1, True)
     assert not replace(state, start_ticks=1).is_running
-    block_path(tmp_path / "control", 4).write_bytes(b"")  # not complete yet
+    (tmp_path / "control" / block_name(4)).write_bytes(b"")  # not complete yet
     assert list(read_states(tmp_path / "control")) == [3]
     assert (tmp_path / "control").stat().st_mode & 0o777 == 0o700
     for block in (ours, theirs):

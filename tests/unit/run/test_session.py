@@ -19,6 +19,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import decisions
 from gpurun.launcher.run import effects as do
+from gpurun.launcher.run.attempts import replace_other_software
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.open import plan_difference, resume_run
 from gpurun.launcher.run.running_attempt import RunningAttempt
@@ -44,7 +45,7 @@ class FakeMachine:
 class Case:
     """A run of a job with fake ranks."""
 
-    folder: Path
+    directory: Path
     job: str
     scripts: Sequence[Script] | Callable[[LaunchConfig], Script]
     said: list[str] = field(default_factory=list)
@@ -52,21 +53,21 @@ class Case:
     broken: dict[str, BaseException] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        size = "" if "budget:" in self.job else "steps: {rounds: 6, launches: 1}\n"
+        self.directory.mkdir(exist_ok=True)
+        size = "" if "budget:" in self.job or "steps:" in self.job else "steps: {rounds: 6, launches: 1}\n"
         text = f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n{size}{self.job}"
         if "script:" in self.job:
-            (self.folder / "train.py").write_text("")
+            (self.directory / "train.py").write_text("")
             text = f"devices: cpu:2\n{self.job}"
-        spec = load_text(text, "job.yaml", (), self.folder)
+        spec = load_text(text, "job.yaml", (), self.directory)
         machine: Any = FakeMachine()
         self.plan = build_plan(spec, machine)
-        self.run = RunDir(self.folder / "run")
+        self.run = RunDir(self.directory / "run")
         write_json(self.run.plan, self.plan)
         scripts = self.scripts if callable(self.scripts) else list(self.scripts)
         self.ranks = FakeRanks(self.run, self.clock, scripts, **self.broken)  # type: ignore[arg-type]
         self.session = Session(
-            starter=Starter(self.plan, spec, self.run, self.folder, machine),
+            starter=Starter(self.plan, spec, self.run, self.directory, machine),
             pools=self.ranks,
             on_event=lambda *_: None,
             reporter=Reporter(self.run, self.said.append),
@@ -132,6 +133,29 @@ def test_a_rank_that_dies_silently_costs_the_variant_that_it_ran(tmp_path: Path,
     assert f"during round of {EVEN}" in "\n".join(case.said)
 
 
+def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path) -> None:
+    """At the end it is too late to stop what else runs."""
+    case = Case(tmp_path, SPLITS, [])
+
+    def blocks() -> None:
+        records = [
+            StepRecord("01-ddp-2", number, 0, number, "timed", 10**8, {}, None, 28_100_000, others_ns=10**8)
+            for number in (1, 2, 3)
+        ]
+        append_lines(case.run.steps(EVEN, 1), records)
+
+    def ended() -> None:
+        assert case.said[-1].startswith(
+            "So far rank 1 of ddp 4/4 waited for a free core in 28.1 % of its step. "
+        )
+
+    round_ = replace(stage("round", EVEN), round=3)
+    events: Script = [(1.0, round_), (2.0, blocks), (5.0, round_), (9.0, ended), (9.0, round_)]
+    case.ranks.scripts = [[*events, (9.5, stage("done")), *exits(0, 0)]]
+    case.done()
+    assert sum("free core" in text for text in case.said) == 1
+
+
 def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -> None:
     removed: Script = [(1.0, Removed(tmp_path / "run")), (2.0, stage("round", SPLIT))]
     case = Case(tmp_path, SPLITS, [removed])
@@ -165,6 +189,41 @@ def test_a_run_is_resumed_by_the_job_that_it_was_made_from(tmp_path: Path, job: 
     case = Case(tmp_path, job, [])
     assert resume_run(case.run.path, case.plan, case.said.append).path == case.run.path
     assert case.said == []
+
+
+TORCH = ({"torch": "2.7.0", "Python": "3.11.9"}, {"torch": "2.8.0", "Python": "3.11.9"})
+
+
+def with_step(launch: LaunchConfig, run: RunDir) -> Script:
+    """The launch ends well, with a step of each of its variants."""
+
+    def steps() -> None:
+        for variant in launch.variants:
+            record = StepRecord(launch.launch, 1, 0, 1, "timed", 10**8, {}, None, 0)
+            append_lines(run.steps(variant.id, 0), [record])
+
+    return [(1.0, steps), (3.0, stage("done")), *exits(*[0] * launch.world_size)]
+
+
+def test_an_incomplete_pair_of_launches_is_measured_anew_with_other_software(tmp_path: Path) -> None:
+    """The second pair, `03-dp-2` and `04-ddp-2`, which was interrupted in its second half."""
+    cases = [Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2}}\n", []) for _ in TORCH]
+    ended = iter((True, True, True, False))
+    first, second = cases
+    first.ranks.scripts = lambda one: with_step(one, first.run) if next(ended) else [(1.0, CTRL_C)]
+    second.ranks.scripts = lambda one: with_step(one, second.run)
+    for case, software in zip(cases, TORCH, strict=True):
+        case.session.starter = replace(case.session.starter, software=software)
+    with pytest.raises(Interrupted):
+        first.session.execute()
+    replaced = [replace_other_software(first.run, first.plan, one) for one in (*TORCH, TORCH[1])]
+    assert replaced == [(), ("03-dp-2", "04-ddp-2"), ()]
+    comparison = second.session.execute()
+    assert [step.launch for step in second.run.read_steps("dp-2-even")[0]] == ["02-dp-2", "03-dp-2~2"]
+    said = (
+        "The software has changed during this run: 2 launches with torch 2.7.0, 2 launches with torch 2.8.0"
+    )
+    assert f"{said}." in comparison.notes
 
 
 def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(tmp_path: Path) -> None:
@@ -446,8 +505,10 @@ def ranks_that_take(run: RunDir, step_ms: Mapping[str, float]) -> Callable[[Laun
     return script
 
 
-def with_budget(folder: Path, step_ms: Mapping[str, float], budget_s: int = 100) -> Case:
-    return Case(folder, f"budget: {budget_s}s\n{FOUR}", ranks_that_take(RunDir(folder / "run"), step_ms))
+def with_budget(directory: Path, step_ms: Mapping[str, float], budget_s: int = 100) -> Case:
+    return Case(
+        directory, f"budget: {budget_s}s\n{FOUR}", ranks_that_take(RunDir(directory / "run"), step_ms)
+    )
 
 
 CLEAR = {"ddp-2-even": 100.0, "ddp-2-6-2": 110.0, "dp-2-even": 200.0, "dp-2-6-2": 300.0}

@@ -101,10 +101,10 @@ def test_a_directory_is_like_the_working_copy_or_like_the_job_files(repository: 
     git(tmp_path, "clone", "--quiet", str(repository), str(clone))
     copy.mkdir()
     (copy / "train.py").write_text("# copied\n")
-    for folder, text in ((clone, "# second\n"), (copy, "# copied\n")):
-        with versions_of(repository, Wanted(str(folder), 3.0)) as gate:
+    for directory, text in ((clone, "# second\n"), (copy, "# copied\n")):
+        with versions_of(repository, Wanted(str(directory), 3.0)) as gate:
             assert texts(gate)[0] == text
-        assert folder.is_dir()
+        assert directory.is_dir()
 
 
 @pytest.mark.parametrize(

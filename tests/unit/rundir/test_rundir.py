@@ -8,7 +8,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, unwritable, write_json
-from gpurun.launcher.rundir.records import Event, VariantFacts
+from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -28,6 +28,17 @@ def test_a_replaced_file_is_whole_and_leaves_no_other(tmp_path: Path) -> None:
     write_json(path, VariantFacts(warnings=("BatchNorm",)))
     assert read_json(path, VariantFacts) == VariantFacts(warnings=("BatchNorm",))
     assert [file.name for file in path.parent.iterdir()] == ["facts.json"]
+
+
+def test_the_wall_clock_may_be_set_during_a_launch() -> None:
+    hour_ns = 3_600 * 10**9
+    events = [
+        Event(hour_ns, "start", monotonic_ns=5_000_000_000),
+        Event(0, "done", monotonic_ns=7_000_000_000),
+    ]
+    assert elapsed_s(events) == 2.0
+    assert elapsed_s([Event(1_000_000_000, "start"), Event(4_000_000_000, "done")]) == 3.0  # an older run
+    assert elapsed_s([]) == 0.0
 
 
 def test_a_failed_write_keeps_the_old_content_and_says_where(tmp_path: Path) -> None:

@@ -1,26 +1,10 @@
 """How often verdicts are wrong, and find what is there, over simulated runs (see `simulate.py`)."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.known import known
-
-
-def load_simulation() -> Any:
-    """`simulate.py`, which is next to this file and in no package; benchmarks load it the same way."""
-    path = Path(__file__).with_name("simulate.py")
-    spec = known(importlib.util.spec_from_file_location("gpurun_simulate", path))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    known(spec.loader).exec_module(module)
-    return module
-
-
-simulate = load_simulation()
+from tests.unit.stats import simulate
 
 
 @pytest.mark.parametrize("comparisons", [1, 3])

@@ -62,19 +62,19 @@ def test_looks_and_interference_widen_both_ends() -> None:
     plain = known(bounded(found, 3.0).ci)
     for wider in (
         bounded(found, 3.0, (Look(6, 0.2), Look(8, 0.3))),
-        bounded(found, 3.0, slack_percent=6.0),
+        bounded(found, 3.0, bias=0.06),
     ):
         low, high = known(wider.ci)
         assert low < plain[0]
         assert high > plain[1]
     assert bounded(found, 3.0).outcome == "not slower"
-    assert bounded(found, 3.0, slack_percent=6.0).outcome == "undecided"
-    assert bounded(found, 20.0, slack_percent=6.0).outcome == "not slower"
+    assert bounded(found, 3.0, bias=0.06).outcome == "undecided"
+    assert bounded(found, 20.0, bias=0.06).outcome == "not slower"
 
 
 def test_launches_to_decide_grow_towards_the_threshold() -> None:
     numbers = [launches_to_decide(Estimate(centre, 10, 0.01, 9), 3.0) for centre in (0.2, 0.1, 0.04)]
     assert numbers == sorted(map(known, numbers))
     assert launches_to_decide(Estimate(0.02956, 10, 0.01, 9), 3.0) is not None
-    assert launches_to_decide(Estimate(0.04, 10, 0.01, 9), 3.0, slack_percent=6.0) is None
+    assert launches_to_decide(Estimate(0.04, 10, 0.01, 9), 3.0, bias=0.06) is None
     assert launches_to_decide(Estimate(0.04, 5), 3.0) is None

@@ -63,7 +63,7 @@ def test_a_merged_trace_next_to_the_ranks_is_no_rank(logdir: Path) -> None:
         assert [each.rank for each in listed.traces_of("ddp-2-even")] == [0, 1]
 
 
-def test_runs_and_folders_of_traces_are_found(logdir: Path) -> None:
+def test_runs_and_directories_of_traces_are_found(logdir: Path) -> None:
     (logdir / "theirs").mkdir()
     (logdir / "theirs" / "worker0.pt.trace.json.gz").write_bytes(gzip.compress(b"{}"))
     (logdir / ".hidden").mkdir()
@@ -121,7 +121,7 @@ def test_only_variants_of_the_run_lead_anywhere(logdir: Path, variant: str) -> N
         ROUTES["/steps"](server, Query(Arguments(run=run, variant=variant)))
 
 
-def test_a_run_that_names_folders_elsewhere_has_no_such_variants(logdir: Path) -> None:
+def test_a_run_that_names_directories_elsewhere_has_no_such_variants(logdir: Path) -> None:
     comparison: Any = json.loads(COMPARISON.read_text())
     for number, name in enumerate(("../../../../outside", "..", "/etc", "ddp-2-even")):
         comparison["variants"][number]["id"] = name
@@ -299,7 +299,7 @@ def test_what_a_window_may_not_ask_is_refused(key: str, value: str) -> None:
         query.lanes(5)
 
 
-def test_an_empty_folder_has_our_tab_and_one_with_other_things_to_show_has_not(tmp_path: Path) -> None:
+def test_an_empty_directory_has_our_tab_and_one_with_other_things_to_show_has_not(tmp_path: Path) -> None:
     plugin = GpurunPlugin(SimpleNamespace(logdir=str(tmp_path)))
     assert plugin.is_active()
     (tmp_path / "sub").mkdir()

@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,9 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
+from gpurun.launcher.tensorboard_plugin.html import without_host
 from gpurun.launcher.tensorboard_plugin.logdir import machine
-from gpurun.launcher.tensorboard_plugin.logdir.documents import status
+from gpurun.launcher.tensorboard_plugin.logdir.documents import Kept, stamp_of, status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
 from tests.known import known
@@ -144,3 +146,25 @@ def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
     devices = LiveDevices()
     found = [devices.of({"hostname": platform.node()})[0]["utilisation_percent"] for _ in range(2)]
     assert found == [None, 75.0]
+
+
+def test_what_is_kept_of_a_run_that_goes_on_does_not_grow_with_time(tmp_path: Path) -> None:
+    kept, path = Kept(10_000), tmp_path / "events.jsonl"
+    for number in range(1, 200):
+        path.write_bytes(b"x" * number)
+        assert kept.get(path, stamp_of(path), partial(int, number)) == number
+        assert kept.get(path, stamp_of(path), partial(int, -1)) == number
+    assert kept.num_bytes < 10_000
+    for number in range(100):
+        kept.get(number, (4_000, number), lambda: "one of many files")
+        assert kept.num_bytes <= 10_000
+
+
+def test_a_report_to_send_names_neither_the_host_nor_its_directories() -> None:
+    host = {"hostname": "node7.cluster.example", "nodes": [{"host": "node8.example", "address": "10.0.0.1"}]}
+    code = {"root": "/home/ada/thesis", "commit": "1234567", "is_changed": True}
+    said = "node7 waits for node8 (10.0.0.1): see /home/ada/thesis/train.py; 10 steps, node70"
+    shown = without_host({"run": {"code": code, "host": host, "notes": [said]}}, host)
+    assert shown["run"]["notes"] == ["… waits for … (…): see …/train.py; 10 steps, node70"]
+    assert shown["run"]["code"] == {"root": None, "commit": "1234567", "is_changed": True}
+    assert not [word for word in ("node7.", "node8", "ada", "10.0.0") if word in str(shown)]

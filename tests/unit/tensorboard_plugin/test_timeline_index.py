@@ -18,8 +18,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
 from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
 from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
 from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
+from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part
-from gpurun.launcher.trace.analysis.collectives.match import Collective
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -30,13 +30,13 @@ def no_news(file: int, position: int, unpacked: int) -> None:
     """Ignores the progress; at the top level, so that workers can have it."""
 
 
-def index_of(folder: Path, ranks: list[list[Event]]) -> Index:
+def index_of(directory: Path, ranks: list[list[Event]]) -> Index:
     """The index of one trace per rank."""
     files = [
-        write(folder / f"rank{rank}.pt.trace.json", events, **rank_info(rank, len(ranks)))
+        write(directory / f"rank{rank}.pt.trace.json", events, **rank_info(rank, len(ranks)))
         for rank, events in enumerate(ranks)
     ]
-    target = folder / "index"
+    target = directory / "index"
     target.mkdir()
     build(files, target, no_news)
     return open_index(target)
@@ -79,9 +79,8 @@ def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
 
 def test_traces_that_share_a_collective_stay_on_one_clock() -> None:
     local = LocalCollective.__new__(LocalCollective)  # when it was is of no interest here
-    meets = [
-        Collective("0", None, 1, "all_reduce", 4, 2, tuple(Part(rank, local, 0) for rank in (0, 1)), True)
-    ]
+    parts = tuple(Part(rank, local, 0) for rank in (0, 1))
+    meets = [Collective("0", None, 1, "all_reduce", 4, 2, parts, True, None, {}, 0)]
     assert recorded_apart([(0, 5), (6, 9)], [])
     assert not recorded_apart([(0, 5), (6, 9)], meets)
     assert not recorded_apart([(0, 5), (4, 9)], [])
@@ -141,6 +140,7 @@ def test_meta_names_ranks_lanes_and_steps(index: Index) -> None:
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
     assert [each["kind"] for each in answer["ranks"][0]["lanes"]] == [
         "overview",
+        "operation",
         "thread",
         "stream",
         "stream",
@@ -355,10 +355,10 @@ def test_without_any_good_trace_there_is_no_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["short", "format", "json"])
 def test_a_damaged_index_is_noticed(tmp_path: Path, harm: str) -> None:
-    folder = tmp_path / "made"
-    folder.mkdir()
-    index_of(folder, two_ranks())
-    target = folder / "index"
+    directory = tmp_path / "made"
+    directory.mkdir()
+    index_of(directory, two_ranks())
+    target = directory / "index"
     if harm == "short":
         (target / "start").write_bytes((target / "start").read_bytes()[:-8])
     elif harm == "format":

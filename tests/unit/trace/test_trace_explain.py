@@ -8,6 +8,7 @@ import pytest
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
+from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import Event, kernel, launch, span, step, write
 
 
@@ -40,3 +41,18 @@ def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
     assert not re.search("GPU|CUDA|launch|pin", text)
     on_gpu = explain(analyse_paths([write(tmp_path / "gpu.json", late_kernel(1, 0))]))
     assert "CUDA graphs" in on_gpu
+
+
+def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
+    """Stage 1 asks at once and gets its input after 25 of 70 ms; then stage 0 waits 5 ms for the gradient."""
+    job = Job(2)
+    for number in range(3):
+        begin = 70_000.0 * number + 1_000
+        for rank, spans in enumerate(([(0, 25_000), (60_000, 70_000)], [(25_000, 60_000)])):
+            job.events[rank].append(step(number, begin - 50, 70_000))
+            for start, end in spans:
+                job.kernel(rank, "gemm", begin + start, begin + end, False)
+        job.message(0, 1, (begin + 25_000, begin), (begin + 25_000, begin + 25_000))
+        job.message(1, 0, (begin + 60_000, begin + 25_000), (begin + 60_000, begin + 60_000))
+    text = explain(job.report(tmp_path))
+    assert "stage 0 waits 35.0 of 70.0 ms for stage 1 (pipeline bubble): try more micro-batches" in text

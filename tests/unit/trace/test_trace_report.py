@@ -26,8 +26,8 @@ RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 @pytest.fixture
 def capture(tmp_path: Path) -> Path:
     """Two ranks, 20 ms apart by their clocks; the second comes 4 µs late."""
-    folder = tmp_path / "capture"
-    folder.mkdir()
+    directory = tmp_path / "capture"
+    directory.mkdir()
     for rank, (late_us, ahead_us) in enumerate(((0, 0), (4, 20_000))):
         events = [
             {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
@@ -41,12 +41,12 @@ def capture(tmp_path: Path) -> Path:
             {"ph": "i", "name": "no time", "pid": "Spans"},
         ]
         write(
-            folder / f"r{rank}.json",
+            directory / f"r{rank}.json",
             events,
             baseTimeNanoseconds=1_700_000_000_000_000_000,
             **rank_info(rank, 2),
         )
-    return folder
+    return directory
 
 
 def test_json_has_the_fields_of_the_design(capture: Path) -> None:
@@ -56,9 +56,19 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "base_time_ns",
         "warnings",
         "clock_offsets_us",
+        "clock_drift_ppm",
         "ranks",
         "collectives",
         "stragglers",
+        "parallelism",
+        "pipeline",
+        "kernels_by_shape",
+        "shapes",
+        "shapes_in_steps",
+        "collective_totals",
+        "copies",
+        "launches",
+        "critical_path",
     ]
     assert content["schema"] == 1
     assert content["base_time_ns"] == 1_700_000_000_000_000_000
@@ -156,7 +166,7 @@ def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path) -> No
 
 def test_thousands_are_separated_as_in_every_report() -> None:
     changes = (Change("gemm", 2e6, 1.5e6, -5e5, -25.0), Change("copy", 1e3, 2e6, 1.999e6, 199900.0))
-    said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), "step", changes, (), (), ()), 100)
+    said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), "step", changes, (), (), (), ()), 100)
     shown = said.replace(THOUSANDS, "_").replace(MINUS, "-")
     for text in ("2_000.000", "1_500.000", "-500.000", "-25.0", "+1_999.000", "× 2_000"):
         assert text in shown
@@ -183,7 +193,7 @@ def test_a_merged_trace_keeps_every_event_on_one_clock(capture: Path, tmp_path: 
     assert [path.name for path in out.parent.iterdir()] == ["merged.json.gz"]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces next to the repository")
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")
 def test_a_real_capture_merged(tmp_path: Path) -> None:
     out = tmp_path / "merged.json"
     merge_traces([REAL / "dlrm_8xV100"], out)
@@ -201,9 +211,11 @@ def test_a_real_capture_merged(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(capture: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for folder in ("file", "missing"):
-        with pytest.raises(SpecError, match=f"can't write .*: there is no directory .*{folder}; create it"):
-            merge_traces([capture], tmp_path / folder / "merged.json")
+    for directory in ("file", "missing"):
+        with pytest.raises(
+            SpecError, match=f"can't write .*: there is no directory .*{directory}; create it"
+        ):
+            merge_traces([capture], tmp_path / directory / "merged.json")
     assert not (tmp_path / "missing").exists()
 
 
@@ -226,12 +238,12 @@ def test_only_a_full_disk_asks_for_space(
 
 def test_only_a_regular_file_is_replaced(capture: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "directory").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     (tmp_path / "to_fifo").symlink_to(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     before = sorted(tmp_path.iterdir())
-    for name in ("fifo", "folder", "nowhere", "to_fifo", "loop"):
+    for name in ("fifo", "directory", "nowhere", "to_fifo", "loop"):
         with pytest.raises(SpecError, match="can't write"):
             merge_traces([capture], tmp_path / name)
     with pytest.raises(SpecError, match="it is a directory"):

@@ -72,11 +72,11 @@ def test_a_made_trace_says_the_same_in_stretches(tmp_path: Path, monkeypatch: py
     assert_same_in_stretches(write(tmp_path / "rank0.json", made_events()), monkeypatch)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the folder of real traces next to the repository")
-@pytest.mark.parametrize("folder", ["nccl_args_A100", "vit_H100"])
-def test_a_real_trace_says_the_same_in_stretches(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")
+@pytest.mark.parametrize("directory", ["nccl_args_A100", "vit_H100"])
+def test_a_real_trace_says_the_same_in_stretches(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nesting, "SIZE", 1 << 30)
-    path = min((REAL / folder).glob("*.json.gz"))
+    path = min((REAL / directory).glob("*.json.gz"))
     whole = msgspec.json.encode(analyse_paths([path]))
     monkeypatch.setattr(nesting, "SIZE", 500)
     assert msgspec.json.encode(analyse_paths([path])) == whole

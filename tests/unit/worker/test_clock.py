@@ -1,6 +1,5 @@
-"""Clocks against fakes at the event API: what is read was recorded, and nothing waits before it is read."""
+"""Clocks on a simulated stream: what is read was recorded, and nothing waits before it is read."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -13,63 +12,52 @@ from gpurun.launcher.worker.accelerators.clock import (
     StepTiming,
     step_timings,
 )
+from tests.sim.clock import Event, Host, Stream
 
 
 @dataclass
-class FakeGpu:
-    """A stream whose events happen at given times, known only after a synchronisation."""
+class Gpu:
+    """A simulated stream, of which an event that is not waited for has no time."""
 
-    times_ms: Iterator[float]
+    stream: Stream = field(default_factory=lambda: Stream(Host()))
     synchronized: int = 0
     created: int = 0
-    recorded_since_sync: int = 0
+
+    def clock(self) -> EventClock:
+        return EventClock(self.new_event, lambda event: event.record(self.stream), self.synchronize)
 
     def synchronize(self) -> None:
         self.synchronized += 1
-        self.recorded_since_sync = 0
+        self.stream.synchronize()
 
-    def new_event(self) -> "FakeEvent":
+    def new_event(self) -> Event:
         self.created += 1
-        return FakeEvent(self)
-
-
-@dataclass
-class FakeEvent:
-    gpu: FakeGpu
-    at_ms: float = field(default=float("nan"))
-
-    def record(self) -> None:
-        self.at_ms = next(self.gpu.times_ms)
-        self.gpu.recorded_since_sync += 1
-
-    def elapsed_time(self, end_event: "FakeEvent") -> float:
-        assert self.gpu.recorded_since_sync == 0, "read before the GPU was done"
-        return end_event.at_ms - self.at_ms
-
-    def query(self) -> bool:
-        return self.gpu.recorded_since_sync == 0
+        return Event()
 
 
 def test_cuda_clock_times_steps_and_phases_by_events() -> None:
-    gpu = FakeGpu(iter([100.0, 101.0, 103.5, 103.5, 104.0, 110.0, 111.0]))
-    clock = EventClock(gpu.new_event, FakeEvent.record, gpu.synchronize)
+    gpu = Gpu()
+    clock = gpu.clock()
     clock.start()
-    for _ in range(2):
+    for forward_ns, backward_ns in ((1_000_000, 2_500_000), (500_000, 6_000_000)):
+        gpu.stream.submit(forward_ns)
         clock.mark("forward")
+        gpu.stream.submit(backward_ns)
         clock.mark("backward")
         clock.end_step()
     assert clock.read() == [
         StepTiming(3_500_000, {"forward": 1_000_000, "backward": 2_500_000}),
-        StepTiming(7_500_000, {"forward": 500_000, "backward": 6_000_000}),
+        StepTiming(6_500_000, {"forward": 500_000, "backward": 6_000_000}),
     ]
 
 
 def test_cuda_clock_synchronizes_once_at_either_end_and_reuses_its_events() -> None:
-    gpu = FakeGpu(iter(float(i) for i in range(100)))
-    clock = EventClock(gpu.new_event, FakeEvent.record, gpu.synchronize)
+    gpu = Gpu()
+    clock = gpu.clock()
     for _ in range(3):
         clock.start()
         for _ in range(4):
+            gpu.stream.submit(7)
             clock.mark("forward")
             clock.end_step()
         assert gpu.synchronized % 2 == 1, "nothing may wait while steps run"

@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import order_for
+from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
@@ -40,26 +40,26 @@ def plan_of(text: str, machine: FakeMachine | None = None) -> Plan:
     return build_plan(spec_of(text), machine or FakeMachine(cpu_cores=4))
 
 
-def orders(text: str) -> list[LaunchConfig]:
+def configs(text: str) -> list[LaunchConfig]:
     spec, machine = spec_of(text), FakeMachine(cpu_cores=4)
     plan = build_plan(spec, machine)
     return [
-        order_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine)
+        launch_config_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine)
         for launch in plan.launches
         if launch.repetition == 0
     ]
 
 
 def test_what_varies_reaches_the_worker_in_processes_of_its_own() -> None:
-    found = orders(
+    found = configs(
         "workload: resnet56\ndevices: cpu:2\n"
         "compare: {channels_last: [false, true], compile: [false, true], threads: [1, auto], "
         "split: [even, '3:1']}\n"
     )
-    kinds = {(order.channels_last, order.compile, order.threads) for order in found}
+    kinds = {(config.channels_last, config.compile, config.threads) for config in found}
     assert len(found) == len(kinds) == 8
     assert {threads for *_, threads in kinds} == {1, 2}
-    assert all(len(order.variants) == 2 for order in found)  # splits share processes
+    assert all(len(config.variants) == 2 for config in found)  # splits share processes
 
 
 def test_threads_that_come_to_the_same_are_measured_once() -> None:
@@ -95,7 +95,7 @@ def test_each_workload_has_its_own_batch_unless_the_job_has_one() -> None:
     text = "workload: lstm\ndevices: cpu:1\ncompare: {workload: [lstm, fcn_r]}\n"
     assert [v.global_batch for v in plan_of(text).variants] == [128, 1024]
     assert [v.global_batch for v in plan_of(f"{text}global_batch: 6\n").variants] == [6, 6]
-    assert [order.workload for order in orders(text)] == ["lstm", "fcn_r"]
+    assert [config.workload for config in configs(text)] == ["lstm", "fcn_r"]
 
 
 def test_workloads_are_not_compared_with_each_other(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path) -> None:
     assert comparison.headline in render_table(comparison, 100, True)
 
 
-def order(split: tuple[int, ...], **changes: object) -> LaunchConfig:
+def config(split: tuple[int, ...], **changes: object) -> LaunchConfig:
     base = LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp",
         devices=("cpu",) * len(split), backend=None, precision="fp64", seed=0, threads=1,
@@ -139,7 +139,7 @@ def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
 ) -> None:
     workload = load_workload(name, params, Path())
     assert isinstance(workload, Workload)
-    launch = order((5, 3))
+    launch = config((5, 3))
     trainer = Trainer(workload, launch, 0)
     assert check_gradients(trainer, launch, 0)["v"]["gradient_error"] < 1e-12
     assert trainer.trial.flops_per_sample is not None
@@ -149,7 +149,7 @@ def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
 def test_a_model_with_batch_norm_is_distinguished() -> None:
     workload = load_workload("resnet56", {}, Path())
     assert isinstance(workload, Workload)
-    trainer = Trainer(workload, order((2, 1), channels_last=True, precision="fp32"), 0)
+    trainer = Trainer(workload, config((2, 1), channels_last=True, precision="fp32"), 0)
     (warning,) = model_warnings(trainer)
     assert warning.startswith("the model has BatchNorm")
     step = trainer.prepare(VariantConfig("v", (2, 1), 1), 0).load()
@@ -161,7 +161,7 @@ def test_a_model_with_batch_norm_is_distinguished() -> None:
 def test_channels_last_of_a_model_without_images_is_reported() -> None:
     workload = load_workload("mlp", {"width": 4}, Path())
     assert isinstance(workload, Workload)
-    assert "changes nothing" in model_warnings(Trainer(workload, order((2, 1), channels_last=True), 0))[0]
+    assert "changes nothing" in model_warnings(Trainer(workload, config((2, 1), channels_last=True), 0))[0]
 
 
 def test_every_shape_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,13 +98,13 @@ def bench(
         "warmup": 10,
         "rounds": rounds,
     }
-    order = LaunchConfig(**{**fields, **changes})
+    config = LaunchConfig(**{**fields, **changes})
     trainer = FakeTrainer(step_ms)
     clock = HostClock(now_ns=lambda: trainer.now_ns)
-    journal = Journal(order, 0)
-    device, requests = torch.device("cpu"), TraceRequests(order, 0, None)
+    journal = Journal(config, 0)
+    device, requests = torch.device("cpu"), TraceRequests(config, 0, None)
     load = LoadMeter(device)
-    measured = TimedRounds(order, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load)
+    measured = TimedRounds(config, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load)
     return measured, trainer
 
 

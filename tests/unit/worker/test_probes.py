@@ -30,7 +30,7 @@ from gpurun.workloads.probes import matmul as matmul_probe
 from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
 from tests.unit.plan.machines import FakeMachine
 
-CPU = Site((torch.device("cpu"),), 1, torch.float32)
+CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
 
 
 def spec_of(text: str) -> JobSpec:
@@ -86,13 +86,13 @@ class FakeWork:
 
 
 def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
-    order = LaunchConfig(
+    config = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
         variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
     )  # fmt: skip
     work = FakeWork()
-    journal = Journal(order, 0)
+    journal = Journal(config, 0)
     ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns).run()
     records = RunDir(tmp_path).read_points("v")
     assert [record.round for record in records] == [1, 1, 2, 2, 3, 3]
@@ -189,12 +189,12 @@ def test_where_no_straight_line_fits_none_is_claimed() -> None:
 
 
 def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path) -> None:
-    order = LaunchConfig(
+    config = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
         variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
     )  # fmt: skip
-    work, journal = FakeWork(), Journal(order, 0)
+    work, journal = FakeWork(), Journal(config, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
     meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
     ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
@@ -225,15 +225,12 @@ def test_what_a_cpu_cannot_measure_is_said() -> None:
 
 def test_on_gpus_every_direction_is_copied() -> None:
     host = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
-    devices = [torch.zeros(1 << 20, dtype=torch.uint8, device="meta") for _ in range(2)]
-    found = {case.series for case in h2d.device_copies(host[0], host[1], devices[:1], (4096,))}
-    assert found == {
-        "pinned to meta",
-        "meta to pinned",
-        "pageable to meta",
-        "meta to pageable",
-        "within meta",
-    }
+    devices = {name: torch.zeros(1 << 20, dtype=torch.uint8, device="meta") for name in ("cuda:3", "cuda:1")}
+    found = {case.series for case in h2d.device_copies(host[0], host[1], devices, (4096,))}
+    ways = {f"{kind} to {name}" for kind in ("pinned", "pageable") for name in devices}
+    back = {f"{name} to {kind}" for kind in ("pinned", "pageable") for name in devices}
+    own = {f"within {name}" for name in devices}
+    assert found == ways | back | own | {"cuda:3 to cuda:1", "cuda:1 to cuda:3"}
 
 
 def test_sizes_must_be_positive() -> None:

@@ -1,6 +1,7 @@
 """Steps of real optimizers, observed from outside, on a clock that ticks once per look."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 import gpurun
+from gpurun.launcher.compare.figures.other_load import queue_percent
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
 from gpurun.launcher.worker.accelerators.clock import EventStamps
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
 from gpurun.launcher.worker.program.hooks import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
@@ -38,11 +41,11 @@ class Ticks:
         pass
 
 
-def an_order(folder: Path, warmup: int = 10) -> ProgramConfig:
+def program_config(directory: Path, warmup: int = 10) -> ProgramConfig:
     return ProgramConfig(
         launch="01-script-1",
-        run_dir=str(folder),
-        job_dir=str(folder),
+        run_dir=str(directory),
+        job_dir=str(directory),
         script="train.py",
         module=None,
         args=(),
@@ -55,8 +58,8 @@ def an_order(folder: Path, warmup: int = 10) -> ProgramConfig:
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[StepRecorder]:
-    order = an_order(tmp_path)
-    recorder = StepRecorder(order, 0, RunDir(tmp_path), stamps=Ticks())
+    config = program_config(tmp_path)
+    recorder = StepRecorder(config, 0, RunDir(tmp_path), stamps=Ticks())
     with watch_steps(recorder):
         yield recorder
 
@@ -243,8 +246,8 @@ class FakeProfiler:
 def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Path) -> None:
     profiler = FakeProfiler()
     tracer = StepTracer(ProfileConfig(steps=2), tmp_path / "trace.json", 30, new_profiler=lambda: profiler)
-    order = an_order(tmp_path)
-    recorder = StepRecorder(order, 0, RunDir(tmp_path), tracer=tracer, stamps=Ticks())
+    config = program_config(tmp_path)
+    recorder = StepRecorder(config, 0, RunDir(tmp_path), tracer=tracer, stamps=Ticks())
     for _ in range(40):
         recorder.enter_step()
         recorder.leave_step(completed=True)
@@ -282,3 +285,15 @@ def test_a_capture_puts_the_programs_own_trace_off(recorder: StepRecorder, tmp_p
     assert tracer.first == 5
     tracer.postpone(1)
     assert tracer.first == 5
+
+
+def test_steps_have_their_share_of_the_time_that_the_rank_waited_for_a_core(tmp_path: Path) -> None:
+    half = NoiseMeter(
+        lambda: {"main": time.perf_counter_ns() // 2}, lambda: time.perf_counter_ns(), lambda: False
+    )
+    recorder = StepRecorder(program_config(tmp_path), 0, RunDir(tmp_path), stamps=Ticks(), noise=half)
+    layer = a_layer()
+    with watch_steps(recorder):
+        train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 20)
+    timed = [step for step in steps_of(recorder) if step.kind == "timed"]
+    assert queue_percent(timed) == pytest.approx(50, abs=10)

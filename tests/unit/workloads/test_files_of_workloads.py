@@ -12,7 +12,7 @@ from gpurun import Workload
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.workloads.data import images
-from gpurun.workloads.data.images import image_workload, read_folder
+from gpurun.workloads.data.images import image_workload, read_directory
 from gpurun.workloads.data.text import open_corpus
 
 TINY = {"layers": 1, "width": 8, "heads": 1, "context": 4}
@@ -24,10 +24,10 @@ def photo(path: Path, colour: tuple[int, int, int] = (255, 0, 0), size: tuple[in
     return path
 
 
-def test_folders_are_classes_and_images_are_normalised_squares(tmp_path: Path) -> None:
+def test_directories_are_classes_and_images_are_normalised_squares(tmp_path: Path) -> None:
     photo(tmp_path / "cats" / "a.png")
     photo(tmp_path / "dogs" / "b.jpg", (0, 0, 0), (100, 300))
-    dataset = read_folder(tmp_path, 10).dataset
+    dataset = read_directory(tmp_path, 10).dataset
     (cat, first), (dog, second) = dataset[0], dataset[1]
     assert (first, second) == (0, 1)
     assert cat.shape == dog.shape == (3, 224, 224)
@@ -54,28 +54,28 @@ def test_broken_images_are_skipped_counted_and_said(tmp_path: Path) -> None:
 def test_of_many_images_some_are_used(tmp_path: Path) -> None:
     for number in range(7):
         photo(tmp_path / f"{number}.png", size=(8, 8))
-    names = [path.name for path, _ in read_folder(tmp_path, 3).dataset.files]
+    names = [path.name for path, _ in read_directory(tmp_path, 3).dataset.files]
     assert names == ["0.png", "2.png", "4.png"]
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: None, "contains no images; image files end in"),
-        (lambda folder: (folder / "x.png").write_text("x"), "none of the 1 images in"),
+        (lambda directory: None, "contains no images; image files end in"),
+        (lambda directory: (directory / "x.png").write_text("x"), "none of the 1 images in"),
         (
-            lambda folder: folder.rmdir(),
+            lambda directory: directory.rmdir(),
             "images does not exist",
         ),
-        (lambda folder: (folder.rmdir(), folder.write_text("")), "is a file"),
+        (lambda directory: (directory.rmdir(), directory.write_text("")), "is a file"),
     ],
 )
-def test_a_folder_without_images_is_refused(tmp_path: Path, make: object, said: str) -> None:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    make(folder)  # type: ignore[operator]
+def test_a_directory_without_images_is_refused(tmp_path: Path, make: object, said: str) -> None:
+    directory = tmp_path / "images"
+    directory.mkdir()
+    make(directory)  # type: ignore[operator]
     with pytest.raises(ValueError, match="image") as refused:
-        read_folder(folder, 10)
+        read_directory(directory, 10)
     assert said in str(refused.value)
 
 
@@ -158,7 +158,7 @@ def test_a_context_that_is_too_long_for_the_built_in_text(tmp_path: Path) -> Non
     )
 
 
-def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.txt").write_text("hello")
     photo(tmp_path / "images" / "a.png")
@@ -170,13 +170,13 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         open_corpus("~/nope")
 
 
-def test_files_that_are_none_are_named_with_their_folder(tmp_path: Path) -> None:
+def test_files_that_are_none_are_named_with_their_directory(tmp_path: Path) -> None:
     for kind in ("txt", "png"):
-        folder = tmp_path / kind / "cat"
-        folder.mkdir(parents=True)
-        (folder / f"gone.{kind}").symlink_to(folder / "nowhere")
-        (folder / f"null.{kind}").symlink_to("/dev/null")
-        os.mkfifo(folder / f"pipe.{kind}")
+        directory = tmp_path / kind / "cat"
+        directory.mkdir(parents=True)
+        (directory / f"gone.{kind}").symlink_to(directory / "nowhere")
+        (directory / f"null.{kind}").symlink_to("/dev/null")
+        os.mkfifo(directory / f"pipe.{kind}")
     (tmp_path / "txt" / "a.txt").write_text("hello")
     photo(tmp_path / "png" / "a.png")
     (text,) = open_corpus(str(tmp_path / "txt")).notes
@@ -184,14 +184,14 @@ def test_files_that_are_none_are_named_with_their_folder(tmp_path: Path) -> None
         "not text: cat/gone.txt (a link to nothing), cat/null.txt (not a regular file), "
         "cat/pipe.txt (not a regular file)"
     )
-    assert read_folder(tmp_path / "png", 10).skipped == (
+    assert read_directory(tmp_path / "png", 10).skipped == (
         ("cat/gone.png", "a link to nothing"),
         ("cat/null.png", "not a regular file"),
         ("cat/pipe.png", "not a regular file"),
     )
 
 
-def test_more_folders_than_classes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_directories_than_classes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "CLASSES", 2)
     for name in ("cats", "dogs"):
         photo(tmp_path / name / "a.png")
@@ -203,5 +203,5 @@ def test_more_folders_than_classes_are_said(tmp_path: Path, monkeypatch: pytest.
     assert [workload.dataset[i][1] for i in range(3)] == [0, 1, 0]
 
 
-def load_images(folder: Path) -> Workload:
-    return image_workload(nn.Linear(1, 1), str(folder), max_images=10, num_workers=0)
+def load_images(directory: Path) -> Workload:
+    return image_workload(nn.Linear(1, 1), str(directory), max_images=10, num_workers=0)

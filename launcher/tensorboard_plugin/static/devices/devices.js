@@ -2,11 +2,11 @@
 
 import { headline, optionsOf, picker } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
-import { coarse, listed, number, plural } from '../shared/format.js';
+import { listed, number, plural } from '../shared/format.js';
 import { lineChart, sparkline, spokenSeries } from './charts.js';
 import { showTracedDevices } from './traced.js';
 import { isAbort, pause } from '../source.js';
-import { meter } from '../shared/states.js';
+import { runningStrip } from '../shared/states.js';
 
 const POLL_MS = 2000;
 /** So many polls are kept for the sparklines: four minutes. */
@@ -28,17 +28,6 @@ const LIMITS = {
 const RANKS_DRAWN = 8;
 /** A value this near to its limit has reached it. */
 const REACHED = 0.97;
-
-/** @type {{ [stage: string]: string }} */
-const STAGES = {
-  start: 'starting',
-  build: 'building the model',
-  check: 'checking gradients',
-  warmup: 'warming up',
-  round: 'measuring',
-  profile: 'tracing',
-  done: 'ending',
-};
 
 /**
  * Draws the view into `host`; while the run is going it asks again and again.
@@ -348,32 +337,6 @@ class Devices {
       chart('Forward pass by step, before ranks wait for each other, ms', 'forward_ms'),
     );
   }
-}
-
-/**
- * What a run does now and how far it is; that it stopped, if it did.
- * @param {ProgressAnswer} progress
- */
-export function runningStrip({ stage, status, done, seconds_left: left }) {
-  if (status !== 'running' || !stage)
-    return status === 'stopped'
-      ? el(
-          'p',
-          { class: 'problems' },
-          'This run stopped before it was done; gpurun --resume RUN continues it.',
-        )
-      : null;
-  const doing =
-    stage.stage === 'round'
-      ? `round ${number(stage.round)} of ${number(stage.rounds)}`
-      : (STAGES[stage.stage] ?? stage.stage);
-  return el(
-    'div',
-    { class: 'running' },
-    el('span', { class: 'strong' }, `running: ${[stage.label, doing].filter(Boolean).join(', ')}`),
-    meter(done, 'progress of the run'),
-    el('span', { class: 'muted' }, left == null ? '' : `${coarse(left)} left`),
-  );
 }
 
 /** @param {LiveDevice} device @param {Gauge} key */

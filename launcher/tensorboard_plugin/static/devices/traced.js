@@ -3,7 +3,7 @@
 import { headline } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
 import { listed, number, plural, three } from '../shared/format.js';
-import { brokenState, indexingState, problemNotes, untracedState } from '../shared/states.js';
+import { indexingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
 
 const MOST_ROWS = 512;
 
@@ -18,10 +18,7 @@ export async function showTracedDevices(host, app) {
   if (!variant?.hasTraces) return untracedState(host, null);
   const answer = await app.breakdown(variant.id, (part) => indexingState(host, title, part));
   if (answer === undefined) return undefined;
-  if (answer.state !== 'ready')
-    return answer.state === 'broken'
-      ? brokenState(host, title, answer.problems, app.retry())
-      : untracedState(host, null);
+  if (answer.state !== 'ready') return noTracesState(host, title, answer, app.retry());
   replace(
     host,
     headline(

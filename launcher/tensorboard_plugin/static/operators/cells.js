@@ -90,3 +90,21 @@ export function diverging(value, most) {
     }),
   );
 }
+
+/**
+ * Decimals of a table whose step takes so long.
+ * @param {number} stepMs
+ */
+export function decimalsFor(stepMs) {
+  return stepMs >= 1000 ? 0 : stepMs >= 100 ? 1 : stepMs >= 1 ? 2 : 3;
+}
+
+/**
+ * The head of the column of self times.
+ * @param {OperatorsAnswer} answer
+ * @returns {Child}
+ */
+export function selfHead({ ranks, is_straggler: isStraggler, slowest_rank: rank }) {
+  if (ranks.length < 2) return 'self, ms';
+  return isStraggler ? ['self,', el('br'), `rank ${rank}, ms`] : ['self, slowest', el('br'), 'rank, ms'];
+}

@@ -3,10 +3,11 @@
 import { headline, optionsOf, picker, searchField, segmented } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
 import { number, plural } from '../shared/format.js';
-import { cellClass, differenceText, diverging, nameCell, rankCell, shareCell } from './cells.js';
+import { cellClass, decimalsFor, differenceText, diverging, nameCell, rankCell, selfHead, shareCell } from './cells.js';
 import { rankGroups, shownRanks } from './ranks.js';
 import { legend } from '../shared/phases.js';
-import { brokenState, indexingState, problemNotes, untracedState } from '../shared/states.js';
+import { indexingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
+import { columnHead, compare } from '../shared/sorting.js';
 import { rowKeys, virtualRows } from '../shared/virtual.js';
 
 /** @type {Options} */
@@ -35,10 +36,7 @@ export async function showOperators(host, app) {
   const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind') ?? 'ops' };
   const answer = await app.traced('operators', parameters, (part) => indexingState(host, label, part));
   if (!answer) return undefined;
-  if (answer.state !== 'ready')
-    return answer.state === 'broken'
-      ? brokenState(host, label, answer.problems, app.retry())
-      : untracedState(host, label);
+  if (answer.state !== 'ready') return noTracesState(host, label, answer, app.retry());
   return new Operators(host, app, { variant, against, answer, label });
 }
 
@@ -311,27 +309,13 @@ class Operators {
   /** @param {OperatorColumn} column */
   header(column) {
     const { state } = this.app;
+    /** @type {'ascending' | 'descending' | null} */
     const sorted =
       this.sorted.key === column.key ? (this.sorted.direction === 'down' ? 'descending' : 'ascending') : null;
     const next = sorted === 'descending' ? 'up' : sorted ? 'down' : column.key === 'name' ? 'up' : 'down';
-    const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
-    const content = column.sort
-      ? el(
-          'button',
-          {
-            type: 'button',
-            'data-key': `op:${column.key}`,
-            onclick: () => state.go({ opsort: `${column.key}~${next}` }),
-          },
-          column.head,
-          arrow,
-        )
-      : column.head;
-    return el(
-      'th',
-      { scope: 'col', class: cellClass(column), 'aria-sort': column.sort ? (sorted ?? 'none') : null },
-      content,
-    );
+    const choose = () => state.go({ opsort: `${column.key}~${next}` });
+    const order = column.sort ? { key: `op:${column.key}`, sorted, choose } : null;
+    return columnHead(column.head, cellClass(column), order);
   }
 
   /** @param {OperatorRow} row @param {number} index */
@@ -407,24 +391,4 @@ class Operators {
       this.columns.map((column) => el('td', { class: cellClass(column) }, column.total ?? '')),
     );
   }
-}
-
-/** @param {string | number | null} a @param {string | number | null} b */
-function compare(a, b) {
-  if (a == null || b == null) return Number(a == null) - Number(b == null);
-  return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), 'en');
-}
-
-/**
- * Decimals of a table whose step takes so long.
- * @param {number} stepMs
- */
-function decimalsFor(stepMs) {
-  return stepMs >= 1000 ? 0 : stepMs >= 100 ? 1 : stepMs >= 1 ? 2 : 3;
-}
-
-/** @param {OperatorsAnswer} answer @returns {Child} */
-function selfHead({ ranks, is_straggler: isStraggler, slowest_rank: rank }) {
-  if (ranks.length < 2) return 'self, ms';
-  return isStraggler ? ['self,', el('br'), `rank ${rank}, ms`] : ['self, slowest', el('br'), 'rank, ms'];
 }

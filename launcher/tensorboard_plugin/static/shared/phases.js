@@ -73,14 +73,15 @@ export function shownPhases(bars) {
 }
 
 /**
- * The legend of the phases.
+ * The legend of the phases, or of other classes with names of their own.
  * @param {string[]} [names]
+ * @param {(name: string) => string} [nameOf]
  */
-export function legend(names = shownPhases([])) {
+export function legend(names = shownPhases([]), nameOf = partName) {
   return el(
     'ul',
     { class: 'legend', 'aria-label': 'colours' },
-    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), partName(name))),
+    names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), nameOf(name))),
   );
 }
 

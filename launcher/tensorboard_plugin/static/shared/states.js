@@ -3,9 +3,6 @@
 import { headline } from './controls.js';
 import { el, replace } from './dom.js';
 import { bytes, coarse, number } from './format.js';
-import { legend } from './phases.js';
-import { balancedPanels } from '../splits/balanced.js';
-import { subSentence } from '../splits/words.js';
 
 /**
  * The frame of every state.
@@ -82,6 +79,19 @@ export function meter(share, label) {
     },
     el('span', { style: { width: `${percent}%` } }),
   );
+}
+
+/**
+ * Instead of what the traces of a variant would show: they can't be read, or there are none.
+ * @param {Element} host
+ * @param {string} label
+ * @param {{ state: 'broken', problems: Problem[] } | { state: 'none' }} answer
+ * @param {Retry} retry
+ */
+export function noTracesState(host, label, answer, retry) {
+  return answer.state === 'broken'
+    ? brokenState(host, label, answer.problems, retry)
+    : untracedState(host, retry.isTraces ? null : label);
 }
 
 /**
@@ -242,27 +252,23 @@ export function problemNotes(problems = [], warnings = []) {
 }
 
 /**
- * A run of one variant: its step and bars, no ranking.
- * @param {Element} host
- * @param {OpenApp} app
+ * What a run does now and how far it is; that it stopped, if it did.
+ * @param {ProgressAnswer} progress
  */
-export function oneVariant(host, app) {
-  const [variant] = app.run.variants;
-  const sub = variant.status === 'ok' ? subSentence(app.run) : `${variant.label}: ${variant.reason ?? variant.status}`;
-  const bars = el('div', { class: 'where' });
-  replace(
-    host,
-    headline(app.run.answer.headline ?? '', sub),
-    el('div', { class: 'controls' }, legend()),
-    bars,
-    el(
-      'div',
-      { class: 'state' },
-      el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
-      el('pre', {}, 'compare: {split: [even, "3:1"]}'),
-    ),
-    balancedPanels([variant]),
+export function runningStrip({ stage, status, done, seconds_left: left }) {
+  if (status !== 'running' || !stage)
+    return status === 'stopped'
+      ? el(
+          'p',
+          { class: 'problems' },
+          'This run stopped before it was done; gpurun --resume RUN continues it.',
+        )
+      : null;
+  return el(
+    'div',
+    { class: 'running' },
+    el('span', { class: 'strong' }, `running: ${[stage.label, stage.text].filter(Boolean).join(', ')}`),
+    meter(done, 'progress of the run'),
+    el('span', { class: 'muted' }, left == null ? '' : `${coarse(left)} left`),
   );
-  app.drawBlocks(bars, [variant]);
-  return {};
 }

@@ -9,49 +9,16 @@ import { passes } from '../model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { balancedPanels } from './balanced.js';
 import { batchCharts } from './batches.js';
-import { showWaiting } from './waiting.js';
+import { classes, COLUMNS, metricColumns, spokenFigure } from './columns.js';
+import { oneVariant, showWaiting } from './waiting.js';
 import { subSentence, whyUnranked } from './words.js';
-import { oneVariant } from '../shared/states.js';
+import { problemNotes } from '../shared/states.js';
 import { tipped } from '../shared/tip.js';
+import { columnHead, compare } from '../shared/sorting.js';
 import { rowKeys, virtualRows } from '../shared/virtual.js';
 
 /** From this many variants on, a histogram chooses among them and rows are low. */
 const MANY = 40;
-
-/** @type {Column[]} */
-const COLUMNS = [
-  { key: 'variant', name: 'variant', sort: (row) => row.label },
-  { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
-  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
-  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
-  { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },
-  { key: 'unit', name: '' },
-  {
-    key: 'bar',
-    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
-    pad: true,
-  },
-];
-
-/** Figures that a narrow terminal drops before these have no column here: a hover shows them. */
-const MOST_DROP = 4;
-
-/**
- * Columns of the figures, as the server has defined them for all reports.
- * @param {Metric[]} metrics
- * @returns {Column[]}
- */
-function metricColumns(metrics) {
-  return metrics
-    .filter((metric) => metric.drop > 0 && metric.drop <= MOST_DROP)
-    .map((metric) => ({
-      key: metric.key,
-      name: metric.short,
-      sort: (row) => row.figures[metric.key]?.value,
-      right: true,
-      className: `c-figure c-drop-${metric.drop}`,
-    }));
-}
 
 /**
  * Draws the view into `host`.
@@ -65,7 +32,9 @@ export function showSplits(host, app) {
   const view = new View(app);
   replace(
     host,
+    problemNotes([], run.answer.alerts),
     headline(run.answer.headline ?? '', subSentence(run)),
+    problemNotes([], run.answer.warnings),
     view.controls(),
     ...view.parts(),
     ...view.found(),
@@ -246,20 +215,8 @@ class View {
     const [key, direction] = (state.get('sort') ?? 'none').split('~');
     const sorted = key === column.key ? (direction === 'down' ? 'descending' : 'ascending') : null;
     const next = sorted === 'ascending' ? `${column.key}~down` : sorted ? null : `${column.key}~up`;
-    const arrow = sorted ? (sorted === 'ascending' ? ' \u2191' : ' \u2193') : '';
-    const content = column.sort
-      ? el(
-          'button',
-          { type: 'button', 'data-key': `sort:${column.key}`, onclick: () => state.go({ sort: next }) },
-          name,
-          arrow,
-        )
-      : name;
-    return el(
-      'th',
-      { scope: 'col', class: classes(column), 'aria-sort': column.sort ? (sorted ?? 'none') : null },
-      content,
-    );
+    const choose = () => state.go({ sort: next });
+    return columnHead(name, classes(column), column.sort ? { key: `sort:${column.key}`, sorted, choose } : null);
   }
 
   /** @param {Row} row @param {number} index */
@@ -411,30 +368,7 @@ class View {
   }
 }
 
-/**
- * `peak memory: 13.20 GiB`.
- * @param {Metric} metric
- * @param {Row} row
- */
-function spokenFigure(metric, row) {
-  const figure = row.figures[metric.key];
-  return figure && `${metric.title}: ${[figure.text, figure.uncertainty, metric.unit].filter(Boolean).join(' ')}`;
-}
-
-/** @param {Column} column */
-function classes(column) {
-  return [`c-${column.key}`, column.className, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
-}
-
 /** @param {string | undefined} verdict */
 function toneOf(verdict) {
   return verdict === 'faster' || verdict === 'slower' ? verdict : 'muted';
-}
-
-/** @param {string | number | null | undefined} a @param {string | number | null | undefined} b */
-function compare(a, b) {
-  if (a == null || b == null) return Number(a == null) - Number(b == null);
-  return typeof a === 'number' && typeof b === 'number'
-    ? a - b
-    : String(a).localeCompare(String(b), 'en', { numeric: true });
 }

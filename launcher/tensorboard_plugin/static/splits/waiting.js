@@ -1,10 +1,13 @@
-// Splits before the first launch is done, or where none ever was: nothing to rank, but how far each variant is.
+// Splits with nothing to rank: before the first launch is done, how far each variant is; a run of one variant.
 
 import { headline } from '../shared/controls.js';
-import { runningStrip } from '../devices/devices.js';
 import { el, replace } from '../shared/dom.js';
 import { number } from '../shared/format.js';
+import { legend } from '../shared/phases.js';
+import { problemNotes, runningStrip } from '../shared/states.js';
 import { isAbort, pause } from '../source.js';
+import { balancedPanels } from './balanced.js';
+import { subSentence } from './words.js';
 
 const POLL_MS = 2000;
 
@@ -63,4 +66,32 @@ function draw(host, progress) {
       el('tbody', {}, rows),
     ),
   );
+}
+
+/**
+ * A run of one variant: its step and bars, no ranking.
+ * @param {Element} host
+ * @param {OpenApp} app
+ */
+export function oneVariant(host, app) {
+  const [variant] = app.run.variants;
+  const sub = variant.status === 'ok' ? subSentence(app.run) : `${variant.label}: ${variant.reason ?? variant.status}`;
+  const bars = el('div', { class: 'where' });
+  replace(
+    host,
+    problemNotes([], app.run.answer.alerts),
+    headline(app.run.answer.headline ?? '', sub),
+    problemNotes([], app.run.answer.warnings),
+    el('div', { class: 'controls' }, legend()),
+    bars,
+    el(
+      'div',
+      { class: 'state' },
+      el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
+      el('pre', {}, 'compare: {split: [even, "3:1"]}'),
+    ),
+    balancedPanels([variant]),
+  );
+  app.drawBlocks(bars, [variant]);
+  return {};
 }

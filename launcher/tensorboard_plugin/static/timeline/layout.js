@@ -25,14 +25,14 @@ export function layout(ranks, expanded) {
   for (const rank of ranks) {
     titles.push({ rank: rank.rank, device: rank.device, label: rank.label, y });
     y += TITLE_PX;
-    for (const lane of rank.lanes.filter((one) => one.kind !== 'overview')) {
+    for (const lane of rank.lanes.filter((one) => one.kind === 'thread' || one.kind === 'stream')) {
       const placed = place(lane, rank.rank, y, expanded.has(lane.lane));
       lanes.push(placed);
       y += placed.height + LANE_GAP_PX;
     }
     y += 4;
   }
-  return { titles, lanes, height: y, byLane: new Map(lanes.map((lane) => [lane.lane, lane])) };
+  return { titles, lanes, height: y, byLane: new Map(lanes.map((lane) => [lane.lane, lane])), byRank: null };
 }
 
 /**
@@ -77,6 +77,19 @@ export function lanesBetween(placed, top, bottom) {
  */
 export function rowBox(lane, row) {
   return { y: lane.y + row * lane.rowPx, height: lane.rowPx - 2 };
+}
+
+/**
+ * Where a rank's row is shown: in a compact timeline its band, whatever the row.
+ * @param {Layout} placed
+ * @param {number} number
+ * @param {number} row
+ * @param {number} rank
+ * @returns {Box | null}
+ */
+export function shownBox(placed, number, row, rank) {
+  const lane = placed.byRank ? placed.byRank.get(rank) : placed.byLane.get(number);
+  return lane && (lane.band || row < lane.shownRows) ? rowBox(lane, lane.band ? 0 : row) : null;
 }
 
 /**

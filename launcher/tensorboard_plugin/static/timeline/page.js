@@ -3,9 +3,10 @@
 import { headline, optionsOf, picker, searchField } from '../shared/controls.js';
 import { el, hiddenTable, replace } from '../shared/dom.js';
 import { duration, lowerFirst, number, plural, three } from '../shared/format.js';
+import { legend } from '../shared/phases.js';
 import { problemNotes } from '../shared/states.js';
+import { bandClass, compactControls } from './compact.js';
 import { exits } from './exits.js';
-import { keyHints, legendHere } from './legend.js';
 import { hintPanel } from './panel.js';
 
 /**
@@ -99,8 +100,9 @@ function controls(view) {
     'div',
     { class: 'controls' },
     el('div', { class: 'group' }, choice(view), search(view), view.found, allRanks(view)),
+    compactControls(view),
     app.source.live ? exits(app, variant) : null,
-    legendHere(),
+    legendHere(view.compact),
     keyHints(),
   );
 }
@@ -131,4 +133,36 @@ function allRanks({ app, ranks, meta }) {
   if (ranks.length >= meta.ranks.length) return null;
   const onclick = () => app.state.go({ tab: 'timeline', rank: null });
   return el('button', { class: 'button', type: 'button', onclick }, `All ${number(meta.ranks.length)} ranks`);
+}
+
+/**
+ * The phases that blocks can have.
+ * @param {Compact | null} compact
+ */
+function legendHere(compact) {
+  const list = compact
+    ? legend(compact.colours.legend.map((one) => one.class), (name) => bandClass(compact, name))
+    : legend(['compute', 'transfer', 'wait', 'copy', 'input']);
+  list.style.marginLeft = '0';
+  return list;
+}
+
+/** What single keys do. */
+function keyHints() {
+  /** @param {string} name */
+  const key = (name) => el('kbd', {}, name);
+  return el(
+    'div',
+    { class: 'keys', 'aria-hidden': 'true' },
+    key('W'),
+    key('S'),
+    'zoom \u00b7',
+    key('A'),
+    key('D'),
+    'pan \u00b7',
+    key('F'),
+    'fit \u00b7',
+    key('/'),
+    'search',
+  );
 }

@@ -4,7 +4,6 @@ import { el, replace } from '../shared/dom.js';
 import { bytes, duration, number, plural, three } from '../shared/format.js';
 import { DEVICE_PHASES } from '../shared/phases.js';
 import { tipped } from '../shared/tip.js';
-import { shortName } from './draw.js';
 
 const NAMES_SHOWN = 8;
 /**
@@ -292,7 +291,7 @@ export function sumsPanel(panel, sums) {
               'dt',
               { class: 'name-cell' },
               el('span', { class: `swatch ${one.class}` }),
-              el('span', { title: one.name }, `${PART_OF[one.class] ?? ''}${shortName(one.name)}`),
+              el('span', { title: one.name }, `${PART_OF[one.class] ?? ''}${one.label}`),
             ),
             el('dd', {}, `${three(one.total_ns / 1e6)} \u00b7 ${number(one.count)}`),
           ]),

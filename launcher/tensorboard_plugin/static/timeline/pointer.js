@@ -1,6 +1,7 @@
 // What the mouse or a finger does on the lanes: says what lies there, selects it, opens rows, zooms to it.
 
 import { duration, plural } from '../shared/format.js';
+import { bandClass, partAt } from './compact.js';
 import { blockAt, LABEL_PX } from './layout.js';
 import { mergedPanel } from './panel.js';
 import { aroundStretch, clamped } from './window.js';
@@ -22,10 +23,16 @@ function under(view, event) {
   if (!lane) return null;
   if (x < LABEL_PX) return { lane, isLabel: true };
   const nsPerPx = (view.window.to - view.window.from) / view.plotPx;
-  const ns = view.window.from + (x - LABEL_PX) * nsPerPx;
+  const ns = nsAt(view, event);
   const data = view.data?.lanes.get(lane.lane);
   const index = blockAt(data, Math.floor((y - lane.y) / lane.rowPx), ns, SLACK_PX * nsPerPx);
   return { isLabel: false, lane, data, index };
+}
+
+/** @param {Timeline} view @param {MouseEvent} event */
+function nsAt({ lanesCanvas, window, plotPx }, event) {
+  const px = event.clientX - lanesCanvas.getBoundingClientRect().left - LABEL_PX;
+  return window.from + (px * (window.to - window.from)) / plotPx;
 }
 
 /** @param {Under | null} found @returns {BlockUnder | null} */
@@ -43,16 +50,25 @@ export function hover(view, event) {
   const found = under(view, event);
   const block = blockOf(found);
   view.lanesCanvas.style.cursor =
-    block || (found?.isLabel && found.lane.hasMore) ? 'pointer' : found?.isLabel ? 'default' : 'grab';
-  if (found?.isLabel) showTip(found.lane.label, event.clientX, event.clientY);
+    block || (found?.isLabel && (found.lane.hasMore || found.lane.band)) ? 'pointer' : found?.isLabel ? 'default' : 'grab';
+  if (found?.isLabel) showTip(labelText(view, found.lane), event.clientX, event.clientY);
   else if (block) showTip(blockText(view, block), event.clientX, event.clientY);
   else hideTip();
+}
+
+/** @param {Timeline} view @param {PlacedLane} lane */
+function labelText(view, lane) {
+  if (!lane.band) return lane.label;
+  const device = view.meta.ranks.find((one) => one.rank === lane.rank)?.device;
+  return [lane.label, device, lane.band.whole].filter(Boolean).join(' \u00b7 ');
 }
 
 /** @param {Timeline} view @param {BlockUnder} found */
 function blockText(view, { lane, data, index }) {
   const long = data.end_ns[index] - data.start_ns[index];
-  const kind = view.classes[data.class[index]].replace('_', ' ');
+  const name = view.classes[data.class[index]];
+  const kind = view.compact ? bandClass(view.compact, name) : name.replace('_', ' ');
+  if (lane.band && data.count[index] === 1) return `${kind}, ${duration(long)} \u00b7 ${lane.label}`;
   if (data.name[index] < 0)
     return `${plural(data.count[index], 'block')} of ${kind}, ${duration(data.busy_ns[index])} in ${duration(long)}`;
   return `${view.data?.names[data.name[index]]}\n${kind}, ${duration(long)} \u00b7 rank ${lane.rank} \u00b7 ${lane.label}`;
@@ -68,9 +84,15 @@ export function click(view, event) {
   const found = under(view, event);
   if (found?.isLabel) {
     if (found.lane.hasMore) view.toggle(found.lane);
+    else if (found.lane.band) openRank(view, found.lane.rank);
     return;
   }
   const block = blockOf(found);
+  const inside = block?.lane.band && partAt(view.data, block.lane.rank, nsAt(view, event));
+  if (inside) {
+    view.selection.select({ id: inside.part[3] }, false);
+    return;
+  }
   if (block && block.data.id[block.index] >= 0) {
     view.selection.select({ id: block.data.id[block.index] }, false);
     return;
@@ -79,6 +101,16 @@ export function click(view, event) {
   if (!block) return;
   const { data, index } = block;
   mergedPanel(view.panel, view.classes[data.class[index]], data.count[index], data.busy_ns[index]);
+}
+
+/**
+ * All lanes of a rank, with those of the one that the others wait for.
+ * @param {Timeline} view
+ * @param {number} rank
+ */
+function openRank({ app, variant }, rank) {
+  const ranks = new Set([rank, variant.planned.slowest_rank ?? rank]);
+  app.state.go({ tab: 'timeline', rank: [...ranks].join('~'), rows: 'lanes' });
 }
 
 /**

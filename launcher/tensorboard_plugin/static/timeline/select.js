@@ -1,7 +1,7 @@
 // What is selected on a timeline: one event, a collective on all its ranks, or a stretch of time.
 
 import { Latest } from '../source.js';
-import { LABEL_PX, MOST_LANES, rowBox } from './layout.js';
+import { LABEL_PX, MOST_LANES, shownBox } from './layout.js';
 import { eventPanel, hintPanel, sumsPanel } from './panel.js';
 import { clamped } from './window.js';
 
@@ -63,9 +63,9 @@ export class Selection {
     }
     const folded = timeline.placed.byLane.get(event.lane);
     if (folded && event.row >= folded.shownRows) timeline.toggle(folded);
-    const lane = timeline.placed.byLane.get(event.lane);
-    if (!lane) return;
-    const { y, height } = rowBox(lane, event.row);
+    const box = shownBox(timeline.placed, event.lane, event.row, event.rank);
+    if (!box) return;
+    const { y, height } = box;
     if (y < timeline.scrollTop || y + height > timeline.scrollTop + timeline.viewHeight)
       timeline.body.scrollTop = y - timeline.viewHeight / 2;
     this.uncover(y + height);
@@ -132,9 +132,11 @@ export class Selection {
   sumUp(from, to) {
     const { timeline } = this;
     const lanes = timeline.placed.lanes.slice(0, MOST_LANES).map((lane) => lane.lane);
+    // Rows of the compact timeline have no names: those of all lanes are summed up.
+    const named = timeline.compact ? {} : { lanes: lanes.join(',') };
     this.latest
       .run(async (signal) => {
-        const asked = { from_ns: from, to_ns: to, lanes: lanes.join(',') };
+        const asked = { from_ns: from, to_ns: to, ...named };
         const sums = await timeline.get('timeline/selection', asked, signal);
         if (sums.state === 'ready') sumsPanel(timeline.panel, sums);
       })

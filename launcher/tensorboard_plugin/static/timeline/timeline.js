@@ -2,11 +2,13 @@
 // there already is drawn while the answer is under way.
 
 import { number } from '../shared/format.js';
-import { brokenState, indexingState, untracedState } from '../shared/states.js';
+import { indexingState, noTracesState, untracedState } from '../shared/states.js';
 import { isAbort, messageOf } from '../source.js';
 import { palette } from '../shared/theme.js';
 import { hideTip } from '../shared/tip.js';
-import { drawLanes, drawOverview, drawRuler } from './draw.js';
+import { drawLanes } from './canvas/lanes.js';
+import { drawOverview, drawRuler } from './canvas/ruler.js';
+import { compactLayout, compactOf, FEW_RANKS } from './compact.js';
 import { Feed } from './feed.js';
 import { listenToKeys, listenToLanes, listenToOverview, listenToRuler } from './input.js';
 import { LABEL_PX, layout, mergedSteps } from './layout.js';
@@ -18,8 +20,6 @@ import { aroundStretch, clamped, firstWindow, panned, zoomed } from './window.js
 
 const AROUND_PX = 110;
 const LEAST_BODY_PX = 220;
-/** With more ranks than this, only those asked for are laid out when some are. */
-const FEW_RANKS = 8;
 
 /**
  * Draws the view into `host`.
@@ -37,10 +37,7 @@ export async function showTimeline(host, app) {
     indexingState(host, label, answer),
   );
   if (!meta) return undefined;
-  if (meta.state !== 'ready')
-    return meta.state === 'broken'
-      ? brokenState(host, label, meta.problems, app.retry())
-      : untracedState(host, label);
+  if (meta.state !== 'ready') return noTracesState(host, label, meta, app.retry());
   return new Timeline(host, app, variant, meta);
 }
 
@@ -70,7 +67,8 @@ export class Timeline {
       return lane ? [{ ...lane, label: rank.label }] : [];
     });
     this.ranks = this.shownRanks();
-    this.placed = layout(this.ranks, this.expanded);
+    this.compact = compactOf(meta, this.ranks, app.state);
+    this.placed = this.place();
     const parts = timelineParts(this);
     this.overviewCanvas = parts.overviewCanvas;
     this.ruler = parts.ruler;
@@ -106,6 +104,10 @@ export class Timeline {
     return wanted.length ? wanted : all;
   }
 
+  place() {
+    return this.compact ? compactLayout(this.ranks, this.compact) : layout(this.ranks, this.expanded);
+  }
+
   /** @param {PlacedTitle} title */
   titleOf(title) {
     const rank = this.variant.ranks.find((one) => one.rank === title.rank);
@@ -115,7 +117,6 @@ export class Timeline {
   }
 
   listen() {
-
     const verbs = this.verbs();
     listenToLanes(this.lanesCanvas, verbs);
     listenToRuler(this.ruler, verbs);
@@ -254,7 +255,7 @@ export class Timeline {
   /** @param {Lane} lane */
   toggle(lane) {
     if (!this.expanded.delete(lane.lane)) this.expanded.add(lane.lane);
-    this.placed = layout(this.ranks, this.expanded);
+    this.placed = this.place();
     this.resized();
   }
 

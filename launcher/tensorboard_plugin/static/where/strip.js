@@ -1,6 +1,6 @@
 // Every step of a variant as a dot on a line, with the median as a tick.
 
-import { contextOf, el, onWidth } from '../shared/dom.js';
+import { contextOf, el, found, onWidth, replace } from '../shared/dom.js';
 import { number, three, tickDecimals } from '../shared/format.js';
 import { around, jitter, Scale } from '../shared/scale.js';
 import { palette } from '../shared/theme.js';
@@ -41,7 +41,7 @@ function longest(all) {
 }
 
 /** @param {Scale} scale @param {number} step */
-export function stripAxis(scale, step) {
+function stripAxis(scale, step) {
   return scale
     .ticks(step)
     .map((tick) => el('span', { style: { left: scale.at(tick) } }, number(tick, tickDecimals(step))));
@@ -56,7 +56,7 @@ export function stripAxis(scale, step) {
  * @param {number} step
  * @param {() => void} open
  */
-export function drawStrip(strip, block, steps, scale, step, open) {
+function drawStrip(strip, block, steps, scale, step, open) {
   const lines = scale
     .ticks(step)
     .map((tick) => el('span', { class: 'gridline', style: { left: scale.at(tick) } }));
@@ -140,4 +140,49 @@ export function medianOf(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const middle = (sorted.length - 1) / 2;
   return sorted.length ? (sorted[Math.floor(middle)] + sorted[Math.ceil(middle)]) / 2 : 0;
+}
+
+/**
+ * Draws the steps of all blocks on one axis.
+ * @param {HTMLElement} grid
+ * @param {OpenApp} app
+ * @param {Bars[]} blocks
+ * @param {{ [id: string]: DrawnSteps }} steps
+ */
+export function fillStrips(grid, app, blocks, steps) {
+  const { scale, step } = stripScale(blocks.map((block) => steps[block.id]).filter(Boolean));
+  const counts = new Set(blocks.map((block) => steps[block.id]?.step_ms.length).filter(Boolean));
+  const head = grid.querySelector('.strip-head');
+  if (!head) return;
+  if (!counts.size) {
+    // Nothing was timed step by step: then there is no scale either.
+    head.textContent = '';
+    for (const one of grid.querySelectorAll('.strip-scale')) one.remove();
+    return;
+  }
+  head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
+  /** @param {Bars} block */
+  const open = (block) =>
+    block.canOpen && app.state.go({ tab: 'timeline', variant: block.id, from: null, to: null });
+  for (const block of blocks) {
+    const strip = found(grid, `[data-strip="${CSS.escape(block.id)}"]`);
+    if (strip && steps[block.id]) drawStrip(strip, block, steps[block.id], scale, step, () => open(block));
+  }
+  const axisPlace = grid.querySelector('.strip-axis');
+  if (axisPlace) replace(axisPlace, stripAxis(scale, step));
+}
+
+/**
+ * The steps of all ranks as one: each lasts as long as on its slowest rank.
+ * @param {RankBreakdown[]} ranks
+ * @returns {DrawnSteps}
+ */
+export function tracedSteps(ranks) {
+  const steps = ranks[0].steps ?? [];
+  const spans = steps.map((_, index) => Math.max(...ranks.map((rank) => rank.steps[index]?.span_ms ?? 0)));
+  return {
+    number: steps.map((one) => one.step),
+    round: steps.map(() => 0),
+    step_ms: spans,
+  };
 }

@@ -1,14 +1,14 @@
 // Where time goes: one stacked bar per rank on one scale, a sentence next to it, every step as a dot.
 
 import { filters, headline } from '../shared/controls.js';
-import { el, found, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
+import { el, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
 import { drawHeat } from './heat.js';
 import { passes } from '../model.js';
 import { legend, partName, shownPhases, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
-import { brokenState, indexingState, problemNotes, untracedState } from '../shared/states.js';
-import { drawStrip, stripAxis, stripScale } from './strip.js';
+import { brokenState, indexingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
+import { fillStrips, tracedSteps } from './strip.js';
 import { tipped } from '../shared/tip.js';
 
 /** Variants that are drawn until all are asked for. */
@@ -310,35 +310,6 @@ function axis(scale, step) {
 }
 
 /**
- * @param {HTMLElement} grid
- * @param {OpenApp} app
- * @param {Bars[]} blocks
- * @param {{ [id: string]: DrawnSteps }} steps
- */
-function fillStrips(grid, app, blocks, steps) {
-  const { scale, step } = stripScale(blocks.map((block) => steps[block.id]).filter(Boolean));
-  const counts = new Set(blocks.map((block) => steps[block.id]?.step_ms.length).filter(Boolean));
-  const head = grid.querySelector('.strip-head');
-  if (!head) return;
-  if (!counts.size) {
-    // Nothing was timed step by step: then there is no scale either.
-    head.textContent = '';
-    for (const one of grid.querySelectorAll('.strip-scale')) one.remove();
-    return;
-  }
-  head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
-  /** @param {Bars} block */
-  const open = (block) =>
-    block.canOpen && app.state.go({ tab: 'timeline', variant: block.id, from: null, to: null });
-  for (const block of blocks) {
-    const strip = found(grid, `[data-strip="${CSS.escape(block.id)}"]`);
-    if (strip && steps[block.id]) drawStrip(strip, block, steps[block.id], scale, step, () => open(block));
-  }
-  const axisPlace = grid.querySelector('.strip-axis');
-  if (axisPlace) replace(axisPlace, stripAxis(scale, step));
-}
-
-/**
  * A variant of many ranks: a row per rank, steps across, sorted by wait.
  * @param {HTMLElement} grid
  * @param {OpenApp} app
@@ -369,10 +340,7 @@ async function showTraces(host, app) {
   if (!variant?.hasTraces) return untracedState(host, null);
   const answer = await app.breakdown(variant.id, (part) => indexingState(host, app.run.answer.title, part));
   if (answer === undefined) return undefined;
-  if (answer.state !== 'ready')
-    return answer.state === 'broken'
-      ? brokenState(host, app.run.answer.title, answer.problems, app.retry())
-      : untracedState(host, null);
+  if (answer.state !== 'ready') return noTracesState(host, app.run.answer.title, answer, app.retry());
   const ranks = answer.ranks.filter((rank) => rank.typical?.span_ms);
   const bars = ranks.flatMap((rank) => {
     const parts = tracedParts(rank.typical);
@@ -394,7 +362,11 @@ async function showTraces(host, app) {
     host,
     headline(
       answer.sentence,
-      `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank. ${app.run.answer.bars.hidden}`,
+      [
+        ...answer.parallelism,
+        `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank.`,
+        app.run.answer.bars.hidden,
+      ].join(' '),
     ),
     problemNotes(answer.problems, answer.warnings),
     ranks.length >= MANY_RANKS ? null : el('div', { class: 'controls' }, legend(shownPhases(bars))),
@@ -409,15 +381,4 @@ async function showTraces(host, app) {
   drawGrid(grid, app, [block]);
   fillStrips(grid, app, [block], { [variant.id]: tracedSteps(ranks) });
   return undefined;
-}
-
-/** @param {RankBreakdown[]} ranks @returns {DrawnSteps} */
-function tracedSteps(ranks) {
-  const steps = ranks[0].steps ?? [];
-  const spans = steps.map((_, index) => Math.max(...ranks.map((rank) => rank.steps[index]?.span_ms ?? 0)));
-  return {
-    number: steps.map((one) => one.step),
-    round: steps.map(() => 0),
-    step_ms: spans,
-  };
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8
+from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.tables import compute_ops
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
@@ -62,9 +64,21 @@ def exclusive(found: Activities, transfers: Intervals) -> dict[BlockKind, Interv
     }
 
 
-def shifted(moments: Intervals, by_ns: int) -> Intervals:
+def split_transfers(
+    parts: Mapping[BlockKind, Intervals], kinds: Mapping[BlockKind, Intervals]
+) -> dict[BlockKind, Intervals]:
+    """The same moments with transfers by kind: each moment counts for the first that has it."""
+    found = dict(parts)
+    rest = found.pop(BlockKind.TRANSFER)
+    for kind, moments in kinds.items():
+        found[kind] = rest.intersect(moments)
+        rest = rest.subtract(moments)
+    return {**found, BlockKind.OTHER_COMM: rest}
+
+
+def shifted(moments: Intervals, realigned: Realigned) -> Intervals:
     """The same moments on another clock."""
-    return Intervals(moments.starts + by_ns, moments.ends + by_ns)
+    return Intervals(realigned.each(moments.starts), realigned.each(moments.ends))
 
 
 def ordered(parts: dict[BlockKind, Intervals]) -> tuple[Int64, Int64, Int8]:

@@ -24,7 +24,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.collect import facts
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
 from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer
 from gpurun.launcher.trace.analysis.analyse import Analysis, combine
-from gpurun.launcher.trace.analysis.collectives.match import Collective
+from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
+from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, digest
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
@@ -46,10 +47,9 @@ class DraftFile:
     first_ns: int
     last_ns: int
 
-    def span(self, offset_ns: int) -> Span:
-        """First start and last end in ns, on a clock that this one is ahead of by `offset_ns`."""
-        zero_ns = self.digest.base_ns - offset_ns
-        return zero_ns + self.first_ns, zero_ns + self.last_ns
+    def span(self, realigned: Realigned) -> Span:
+        """First start and last end in ns, on another clock."""
+        return realigned.one(self.first_ns), realigned.one(self.last_ns)
 
 
 def build(files: Sequence[Path], directory: Path, report: Report) -> None:
@@ -113,20 +113,21 @@ def problem(file: Path, message: str) -> Problem:
 def _write(
     analysis: Analysis, drafts: dict[Path, DraftFile], directory: Path, problems: tuple[Problem, ...]
 ) -> Header:
-    offsets = analysis.matched.offsets
     ranked = [(rank, drafts[found.path]) for rank, found in analysis.ranked.digests]
-    spans = {rank: each.span(offsets[rank]) for rank, each in ranked}
+    clocks = analysis.matched.clocks
+    spans = {rank: each.span(clocks.realigned(rank, each.digest.base_ns, 0)) for rank, each in ranked}
     base_ns = min(start for start, _ in spans.values())
     is_apart = recorded_apart(list(spans.values()), analysis.matched.collectives)
     zeros = {rank: span[0] if is_apart else base_ns for rank, span in spans.items()}
     steps: list[StepSpan] = []
     end_ns = 0
-    with Writer(directory, analysis.matched) as writer:
+    parallelism = [each.parallelism for each in analysis.report.collectives]
+    with Writer(directory, analysis.matched, parallelism) as writer:
         for rank, each in ranked:
-            shift_ns = each.digest.base_ns - offsets[rank] - zeros[rank]
-            writer.add(rank, _load(each.path), shift_ns)
-            steps += _steps(rank, each.digest, shift_ns)
-            end_ns = max(end_ns, each.last_ns + shift_ns)
+            realigned = clocks.realigned(rank, each.digest.base_ns, zeros[rank])
+            writer.add(rank, _load(each.path), realigned)
+            steps += _steps(rank, each.digest, realigned)
+            end_ns = max(end_ns, realigned.one(each.last_ns))
     for each in drafts.values():
         each.path.unlink()
     return Header(
@@ -141,13 +142,15 @@ def _write(
         names=tuple(writer.names),
         lanes=tuple(writer.lanes),
         steps=tuple(steps),
-        collectives=facts(analysis.matched),
+        collectives=facts(analysis.matched, parallelism),
         ranks=analysis.report.ranks,
         stragglers=analysis.report.stragglers,
         warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
         apart=is_apart,
         linked=not analysis.matched.clocks.unlinked,
+        parallelism=analysis.report.parallelism,
+        pipeline=analysis.report.pipeline,
     )
 
 
@@ -170,9 +173,9 @@ def _load(path: Path) -> Draft:
     return made
 
 
-def _steps(rank: int, found: Digest, shift_ns: int) -> list[StepSpan]:
+def _steps(rank: int, found: Digest, realigned: Realigned) -> list[StepSpan]:
     return [
-        StepSpan(rank, scope.step, scope.measure.start + shift_ns, scope.measure.end + shift_ns)
+        StepSpan(rank, scope.step, *map(realigned.one, (scope.measure.start, scope.measure.end)))
         for scope in found.steps
         if scope.step is not None and scope.position is not None
     ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind
 from gpurun.launcher.tensorboard_plugin.timeline.format import CollectiveFacts
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft
+from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
+from gpurun.launcher.trace.analysis.collectives.collective import Collective, bandwidths, last_rank
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
-from gpurun.launcher.trace.analysis.collectives.match import Collective, Matched, bandwidths, last_rank
+from gpurun.launcher.trace.analysis.collectives.match import Matched
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 
 
@@ -51,8 +55,7 @@ def _entries_by_times(draft: Draft) -> defaultdict[tuple[int, int], list[int]]:
 
 def _part_entry(number: int, collective: Collective, part: Part, entry: int) -> PartEntry:
     local = part.local
-    transfer_ns = collective.transfer_ns if collective.matched else local.duration
-    return PartEntry(number, entry, local.start, local.end - transfer_ns, local.end)
+    return PartEntry(number, entry, local.start, collective.moving(part)[0], local.end)
 
 
 def split_waits(draft: Draft, parts: list[PartEntry]) -> None:
@@ -69,29 +72,50 @@ def transfers(draft: Draft) -> Intervals:
     return union(draft.entries.start[moving], draft.entries.end[moving])
 
 
-def facts(matched: Matched) -> tuple[CollectiveFacts, ...]:
-    """The part of each collective that all ranks share."""
+def transfers_by_kind(
+    draft: Draft, parts: Sequence[PartEntry], kinds: Sequence[BlockKind]
+) -> dict[BlockKind, Intervals]:
+    """When data moved, by the kind of each collective; `kinds` has one for each number."""
+    entries: defaultdict[BlockKind, list[int]] = defaultdict(list)
+    for part in parts:
+        entries[kinds[part.collective]].append(part.entry + 1)
+    start, end = draft.entries.start, draft.entries.end
+    return {kind: union(start[entries[kind]], end[entries[kind]]) for kind in sorted(entries)}
+
+
+def facts(matched: Matched, parallelism: Sequence[str]) -> tuple[CollectiveFacts, ...]:
+    """The part of each collective that all ranks share; `parallelism` has the kind of each."""
     found = []
-    for each in matched.collectives:
+    for each, parallel in zip(matched.collectives, parallelism, strict=True):
         algorithm, bus = bandwidths(each)
         last = last_rank(each, matched.offsets)
         found.append(
             CollectiveFacts(
-                each.kind, each.group, each.seq, each.num_bytes, algorithm, bus, last, each.matched
+                each.kind,
+                each.group,
+                each.seq,
+                parallel,
+                each.num_bytes,
+                algorithm,
+                bus,
+                last,
+                each.matched,
             )
         )
     return tuple(found)
 
 
-def part_columns(rank: int, parts: list[PartEntry], first_entry: int, shift_ns: int) -> dict[str, Int64]:
+def part_columns(
+    rank: int, parts: list[PartEntry], first_entry: int, realigned: Realigned
+) -> dict[str, Int64]:
     """The parts as columns of the index."""
     return {
         "part_collective": _column(part.collective for part in parts),
         "part_rank": np.full(len(parts), rank, dtype=np.int64),
         "part_entry": _column(part.entry + first_entry for part in parts),
-        "part_start": _column(part.start + shift_ns for part in parts),
-        "part_split": _column(part.split + shift_ns for part in parts),
-        "part_end": _column(part.end + shift_ns for part in parts),
+        "part_start": _column(realigned.one(part.start) for part in parts),
+        "part_split": _column(realigned.one(part.split) for part in parts),
+        "part_end": _column(realigned.one(part.end) for part in parts),
     }
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8, Int32
+from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8, Int32, join
 from gpurun.launcher.tensorboard_plugin.timeline.index.activity import Activities, activities
 from gpurun.launcher.tensorboard_plugin.timeline.index.labels import stream_labels, thread_labels
 from gpurun.launcher.tensorboard_plugin.timeline.index.sources import (
     NONE,
-    NameTable,
+    NameNumbers,
     Ranges,
     gpu_ranges,
     host_ranges,
@@ -74,15 +73,15 @@ class Draft:
 
 def draft(trace: Trace) -> Draft:
     """The entries of a trace."""
-    names = NameTable()
+    names = NameNumbers()
     work = launched(trace, host_steps(trace))
     launches = launch_ranges(trace, names)
-    threads = _join([launches, *host_ranges(trace, names)])
+    threads = join([launches, *host_ranges(trace, names)])
     streams = gpu_ranges(trace, work.launch, names)
     layout = _Layout()
     layout.add("thread", threads, thread_labels(trace))
     layout.add("stream", streams, stream_labels(trace), threads_before=len(threads.start))
-    entries, collectives = layout.entries(_join([threads, streams]))
+    entries, collectives = layout.entries(join([threads, streams]))
     return Draft(
         entries=entries,
         names=tuple(names),
@@ -91,12 +90,6 @@ def draft(trace: Trace) -> Draft:
         activities=activities(trace),
         num_events=len(threads.start) + len(streams.start),
         num_hidden=layout.num_hidden,
-    )
-
-
-def _join(parts: Sequence[Ranges]) -> Ranges:
-    return Ranges(
-        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Ranges))
     )
 
 

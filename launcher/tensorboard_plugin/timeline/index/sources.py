@@ -12,7 +12,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8, 
 from gpurun.launcher.trace.analysis.tables import compute_ops
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import WAITING_CALLS, GpuKind, HostKind
-from gpurun.launcher.trace.kineto.columns import HostRange, Spans, Trace
+from gpurun.launcher.trace.kineto.columns import HostRange, Numbering, Spans, Trace
 
 NONE = -1
 _GPU_KINDS = {
@@ -41,18 +41,14 @@ class Ranges:
     """Whether it is a collective, whose waiting and transfer are shown separately."""
 
 
-class NameTable(dict[str, int]):
+class NameNumbers(Numbering):
     """Numbers names in order of first use."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = number = len(self)
-        return number
 
     def numbers(self, names: Iterable[str]) -> Int32:
         return np.array([self[name] for name in names], dtype=np.int32)
 
 
-def gpu_ranges(trace: Trace, launch: Int64, names: NameTable) -> Ranges:
+def gpu_ranges(trace: Trace, launch: Int64, names: NameNumbers) -> Ranges:
     """Kernels, copies and memsets, by stream. `launch`: as in `trace.analysis.steps.Launched`."""
     gpu = trace.gpu
     kinds = np.array([_GPU_KINDS[kind] for kind in GpuKind], dtype=np.int8)
@@ -68,7 +64,7 @@ def gpu_ranges(trace: Trace, launch: Int64, names: NameTable) -> Ranges:
     )
 
 
-def launch_ranges(trace: Trace, names: NameTable) -> Ranges:
+def launch_ranges(trace: Trace, names: NameNumbers) -> Ranges:
     """Calls of the CUDA or HIP API."""
     calls = trace.launches
     waits = np.array([WAITING_CALLS.match(name or "") is not None for name in trace.launch_names], dtype=bool)
@@ -78,7 +74,7 @@ def launch_ranges(trace: Trace, names: NameTable) -> Ranges:
     return _host(calls, _named(calls, trace.launch_names, names), kind, calls.correlation)
 
 
-def host_ranges(trace: Trace, names: NameTable) -> Iterator[Ranges]:
+def host_ranges(trace: Trace, names: NameNumbers) -> Iterator[Ranges]:
     """Operators, modules, named ranges, collectives on the CPU and waiting for data, by thread."""
     ops = trace.ops
     kind = np.full(len(ops), BlockKind.CPU, dtype=np.int8)
@@ -91,7 +87,7 @@ def host_ranges(trace: Trace, names: NameTable) -> Iterator[Ranges]:
     yield _of_ranges([each for each in trace.ranges if each.kind in _RANGE_KINDS], names)
 
 
-def _named(spans: Spans, texts: Sequence[str], names: NameTable) -> Int32:
+def _named(spans: Spans, texts: Sequence[str], names: NameNumbers) -> Int32:
     table = names.numbers(text or "" for text in texts)
     return table[spans.name] if len(spans) else np.empty(0, dtype=np.int32)
 
@@ -110,7 +106,7 @@ def _host(spans: Spans, name: Int32, kind: Int8, correlation: Int64 | None = Non
     )
 
 
-def _of_ranges(ranges: Sequence[HostRange], names: NameTable) -> Ranges:
+def _of_ranges(ranges: Sequence[HostRange], names: NameNumbers) -> Ranges:
     start = np.array([each.start for each in ranges], dtype=np.int64)
     end = np.array([each.end for each in ranges], dtype=np.int64)
     thread = np.array([each.thread for each in ranges], dtype=np.int32)

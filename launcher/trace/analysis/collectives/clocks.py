@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import SAME_SIZE, SYNCHRONISING
 
 Shift = tuple[int | None, int | None]
@@ -24,6 +25,34 @@ class Clocks:
     """± ns, of ranks that only messages link with the lowest rank; `None` where they run one way only."""
     unlinked: tuple[tuple[int, ...], ...]
     """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
+    rates: Mapping[int, float | None] = field(default_factory=dict)
+    """By how much each clock gains per unit of time, from the start of its trace on; `None`: unknown."""
+
+    def realigned(self, rank: int, base_ns: int, origin_ns: int) -> Realigned:
+        """From times since a rank's `base_ns` to those since `origin_ns`, on the lowest rank's clock."""
+        return Realigned(base_ns - self.offsets[rank] - origin_ns, self.rates.get(rank))
+
+
+@dataclass(frozen=True)
+class Realigned:
+    """Turns times since the start of a rank's trace into those on the lowest rank's clock."""
+
+    shift_ns: int
+    rate: float | None = None
+
+    def one(self, local_ns: int) -> int:
+        """A single time."""
+        return self.shift_ns + steady(local_ns, self.rate)
+
+    def each(self, local_ns: Int64) -> Int64:
+        """Many of them."""
+        gained_ns = np.rint(local_ns * self.rate).astype(np.int64) if self.rate else 0
+        return local_ns - gained_ns + self.shift_ns
+
+
+def steady(local_ns: int, rate: float | None) -> int:
+    """A time since the start of a rank's trace, without what its clock has gained since then."""
+    return local_ns - round(local_ns * rate) if rate else local_ns
 
 
 def clock_offsets(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from gpurun.launcher.trace.analysis.collectives.call_records import (
+    CallRecord,
+    call_records,
+    records_of_ranges,
+)
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import HostRange, Trace
@@ -35,6 +40,8 @@ class Group:
     """Sorted; `None` if the trace doesn't say."""
     is_ambiguous: bool = False
     """Whether it may be any of several groups that this rank is in."""
+    description: str | None = field(default=None, compare=False)
+    """What the program calls it, such as `mesh_tp`."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class ProcessGroups:
     """Number of ranks by name of the group, where it is known."""
     world: Ranks | None
     """All ranks, if their number is known."""
+    descriptions: Mapping[str, str]
+    """What the program calls a group, by its name."""
 
     @staticmethod
     def of(header: Mapping[str, Any]) -> ProcessGroups:
@@ -62,6 +71,7 @@ class ProcessGroups:
             {_name(each): _ranks(each, world) for each in groups},
             {name: size for name, size in sizes.items() if size is not None},
             world,
+            {_name(each): str(each["pg_desc"]) for each in groups if "pg_desc" in each},
         )
 
     def group(self, facts: CommFacts) -> Group:
@@ -69,7 +79,8 @@ class ProcessGroups:
         if facts.group is None and facts.ranks is None:
             return self._unnamed(facts)
         name = UNNAMED if facts.group is None else facts.group
-        return Group(name, facts.ranks or self.configured.get(name) or self._if_world(facts.group_size))
+        ranks = facts.ranks or self.configured.get(name) or self._if_world(facts.group_size)
+        return Group(name, ranks, description=facts.description or self.descriptions.get(name))
 
     def size(self, facts: CommFacts) -> int | None:
         """Its number of ranks: from the kernel, else from the header."""
@@ -82,7 +93,7 @@ class ProcessGroups:
         """The only group that this rank has; of several, which one isn't known."""
         if len(self.configured) == 1:
             ((name, ranks),) = self.configured.items()
-            return Group(name, ranks)
+            return Group(name, ranks, description=self.descriptions.get(name))
         every = set(self.configured.values())
         if len(every) == 1:
             return Group(UNNAMED, every.pop())
@@ -153,6 +164,8 @@ class LocalCollective:
     """Of a send or receive: the other rank, if the trace says."""
     device: str | None = None
     """The GPU that it ran on."""
+    dtype: str | None = None
+    """Of its elements, if the trace says."""
 
     @property
     def duration(self) -> int:
@@ -200,16 +213,19 @@ def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[
     ranges = trace.of_kind(HostKind.COMM)
     owners = step_at(steps, np.array([each.start for each in ranges], dtype=np.int64))
     calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
+    records = records_of_ranges(ranges, call_records(trace.header), trace.base_ns)
     return [
-        _collective(
-            calls.peer_of(CommFacts(collective_kind(each.name), each.num_bytes, None, None, None), each),
-            groups,
-            (each.start, each.end, each.start),
-            step,
-            False,
-        )
-        for each, step in zip(ranges, owners.tolist(), strict=True)
+        _collective(_facts(each, record, calls), groups, (each.start, each.end, each.start), step, False)
+        for each, record, step in zip(ranges, records, owners.tolist(), strict=True)
     ]
+
+
+def _facts(each: HostRange, record: CallRecord | None, calls: _Calls) -> CommFacts:
+    """What the recorded call says; else a message's peer, which may be among the call's arguments."""
+    facts = CommFacts(collective_kind(each.name), each.num_bytes, None, None, None)
+    if record is None:
+        return calls.peer_of(facts, each)
+    return replace(facts, group=record.group, sequence=record.sequence, peer=record.peer)
 
 
 def _collective(
@@ -228,6 +244,7 @@ def _collective(
         issued=issued,
         on_gpu=on_gpu,
         peer=groups.peer(facts),
+        dtype=facts.dtype,
     )
 
 

@@ -1,12 +1,14 @@
-"""Matches collectives over ranks: which rank waited for which, and how far their clocks are apart."""
+"""Matches collectives over ranks: which parts belong together, and how far the ranks' clocks are apart."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, steady
+from gpurun.launcher.trace.analysis.collectives.collective import Collective, waits_and_transfer
+from gpurun.launcher.trace.analysis.collectives.drift import clock_rates
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SYNCHRONISING
 
@@ -30,31 +32,6 @@ class RankCollectives:
     step_numbers: Mapping[int, int]
     """Number of a step by its position in the trace."""
     world_size: int | None
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective with the parts of all ranks whose traces show it."""
-
-    group: str
-    """What it is called; unique."""
-    group_ranks: tuple[int, ...] | None
-    """All ranks of the group, if the traces say."""
-    seq: int
-    kind: str
-    """A message between two ranks is a `send`."""
-    num_bytes: int | None
-    group_size: int | None
-    """Size of the group, including ranks without a trace; `None` if unknown."""
-    parts: tuple[Part, ...]
-    """By rank."""
-    matched: bool
-    """Whether waiting and transfer can be separated: needs two ranks, or a group of one."""
-
-    @property
-    def transfer_ns(self) -> int:
-        """The shortest time of any rank in it: the last rank to arrive doesn't wait."""
-        return min(part.local.duration for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -97,8 +74,11 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     Where a trace doesn't say which ranks a group has, all ranks are taken for one group, as in the traces of
     old versions of torch; unless most of its collectives then don't end together.
     """
-    found = _sorted(ranks)
+    found = _sorted(ranks, {})
     numbers = [rank.rank for rank in ranks]
+    rates = clock_rates(list(found.collectives.values()), _pairs(found), numbers)
+    if any(rates.values()):
+        found = _sorted(ranks, rates)
     clocks = _clocks(found, numbers)
     doubtful = _not_one_group(found.collectives, clocks.offsets)
     if doubtful:
@@ -118,15 +98,18 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
         good += [parts] if len(parts) == 2 and _can_be_one(parts, offsets) else [[part] for part in parts]
     good.sort(key=lambda parts: min(part.start_ns - offsets[part.rank] for part in parts))
     all_here = {rank.world_size for rank in ranks} == {len(ranks)}
-    collectives = tuple(_collectives(good, all_here))
-    return Matched(collectives, clocks, len(found.unknown_groups), len(found.unknown_peers))
+    collectives = tuple(_collectives(good, all_here, clocks))
+    unknown = len(found.unknown_groups), len(found.unknown_peers)
+    return Matched(collectives, replace(clocks, rates=rates), *unknown)
 
 
-def _sorted(ranks: Sequence[RankCollectives]) -> _Sorted:
+def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None]) -> _Sorted:
+    """All parts by what they may belong to, with what each clock gains taken off."""
     found = _Sorted(defaultdict(list), defaultdict(list), [], [])
     for rank in ranks:
         for key, local in _keyed(rank):
-            part = Part(rank.rank, local, rank.base_ns + local.start)
+            start_ns = rank.base_ns + steady(local.start, rates.get(rank.rank))
+            part = Part(rank.rank, local, start_ns)
             if local.kind in POINT_TO_POINT:
                 if local.peer is None or local.peer == rank.rank:
                     found.unknown_peers.append(part)
@@ -140,8 +123,11 @@ def _sorted(ranks: Sequence[RankCollectives]) -> _Sorted:
 
 
 def _clocks(found: _Sorted, ranks: Sequence[int]) -> Clocks:
-    pairs = [_in_order(parts) for parts in found.messages.values() if len(parts) == 2]
-    return clock_offsets(list(found.collectives.values()), pairs, ranks)
+    return clock_offsets(list(found.collectives.values()), _pairs(found), ranks)
+
+
+def _pairs(found: _Sorted) -> list[tuple[Part, Part]]:
+    return [_in_order(parts) for parts in found.messages.values() if len(parts) == 2]
 
 
 def _in_order(parts: Sequence[Part]) -> tuple[Part, Part]:
@@ -178,13 +164,14 @@ def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
     return size if not said and size is not None and size >= len(parts) else None
 
 
-def _collectives(groups: Sequence[list[Part]], all_here: bool) -> Iterable[Collective]:
+def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -> Iterable[Collective]:
     counts: Counter[str] = Counter()
     labels = _labels({parts[0].local.group for parts in groups})
     for parts in groups:
         local = min(parts, key=lambda part: part.local.kind != "send").local
         sizes = [part.local.num_bytes for part in parts if part.local.num_bytes is not None]
         label = labels[local.group]
+        waits, transfer_ns = waits_and_transfer(parts, clocks)
         yield Collective(
             group=label,
             group_ranks=local.group.ranks,
@@ -193,7 +180,11 @@ def _collectives(groups: Sequence[list[Part]], all_here: bool) -> Iterable[Colle
             num_bytes=max(sizes, default=None),
             group_size=_group_size(parts, all_here),
             parts=tuple(sorted(parts, key=lambda part: part.rank)),
+            dtype=local.dtype,
             matched=len(parts) > 1 or local.group.ranks == (parts[0].rank,),
+            description=local.group.description,
+            waits=waits,
+            transfer_ns=transfer_ns,
         )
         counts[label] += 1
 
@@ -251,10 +242,11 @@ def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
     """Each collective with a key that is the same on all ranks and unique on each.
 
     The n-th is counted in the order of their ends: threads may issue them in different orders on different
-    ranks, but all ranks leave together.
+    ranks, but all ranks leave together. Messages on the CPU are counted as they were issued, since they end
+    when the rank asks for it.
     """
     seen: Counter[Key] = Counter()
-    for local in sorted(rank.collectives, key=lambda each: each.end):
+    for local in sorted(rank.collectives, key=_place_in_order):
         size = local.num_bytes if local.kind in SAME_SIZE else None
         group = None if local.kind in POINT_TO_POINT else (local.group.name, local.group.ranks)
         place: Key = ("step", rank.step_numbers.get(local.step))
@@ -265,65 +257,13 @@ def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
         seen[key] += 1
 
 
+def _place_in_order(local: LocalCollective) -> int:
+    is_message = local.kind in POINT_TO_POINT and not local.on_gpu
+    return local.start if is_message else local.end
+
+
 def _what(rank: int, local: LocalCollective, size: int | None) -> Key:
     """Kind and size; of a message, whose size its sender and receiver may count differently, its ends."""
     if local.kind not in POINT_TO_POINT:
         return local.kind, size
     return ("from", rank, local.peer) if local.kind == "send" else ("from", local.peer, rank)
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """How often each rank arrived last, and how long the others waited for it."""
-
-    rank: int
-    last_arrivals: int
-    wait_caused_ns: int
-
-
-def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
-    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
-    if not collective.matched or len(collective.parts) < 2:
-        return None
-    arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
-    latest_ns, rank = max(arrivals)
-    return rank if sum(start_ns == latest_ns for start_ns, _ in arrivals) == 1 else None
-
-
-def stragglers(
-    collectives: Sequence[Collective], offsets: Mapping[int, int], ranks: Sequence[int]
-) -> list[Straggler]:
-    """All ranks, sorted by how long the others waited for them."""
-    arrivals: Counter[int] = Counter()
-    caused: Counter[int] = Counter()
-    for each in collectives:
-        last = last_rank(each, offsets)
-        if last is not None:
-            arrivals[last] += 1
-            caused[last] += sum(
-                part.local.duration - each.transfer_ns for part in each.parts if part.rank != last
-            )
-    rows = [Straggler(rank, arrivals[rank], caused[rank]) for rank in ranks]
-    return sorted(rows, key=lambda row: (-row.wait_caused_ns, row.rank))
-
-
-def bandwidths(collective: Collective) -> tuple[float | None, float | None]:
-    """Algorithm and bus bandwidth in GB/s (1e9 bytes), over the transfer time.
-
-    Source: nccl-tests, doc/PERFORMANCE.md; bus bandwidth is what the links carry, however many ranks.
-    """
-    if collective.num_bytes is None or not collective.matched or collective.transfer_ns == 0:
-        return None, None
-    algorithm = collective.num_bytes / collective.transfer_ns
-    factor = _bus_factor(collective.kind, collective.group_size)
-    return algorithm, None if factor is None else algorithm * factor
-
-
-def _bus_factor(kind: str, group_size: int | None) -> float | None:
-    if kind in {"broadcast", "reduce", "send"}:
-        return 1.0
-    if group_size is None:
-        return None
-    share = (group_size - 1) / group_size
-    others = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "send_recv"), share)
-    return ({"all_reduce": 2 * share} | others).get(kind)

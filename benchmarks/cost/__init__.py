@@ -1,0 +1,1 @@
+"""What gpurun costs: its start, its hooks, its launches."""

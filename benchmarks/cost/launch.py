@@ -1,0 +1,145 @@
+"""Time from the command until all ranks have done one all_reduce, compared with torchrun and accelerate.
+
+`python -m benchmarks.cost.launch 1 2 4 8 16` measures these numbers of ranks and keeps the figures of others.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.timing import BIN, in_turn, ratio, record, table, wall_s
+
+GPURUN = [sys.executable, "-m", "gpurun"]
+ACCELERATE = Path(__file__).resolve().parents[2] / ".venv-trainer" / "bin" / "accelerate"
+FIGURES = Path(tempfile.gettempdir()) / "gpurun-launch-figures.json"
+"""Figures of the counts measured so far: measuring all at once takes minutes of a quiet machine."""
+
+READY = """
+import os, time
+import torch, torch.distributed as dist
+
+def ready(directory):
+    dist.all_reduce(torch.ones(1))
+    rank = dist.get_rank()
+    with open(os.path.join(directory, f"ready{rank}"), "w") as file:
+        file.write(str(time.time_ns()))
+"""
+
+SCRIPT = (
+    READY
+    + """
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    ready(os.environ["READY_DIRECTORY"])
+    dist.destroy_process_group()
+"""
+)
+
+WORKLOAD = (
+    READY
+    + """
+from gpurun import Workload
+
+def build(directory):
+    if dist.is_initialized():
+        ready(directory)
+    else:  # one rank: no group, so the first tensor is the mark
+        torch.ones(1).sum()
+        with open(os.path.join(directory, "ready0"), "w") as file:
+            file.write(str(time.time_ns()))
+    model = torch.nn.Linear(1, 1)
+    def batch(size, generator):
+        x = torch.ones(size, 1)
+        return x, x
+    return Workload(model, batch, loss=torch.nn.functional.mse_loss)
+"""
+)
+
+
+def job(ranks: int, directory: Path) -> str:
+    return f"""
+workload: ready.py:build
+params: {{directory: {directory}}}
+devices: cpu:{ranks}
+strategy: {"ddp" if ranks > 1 else "single"}
+global_batch: {ranks}
+steps: {{warmup: 0, rounds: 1}}
+profile: {{steps: 0}}
+gradient_check: false
+"""
+
+
+def last_ready_s(directory: Path, started_ns: int, ranks: int) -> float:
+    """Seconds from the start of the command until the last rank was ready; removes the marks."""
+    files = sorted(directory.glob("ready[0-9]*"))
+    if len(files) != ranks:
+        raise SystemExit(f"only {len(files)} of {ranks} ranks were ready")
+    last_ns = max(int(file.read_text()) for file in files)
+    for file in files:
+        file.unlink()
+    return (last_ns - started_ns) / 1e9
+
+
+def command_s(directory: Path, ranks: int, argv: list[str]) -> float:
+    """Seconds from the start of a command until the last of its ranks was ready."""
+    started_ns = time.time_ns()
+    wall_s(argv, directory, {"READY_DIRECTORY": str(directory)})
+    return last_ready_s(directory, started_ns, ranks)
+
+
+def commands(ranks: int) -> dict[str, list[str]]:
+    """The compared commands by name; accelerate if its environment exists."""
+    found = {
+        "workload": [*GPURUN, f"job{ranks}.yaml"],
+        "script": [*GPURUN, "run", "script.py", "--devices", f"cpu:{ranks}"],
+        "torchrun": [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "script.py"],
+    }
+    if ACCELERATE.exists() and ranks > 1:  # of one process it makes no group
+        options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
+        found["accelerate"] = [str(ACCELERATE), "launch", *options, "script.py"]
+    return found
+
+
+def measure(ranks: int, runs: int) -> dict[str, float]:
+    """Median seconds by command, and our two's ratios to torchrun: medians of neighbouring runs."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "script.py").write_text(SCRIPT)
+        (directory / "ready.py").write_text(WORKLOAD)
+        (directory / f"job{ranks}.yaml").write_text(job(ranks, directory))
+        turns = {key: partial(command_s, directory, ranks, argv) for key, argv in commands(ranks).items()}
+        figures = in_turn(turns, runs)
+    found = {key: statistics.median(values) for key, values in figures.items()}
+    for key in ("workload", "script"):
+        found[f"{key} ratio"] = ratio(figures[key], figures["torchrun"])
+    return found
+
+
+def main(counts: tuple[int, ...] = (1, 2, 4, 8, 16), runs: int = 3) -> None:
+    """Writes the section "Launch"."""
+    known: dict[str, dict[str, float]] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for ranks in counts:
+        known[str(ranks)] = measure(ranks, runs)
+        FIGURES.write_text(json.dumps(known))
+    goals = {"8": "workload ≤ 0.25, script ≤ 0.70"}
+    columns = ["workload", "script", "torchrun", "accelerate", "workload ratio", "script ratio"]
+    rows = [
+        [ranks, *(f"{found[key]:.2f}" if key in found else "" for key in columns), goals.get(ranks, "")]
+        for ranks, found in sorted(known.items(), key=lambda item: int(item[0]))
+    ]
+    header = ["ranks", "workload s", "script s", "torchrun s", "accelerate s", "workload", "script", "goal"]
+    record(
+        "Launch",
+        "From the command to the moment when all gloo ranks have done one all_reduce "
+        "(a workload on 1 rank: its first tensor): gpurun with a workload and with a script, torchrun and "
+        f"`accelerate launch` with the same script. Medians of {runs} runs in turn; the ratios are ours to "
+        "torchrun's, medians of neighbouring runs.\n\n" + table(header, rows),
+    )
+
+
+if __name__ == "__main__":
+    main(tuple(int(word) for word in sys.argv[1:]) or (1, 2, 4, 8, 16))

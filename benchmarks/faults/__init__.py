@@ -1,0 +1,1 @@
+"""Whether failures are found, and nothing is left behind."""

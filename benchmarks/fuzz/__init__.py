@@ -1,0 +1,35 @@
+"""`python -m benchmarks fuzz [TARGET …] [--count N]`: what strangers send brings no traceback."""
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+
+from benchmarks.fuzz.guard import run_all
+from benchmarks.timing import machine_facts, record
+
+TARGETS = ("job", "trace", "rundir", "messages", "http")
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Fuzzes the named targets, or all; each has its own section in RESULTS.md."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks fuzz", description=__doc__)
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; without one, all"
+    )
+    parser.add_argument("--count", type=int, help="how many inputs of each")
+    options = parser.parse_args(argv)
+    if unknown := [name for name in options.targets if name not in TARGETS]:
+        parser.error(f"nothing to fuzz called {', '.join(unknown)}; there is {', '.join(TARGETS)}")
+    for name in options.targets or TARGETS:
+        facts = machine_facts()
+        record(f"Fuzz: {name}", fuzz(name, options.count), facts)
+
+
+def fuzz(name: str, count: int | None = None) -> str:
+    """What came of one target, in a sentence."""
+    target = import_module(f"benchmarks.fuzz.{name}")
+    if name == "messages":  # a server and its connections, not a function of its input
+        result: str = target.fuzz_messages(*(() if count is None else (count, count // 10)))
+        return result
+    prepare = getattr(target, "prepare", None)
+    return run_all(name, target.case, target.COUNT if count is None else count, prepare)

@@ -1,0 +1,174 @@
+"""Damaged run directories, shown by every command and by the tab."""
+
+import io
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from werkzeug.datastructures import MultiDict
+
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.errors import GpurunError
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.query import Query, Refused
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Server
+from tests.damage.content import damaged
+
+COUNT = 5000
+RECORDED = Path(__file__).resolve().parents[2] / "docs" / "runs" / "gpt-splits"
+SECRET = b"what lies outside of the run"
+COMMANDS = (
+    ("report", "run"),
+    ("report", "run", "--json"),
+    ("trace", "run"),
+    ("trace", "run", "--json"),
+    ("diff", "run", "other"),
+    ("logs", "run"),
+    ("stacks", "run"),
+    ("capture", "run", "--steps", "1"),
+)
+SHOWN = ("/runs", "/run", "/steps", "/progress", "/breakdown", "/operators")
+NAMES = (
+    "rankfoo.jsonl",
+    "rank-1.jsonl",
+    "rank99999999999.jsonl",
+    "rank\u0663.jsonl",
+    "rank0 .jsonl",
+    "\x1b[31m",
+    "x\ny",
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1e308, 10**30, "", "../..", "../secret", "/etc/passwd", "\x1b[2J", "\0", "a" * 5000),
+    *([], {}, [[]], [None] * 1000, {"a": {}}, "nan", "ddp-2-even", "even"),
+)
+
+
+def case(chance: random.Random, directory: Path) -> None:
+    """Each command shows what is left, or refuses with a message; none shows what links lead to."""
+    run = directory / "run"
+    for path in (run, directory / "other"):
+        shutil.copytree(RECORDED, path)
+    (directory / "secret").write_bytes(SECRET)
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        chance.choice(DAMAGES)(chance, run)
+    for command in chance.sample(COMMANDS, 2):
+        shown = try_command(command)
+        assert SECRET.decode() not in shown
+        assert "\x1b[2J" not in shown
+    try_tab(directory, chance.choice(SHOWN))
+
+
+def try_command(argv: tuple[str, ...]) -> str:
+    """What a command prints; a refusal has an exit code and a message."""
+    printed = io.StringIO()
+    code: object = 0
+    with redirect_stdout(printed), redirect_stderr(printed):
+        try:
+            cli.main(list(argv), prog_name="gpurun", standalone_mode=False)
+        except (GpurunError, click.ClickException) as error:
+            print(error)
+            code = error.exit_code
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    assert code == 0 or printed.getvalue().strip()
+    return printed.getvalue()
+
+
+def try_tab(directory: Path, route: str) -> None:
+    """The tab answers or refuses; a file that can't be read becomes a sentence there."""
+    server = Server(Listing(str(directory)))
+    arguments = MultiDict({"run": "run", "variant": "ddp-2-even"})
+    with suppress(Refused, OSError):
+        answer = ROUTES[route](server, Query(arguments))
+        assert SECRET not in msgspec.json.encode(answer)
+    server.indexes.wait()
+
+
+def any_file(chance: random.Random, run: Path) -> Path:
+    return chance.choice(sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink()))
+
+
+def damage_content(chance: random.Random, run: Path) -> None:
+    path = any_file(chance, run)
+    path.write_bytes(damaged(path.read_bytes() or b"{}", chance))
+
+
+def damage_value(chance: random.Random, run: Path) -> None:
+    """A value somewhere in a document of JSON is replaced."""
+    path = chance.choice(
+        sorted(path for path in run.rglob("*.json") if path.is_file() and path.stat().st_size < 1 << 24)
+    )
+    try:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # damaged before
+        return
+    at: Any = data
+    while isinstance(at, dict | list) and at:
+        key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+        if not isinstance(at[key], dict | list) or chance.random() < 0.2:
+            at[key] = chance.choice(VALUES)
+            break
+        at = at[key]
+    path.write_text(json.dumps(data))
+
+
+def replace_by_link(chance: random.Random, run: Path) -> None:
+    """Out of the run, to itself, or to nothing."""
+    path = any_file(chance, run)
+    path.unlink()
+    path.symlink_to(
+        chance.choice((run.parent / "secret", path, run / "nowhere", Path("/dev/zero"), run.parent))
+    )
+
+
+def replace_by_other_kind(chance: random.Random, run: Path) -> None:
+    path = any_file(chance, run)
+    path.unlink()
+    chance.choice((path.mkdir, lambda: os.mkfifo(path), lambda: None))()
+
+
+def replace_directory(chance: random.Random, run: Path) -> None:
+    path = chance.choice(sorted(path for path in run.rglob("*") if path.is_dir()))
+    shutil.rmtree(path)
+    chance.choice((lambda: path.symlink_to(run.parent), path.touch, lambda: None))()
+
+
+def nest(chance: random.Random, run: Path) -> None:
+    """Deeper than a recursive reader can follow."""
+    any_file(chance, run).write_text(chance.choice(("[", '{"a":')) * 200_000)
+
+
+def make_sparse(chance: random.Random, run: Path) -> None:
+    """A huge file that takes no room."""
+    os.truncate(any_file(chance, run), 20 << 30)
+
+
+def add_odd_name(chance: random.Random, run: Path) -> None:
+    name = chance.choice(NAMES)
+    parent = any_file(chance, run).parent
+    chance.choice(
+        (lambda: (parent / name).mkdir(exist_ok=True), lambda: (parent / name).write_bytes(b"{}"))
+    )()
+
+
+DAMAGES: tuple[Callable[[random.Random, Path], None], ...] = (
+    damage_content,
+    damage_content,
+    damage_value,
+    damage_value,
+    damage_value,
+    replace_by_link,
+    replace_by_other_kind,
+    replace_directory,
+    nest,
+    make_sparse,
+    add_odd_name,
+)

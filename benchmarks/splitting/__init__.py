@@ -1,0 +1,1 @@
+"""How near a balanced split comes to the best one."""

@@ -1,0 +1,1 @@
+"""How fast traces are read and shown, and whether their figures are those of others."""

@@ -1,0 +1,1 @@
+"""How often verdicts and causes are right."""

@@ -1,0 +1,199 @@
+"""How often verdicts are wrong, and how often they find what is there, over simulated runs."""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from benchmarks.timing import machine_facts, record, table
+from tests.unit.stats.simulate import (
+    OUTCOMES,
+    Model,
+    false_alarms_in_a_launch,
+    gate_outcomes,
+    pooled_false_alarms,
+    runs_until_decided,
+)
+
+SEED = 20261122
+"""Of the table. Nothing was chosen by runs with it."""
+BUDGET_S = 180
+RIVALS, SCATTERS, ICCS = (1, 3, 7), (0.02, 0.10, 0.18), (0.0, 0.25, 0.5)
+EIGHT = 8
+
+
+def main(runs: int = 2000) -> None:
+    """Writes the section "Statistics"."""
+    facts = machine_facts()
+    with ProcessPoolExecutor(os.cpu_count()) as workers:
+        simulated = partial(_simulated, runs, workers)
+        text = "\n\n".join(
+            (
+                f"{runs:,} simulated runs per figure. "
+                "Model: d(variant, launch, round) = δ + u(launch) + e(round) for the logarithm of a "
+                "variant's step over another's, ICC = var(u) / (var(u) + var(e)), at most 5 rounds a launch, "
+                f"6.5 s for a launch of all variants, budget {BUDGET_S} s. The decisions are the launcher's "
+                "own; nothing in it was chosen with these seeds.",
+                false_alarms(simulated),
+                false_fastest(simulated),
+                power(simulated),
+                gates(runs),
+                rounds_of_a_launch(runs),
+            )
+        )
+    record("Statistics", text, facts)
+
+
+def false_alarms(simulated: Any) -> str:
+    """Runs without any difference."""
+    cells = list(product(RIVALS, SCATTERS, ICCS))
+    models = [Model((0.0,) * (rivals + 1), scatter, icc) for rivals, scatter, icc in cells]
+    models += [Model((0.0,) * (rivals + 1), 0.10, 0.25, times=3) for rivals in RIVALS]
+    rates = [fmean(one.is_false for one in runs) for runs in simulated(models, BUDGET_S)]
+    found = dict(zip(cells, rates, strict=False))
+    rows = [
+        [f"{rivals}", f"{100 * scatter:.0f} %", *(percent(found[rivals, scatter, icc]) for icc in ICCS)]
+        for rivals, scatter in product(RIVALS, SCATTERS)
+    ]
+    rows += [
+        [f"{rivals}", "10 %, of one variant 30 %", "", percent(rate), ""]
+        for rivals, rate in zip(RIVALS, rates[len(cells) :], strict=True)
+    ]
+    pooled = percent(pooled_false_alarms(20_000, SEED))
+    return (
+        "**False alarms**: runs without a difference that name a fastest variant, or call any one slower or "
+        "faster than the baseline. Goal: ≤ 6 % each, ≤ 5 % on average; "
+        f"the average is {percent(fmean(rates))}.\n\n"
+        + table(["rivals", "scatter of d", *(f"ICC {icc:g}" for icc in ICCS)], rows)
+        + "\n\nEvery comparison has its own scatter. If that of all variants were pooled, 7 rivals of which "
+        f"one scatters three times as much would have {pooled}."
+    )
+
+
+def false_fastest(simulated: Any) -> str:
+    """Several equal ones among eight, the others 10 % slower."""
+    orders = [
+        (f"{tied} of 8 equal, {which}", ((0.0,) * tied, (10.0,) * (EIGHT - tied)), is_first)
+        for tied, which, is_first in (
+            (2, "the baseline one of them", True),
+            (2, "the baseline slower", False),
+            (3, "the baseline one of them", True),
+            (4, "the baseline one of them", True),
+        )
+    ]
+    models = [
+        Model(fast + slow if is_first else (slow[0], *fast, *slow[1:]), 0.10, 0.3)
+        for _, (fast, slow), is_first in orders
+    ]
+    rows = [
+        [name, percent(fmean(one.fastest is not None for one in runs)), "≤ 5 %"]
+        for (name, _, _), runs in zip(orders, simulated(models, BUDGET_S), strict=True)
+    ]
+    return '**False "Fastest"** (scatter of d 10 %, ICC 0.3)\n\n' + table(["case", "named", "goal"], rows)
+
+
+def power(simulated: Any) -> str:
+    """How often, and how soon, a run finds what is there."""
+    tenfold = (0.0, *(10.0,) * (EIGHT - 1))
+    shared, apart = (0.10, 0.3), 2**0.5
+    cases = [
+        ("eight splits, seven 10 % slower: fastest named", Model(tenfold, *shared), 120, "≥ 90 %", _names),
+        (
+            "eight splits, one 10 % slower: its verdict",
+            Model((0.0, 10.0, *(0.0,) * (EIGHT - 2)), *shared),
+            120,
+            "≥ 90 %",
+            _calls_the_second_slower,
+        ),
+    ]
+    for count, effect, scatter, goal in (
+        (2, 10.0, 0.10, "≥ 80 %"),
+        (2, 5.0, 0.05, "≥ 80 %"),
+        (3, 10.0, 0.10, ""),
+        (3, 5.0, 0.05, ""),
+    ):
+        model = Model((0.0, *(effect,) * (count - 1)), scatter * apart, 1.0, apart=True)
+        name = (
+            f"{count} strategies, +{effect:.0f} %, launches scatter by {100 * scatter:.0f} %: fastest named"
+        )
+        cases.append((name, model, 300, goal, _names))
+    rows = []
+    for name, model, budget_s, goal, is_found in cases:
+        (runs,) = simulated([model], budget_s)
+        seconds = f"{fmean(one.seconds for one in runs):.0f} s of {budget_s}"
+        rows.append([name, percent(fmean(map(is_found, runs))), goal, seconds])
+    return "**Power** (10 % scatter of d and ICC 0.3 where splits share launches)\n\n" + table(
+        ["case", "found", "goal", "time, mean"], rows
+    )
+
+
+def _names(run: Any) -> bool:
+    return bool(run.fastest == 0)
+
+
+def _calls_the_second_slower(run: Any) -> bool:
+    return bool(run.verdicts[0] == "slower")
+
+
+def gates(runs: int) -> str:
+    """Two versions in one session, 10 % apart from what other sessions would show."""
+    effects = (0, 1, 3, 5, 10)
+    cases = [(effect, gate_outcomes(runs, effect, SEED + effect)) for effect in effects]
+    goals = {0: "undecided ≤ 20 %", 3: "slower ≤ 5 %, not slower ≤ 5 %", 10: "undecided ≤ 20 %"}
+    rows = [
+        [f"+{effect} %", *(percent(outcomes[name]) for name in OUTCOMES), goals.get(effect, "")]
+        for effect, outcomes in cases
+    ]
+    return (
+        "**Gate** at 3 %: one variant, launches of 5 s that scatter by 5 %, sessions by 10 %, ABBA until "
+        "decided, at most 10 minutes\n\n" + table(["true difference", *OUTCOMES, "goal"], rows)
+    )
+
+
+def rounds_of_a_launch(runs: int) -> str:
+    """What a single launch says of itself."""
+    rows = [
+        [
+            f"no difference, {rivals} rival{'s' * (rivals > 1)}",
+            percent(false_alarms_in_a_launch(runs, rivals, SEED + rivals)),
+            "≤ 6 %",
+        ]
+        for rivals in (1, 3)
+    ]
+    return (
+        "**Within one launch** of 28 rounds: steps are autocorrelated (0.7), drift by 10 %, 2 % are "
+        "spikes\n\n" + table(["case", "faster or slower", "goal"], rows)
+    )
+
+
+def _simulated(
+    runs: int, workers: ProcessPoolExecutor, models: Sequence[Any], budget_s: float
+) -> list[list[Any]]:
+    """Runs of every model, each with seeds of its own."""
+    parts = 8
+    jobs = [
+        (model, budget_s, runs // parts, (SEED, round(budget_s), position, part))
+        for position, model in enumerate(models)
+        for part in range(parts)
+    ]
+    found = list(workers.map(_runs, jobs))
+    return [_joined(found[first : first + parts]) for first in range(0, len(found), parts)]
+
+
+def _runs(job: tuple[Any, float, int, tuple[int, ...]]) -> list[Any]:
+    return list(runs_until_decided(*job))
+
+
+def _joined(parts: Iterable[list[Any]]) -> list[Any]:
+    return [one for part in parts for one in part]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+if __name__ == "__main__":
+    main()

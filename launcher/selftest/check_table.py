@@ -1,0 +1,186 @@
+"""Every check of a self-test: what it needs, what judges it, and what to do where it fails."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
+from gpurun.launcher.selftest.evidence import (
+    FAULTS,
+    GRADIENTS,
+    MACHINE,
+    MEASURING,
+    PROGRAMS,
+    TRAINING,
+    Evidence,
+)
+from gpurun.launcher.selftest.findings import Finding, failed, skipped
+
+BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "run directory")
+"""If one of these fails, no rank is started."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a self-test."""
+
+    name: str
+    part: str
+    """The part of a self-test that finds the evidence; a key of `PARTS`."""
+    judge: Callable[[Evidence], Finding]
+    remedy: str
+    """What to do where it fails, unless the judge knows better."""
+    only_gpus: bool = False
+    least_devices: int = 1
+
+
+_FORKED = re.compile(r"re-initialize \w+ in forked subprocess")
+"""Words of torch/cuda/__init__.py, `_lazy_init`."""
+_BUG = "gpurun is wrong here: please report it, with the directory of this self-test"
+_CLOCK = "don't believe step times of this device; `gpurun run` on another one"
+_REPORT = "report it with that rank's log"
+
+CHECKS = (
+    Check("torch and driver", MACHINE, machine_checks.driver, "install or restart the driver: nvidia-smi"),
+    Check("visible devices", MACHINE, machine_checks.visible_devices, "see `gpurun devices`"),
+    Check(
+        "whole GPUs",
+        MACHINE,
+        machine_checks.whole_gpus,
+        "name one instance of each GPU in --devices, or: nvidia-smi -mig 0",
+        only_gpus=True,
+    ),
+    Check("run directory", MACHINE, machine_checks.disk, "free some space, or name another one: --out"),
+    Check(
+        "memory errors",
+        MACHINE,
+        machine_checks.memory_errors,
+        "reset the GPU (nvidia-smi -r) or restart the machine; if it comes back, replace the GPU",
+        only_gpus=True,
+    ),
+    Check("NUMA nodes", MACHINE, machine_checks.numa, "", only_gpus=True),
+    Check(
+        "device names",
+        MEASURING,
+        machine_checks.identities,
+        "figures would be shown for another GPU: unset CUDA_DEVICE_ORDER, and report it",
+        only_gpus=True,
+    ),
+    Check("device clocks", MEASURING, machine_checks.clocks_agree, _CLOCK, only_gpus=True),
+    Check(
+        "device speed",
+        MEASURING,
+        machine_checks.device_speed,
+        "look for other processes, heat and power limits: nvidia-smi -q -d PERFORMANCE",
+        least_devices=2,
+    ),
+    Check(
+        "speed as before",
+        MEASURING,
+        machine_checks.earlier_speed,
+        "look for heat, power limits and new drivers; earlier results no longer compare with new ones",
+    ),
+    Check(
+        "clock rates",
+        MEASURING,
+        machine_checks.clock_rates,
+        "improve the cooling, or raise the limits: nvidia-smi -q -d CLOCK,PERFORMANCE",
+        only_gpus=True,
+    ),
+    Check("energy", MEASURING, machine_checks.energy, "", only_gpus=True),
+    Check(
+        "all-reduce sums",
+        MEASURING,
+        link_checks.sums,
+        "don't train on these links; test them one by one (nccl-tests), then replace what fails",
+        least_devices=2,
+    ),
+    Check(
+        "all-reduce rate",
+        MEASURING,
+        link_checks.reduce_bandwidth,
+        "see which way NCCL takes: NCCL_DEBUG=INFO",
+        least_devices=2,
+    ),
+    Check(
+        "pairs of devices",
+        MEASURING,
+        link_checks.peer_pairs,
+        "see nvidia-smi topo -m and nvidia-smi nvlink -e; turn ACS off; reseat the card or bridge",
+        least_devices=2,
+    ),
+    Check("strategies", TRAINING, run_checks.strategies, "read the logs of that launch"),
+    Check("traces", TRAINING, run_checks.traces, _REPORT),
+    Check("gradients", GRADIENTS, run_checks.gradients, "don't trust training with this precision here"),
+    Check("a late rank", FAULTS, run_checks.late_rank, _BUG, least_devices=2),
+    Check("out of memory", FAULTS, run_checks.out_of_memory, "see who holds the memory: `gpurun devices`"),
+    Check("a killed rank", FAULTS, run_checks.killed_rank, _BUG),
+    Check(
+        "a sleeping rank",
+        FAULTS,
+        run_checks.sleeping_rank,
+        "a hang may be blamed on another rank here: read the stacks of all of them",
+    ),
+    Check("no set_device", PROGRAMS, partial(run_checks.program, "no-set-device"), _BUG),
+    Check("loader workers", PROGRAMS, partial(run_checks.program, "loader-workers"), _BUG),
+    Check("a skipped step", PROGRAMS, partial(run_checks.program, "skipped-step"), _BUG),
+    Check("a captured graph", PROGRAMS, partial(run_checks.program, "graph"), _BUG, only_gpus=True),
+)
+"""In the order in which they are shown."""
+
+
+def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
+    """The results of the checks of these parts, which have been run."""
+    for part in parts:
+        yield from (finding(check, seen) for check in CHECKS if check.part == part)
+
+
+def finding(check: Check, seen: Evidence) -> Finding:
+    """The result of one check."""
+    return judge(check, seen).named(check.name, check.remedy)
+
+
+def judge(check: Check, seen: Evidence) -> Finding:
+    """What its judge says, where it has what it needs."""
+    if check.only_gpus and seen.kind.is_host:
+        return skipped("needs a GPU")
+    if check.part == MACHINE:
+        is_without = check.only_gpus and not seen.devices
+        return _not_run(["visible devices"]) if is_without else check.judge(seen)
+    if blocked := [each.name for each in CHECKS if each.name in BLOCKING and _fails(each, seen)]:
+        return _not_run(blocked)
+    if len(seen.devices) < check.least_devices:
+        return skipped(f"needs {check.least_devices} devices")
+    return check.judge(seen) if seen.has(check.part) else _without(check, seen)
+
+
+def _without(check: Check, seen: Evidence) -> Finding:
+    """What kept a part from finding anything: its first check says it."""
+    first = next(each for each in CHECKS if each.part == check.part and _applies(each, seen))
+    if check is not first:
+        return _not_run([first.name])
+    problem = seen.job(check.part).problem or "its job has found nothing"
+    if _FORKED.search(problem):
+        return failed(
+            "ranks can't use their GPUs: something has used CUDA before they were forked",
+            "don't use CUDA when a module is imported: move it into a function",
+        )
+    return failed(problem.partition("\n")[0], "read the logs of its ranks")
+
+
+def _not_run(failures: list[str]) -> Finding:
+    return skipped(f"not run, because of: {', '.join(failures)}")
+
+
+def _applies(check: Check, seen: Evidence) -> bool:
+    return not (check.only_gpus and seen.kind.is_host) and len(seen.devices) >= check.least_devices
+
+
+def _fails(check: Check, seen: Evidence) -> bool:
+    return judge(check, seen).status == "failed"
+
+
+def is_blocked(seen: Evidence) -> bool:
+    """Whether no rank can be started."""
+    return any(_fails(check, seen) for check in CHECKS if check.name in BLOCKING)

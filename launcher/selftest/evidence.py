@@ -1,0 +1,103 @@
+"""What a self-test has found out about a machine, before it is judged; plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.machine.accelerators import Accelerator
+from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.machine.gpus.health import GpuHealth
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
+
+MACHINE, MEASURING, TRAINING, GRADIENTS = "machine", "measuring", "training", "gradients"
+FAULTS, PROGRAMS = "faults", "programs"
+PARTS = {
+    MACHINE: "the machine",
+    MEASURING: "devices and links",
+    TRAINING: "strategies and traces",
+    GRADIENTS: "gradients",
+    FAULTS: "ranks that fail",
+    PROGRAMS: "unchanged programs",
+}
+"""What a self-test does, in this order, in words; each but the first is a job."""
+
+
+@dataclass(frozen=True)
+class RanJob:
+    """How one of its jobs went."""
+
+    variants: tuple[VariantResult, ...] = ()
+    problem: str | None = None
+    """Why it could not run, or ended early."""
+    hangs: tuple[str, ...] = ()
+    """What was found where a rank slept."""
+    steps: Mapping[str, Mapping[int, tuple[StepRecord, ...]]] = field(default_factory=dict)
+    """What ranks of programs recorded, by variant and rank."""
+    logs: str = ""
+    """The ends of its ranks' logs, where traces have no work in them."""
+
+
+@dataclass(frozen=True)
+class DeviceRate:
+    """How fast a device was in a self-test."""
+
+    device: str
+    identity: str
+    """UUID of a GPU; the model of a CPU."""
+    gflop_per_s: float
+    matrix_rows: int
+    queue_share: float
+    """As in `DeviceFacts`."""
+
+
+@dataclass(frozen=True)
+class EarlierRate:
+    """How fast a device was on an earlier day."""
+
+    rate: DeviceRate
+    day: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is judged. What has not been run yet is empty."""
+
+    kind: Accelerator
+    devices: tuple[str, ...]
+    """As a job names them; empty where there is none of the kind."""
+    machine: Machine
+    torch: str | None
+    """The version of the installed torch."""
+    visible: str | None
+    """The variable that limits which GPUs are visible."""
+    health: tuple[GpuHealth, ...]
+    """By device; empty for CPUs."""
+    free_gib: float
+    """On the disk of the run directory."""
+    earlier: tuple[EarlierRate, ...] = ()
+    """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
+    earlier_busy: frozenset[str] = frozenset()
+    """Identities with earlier rates that don't count, because other processes used the cores."""
+    facts: tuple[DeviceFacts, ...] = ()
+    """By rank."""
+    jobs: Mapping[str, RanJob] = field(default_factory=dict)
+    """By part."""
+    used_gib: Mapping[str, float] = field(default_factory=dict)
+    """Memory in use on each GPU after a rank ran out of it, beyond what was in use before."""
+
+    def job(self, part: str) -> RanJob:
+        """How the job of a part went."""
+        return self.jobs.get(part, RanJob())
+
+    def has(self, part: str) -> bool:
+        """Whether a part has found anything to judge."""
+        return bool(self.facts if part == MEASURING else self.job(part).variants)
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Of the devices, in their order; empty for CPUs."""
+        by_name = {
+            self.kind.device(gpu.index): gpu for gpu in self.machine.gpus if gpu.kind == self.kind.name
+        }
+        return tuple(by_name[name] for name in self.devices if name in by_name)

@@ -1,0 +1,112 @@
+"""What is wrong with the links between devices. Pure."""
+
+import re
+from collections import Counter
+from statistics import median
+
+from gpurun.launcher.rundir.records import PairRate
+from gpurun.launcher.selftest.evidence import Evidence
+from gpurun.launcher.selftest.findings import Finding, failed, judged, ok
+from gpurun.launcher.units import format_number, format_rate, plural, size_text
+
+LEAST_SENT = {True: 0.3, False: 0.2}
+"""Of what a link carries by its specification, in a message; by whether it is NVLink. Messages that can't go
+from GPU to GPU over PCIe are copied through the host's memory, twice."""
+LEAST_OF_PAIRS = 0.5
+"""Of the median pair with links of the same kind."""
+LEAST_REDUCED = {True: 0.3, False: 0.1}
+"""Of the slowest pair's link: in an all-reduce all devices send at once, and may share ways over PCIe."""
+_NVLINKS = re.compile(r"NVLink (\d+)x")
+"""As `machine.gpus` names links."""
+LOOPBACK = "loopback (gloo)"
+
+
+def sums(seen: Evidence) -> Finding:
+    """All-reduces of known results."""
+    wrong = [text for facts in seen.facts for text in facts.wrong_sums]
+    return judged(wrong, "right in three types and three sizes")
+
+
+def transport(seen: Evidence, low: int, high: int) -> str:
+    """How two devices are linked: `NVLink 18x`, the way over PCIe, or the host's loopback interface."""
+    if not seen.gpus:
+        return LOOPBACK
+    return seen.gpus[low].peer_links.get(seen.gpus[high].index, "an unknown link")
+
+
+def is_nvlink(way: str) -> bool:
+    return _NVLINKS.fullmatch(way) is not None
+
+
+def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
+    """What the link of two devices carries in one direction; `None` where it isn't known."""
+    if not seen.health:
+        return None
+    if found := _NVLINKS.fullmatch(transport(seen, low, high)):
+        rates = [seen.health[rank].nvlink_gb_per_s for rank in (low, high)]
+        return min(rate * int(found[1]) for rate in rates if rate) if all(rates) else None
+    lanes = [seen.health[rank].pcie_gb_per_s for rank in (low, high)]
+    return min(rate for rate in lanes if rate) if all(lanes) else None
+
+
+def peer_pairs(seen: Evidence) -> Finding:
+    """The pair that is slow, or the device whose pairs all are."""
+    pairs = [pair for facts in seen.facts for pair in facts.pairs]
+    slow = [pair for pair in pairs if why_slow(pair, pairs, seen)]
+    if not slow:
+        rates = ", ".join(_by_transport(pairs, seen))
+        return ok(f"{plural(len(pairs), 'pair')}: {rates}")
+    if (rank := common_rank(slow, len(seen.devices))) is not None:
+        slowest = min(slow, key=lambda pair: pair.gb_per_s)
+        return failed(f"all links of {seen.devices[rank]} are slow: {why_slow(slowest, pairs, seen)}")
+    return failed("; ".join(f"{_ends(pair, seen)}: {why_slow(pair, pairs, seen)}" for pair in slow))
+
+
+def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> str | None:
+    """Against what its link carries, and against other pairs; `None` where it is as fast as it should be."""
+    way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
+    if carries and pair.gb_per_s < LEAST_SENT[is_nvlink(way)] * carries:
+        return f"{_gb(pair.gb_per_s)} GB/s, but {way} carries {_gb(carries)}"
+    like = [each.gb_per_s for each in pairs if transport(seen, each.low, each.high) == way]
+    if pair.gb_per_s < LEAST_OF_PAIRS * median(like):
+        return f"{_gb(pair.gb_per_s)} GB/s, but other pairs with {way} have {_gb(median(like))}"
+    return None
+
+
+def common_rank(slow: list[PairRate], num_devices: int) -> int | None:
+    """The one device that all slow pairs have in common, where all of its pairs are slow."""
+    counts = Counter(rank for pair in slow for rank in (pair.low, pair.high))
+    rank, count = counts.most_common(1)[0]
+    return rank if num_devices > 2 and count == num_devices - 1 == len(slow) else None
+
+
+def _by_transport(pairs: list[PairRate], seen: Evidence) -> list[str]:
+    rates: dict[str, list[float]] = {}
+    for pair in pairs:
+        rates.setdefault(transport(seen, pair.low, pair.high), []).append(pair.gb_per_s)
+    return [f"{_gb(min(found))} GB/s or more over {way}" for way, found in rates.items()]
+
+
+def _ends(pair: PairRate, seen: Evidence) -> str:
+    return f"{seen.devices[pair.low]} and {seen.devices[pair.high]}"
+
+
+def _gb(gb_per_s: float) -> str:
+    return format_rate(gb_per_s) if gb_per_s >= 0.01 else format_number(gb_per_s, 4)
+
+
+def reduce_bandwidth(seen: Evidence) -> Finding:
+    """All-reduce by size; the largest against what the slowest link carries."""
+    reduces, pairs = seen.facts[0].reduces, [pair for facts in seen.facts for pair in facts.pairs]
+    found = ", ".join(
+        f"{_gb(each.bus_gb_per_s)} GB/s at {size_text(each.num_bytes, 'bytes')}" for each in reduces
+    )
+    best = max(each.bus_gb_per_s for each in reduces)
+    ways = sorted({transport(seen, pair.low, pair.high) for pair in pairs})
+    links = [(rate, pair) for pair in pairs if (rate := link_gb_per_s(seen, pair.low, pair.high))]
+    if links:
+        carried, pair = min(links, key=lambda link: link[0])
+        way = transport(seen, pair.low, pair.high)
+        if best < LEAST_REDUCED[is_nvlink(way)] * carried:
+            return failed(f"bus bandwidth {found}, but {way} carries {_gb(carried)} GB/s")
+    return ok(f"bus bandwidth {found}, over {', '.join(ways)}")

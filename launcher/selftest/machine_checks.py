@@ -1,0 +1,232 @@
+"""What is wrong with a machine's driver, its GPUs and its disk. Pure."""
+
+from statistics import median
+
+from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.plan.devices import shared_gpus
+from gpurun.launcher.selftest.evidence import DeviceRate, Evidence
+from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding, failed, judged, ok, skipped
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.units import (
+    format_count,
+    format_gib,
+    format_number,
+    format_percent,
+    format_rate,
+    plural,
+    round_up,
+)
+
+CLOCK_OFF = 0.05
+"""Share by which a device's clock may differ from the host's over half a second."""
+LEAST_CLOCK = 0.6
+"""Of the highest clock, at work: power caps take less."""
+LEAST_OF_MEDIAN = {True: 0.5, False: 0.85}
+"""The least rate of a device, as a share of the median of its model; by whether devices share the host."""
+LEAST_OF_EARLIER = {True: 0.5, False: 0.9}
+"""Likewise of the fastest that the device was before."""
+LEAST_FREE_GIB = 1.0
+"""Traces of a long job take more; a self-test needs a few MiB."""
+
+
+def driver(seen: Evidence) -> Finding:
+    """torch's build against the driver."""
+    machine = seen.machine
+    if seen.kind.is_host:
+        return ok(f"torch {seen.torch}") if seen.torch else failed("there is no torch", "pip install torch")
+    if machine.nvml_error:
+        return failed(f"the driver doesn't answer: {machine.nvml_error}")
+    if problem := next((gpu.unusable for gpu in seen.gpus if gpu.unusable), None):
+        why, _, remedy = problem.partition("\n")
+        return failed(why, remedy.strip() or None)
+    if not machine.driver:
+        return failed("no driver is installed, or it can't be reached from here")
+    return ok(
+        f"driver {machine.driver}, CUDA up to {machine.cuda_driver_version or 'unknown'}; torch {seen.torch}"
+    )
+
+
+def visible_devices(seen: Evidence) -> Finding:
+    """GPUs that are there, but not for this process."""
+    if seen.kind.is_host:
+        return ok(f"{plural(len(seen.devices), 'CPU device')} on {plural(seen.machine.cpu_cores, 'core')}")
+    closed = [note for note in seen.machine.notes if "can't be opened" in note]
+    if closed:
+        return failed("; ".join(closed), "give this user, or this container, access to their /dev files")
+    variable, named = seen.kind.visible_variable, [part for part in (seen.visible or "").split(",") if part]
+    hidden = seen.visible is not None and len(named) > len(seen.machine.gpus)
+    if hidden or (seen.visible is not None and not seen.machine.gpus):
+        count = plural(len(seen.machine.gpus), "GPU")
+        return failed(
+            f"{variable}={seen.visible} leaves {count} visible",
+            f"name GPUs that exist, or: unset {variable}",
+        )
+    names = sorted({gpu.name for gpu in seen.gpus})
+    return ok(f"{plural(len(seen.gpus), 'GPU')}: {', '.join(names)}") if names else failed("no GPU is here")
+
+
+def whole_gpus(seen: Evidence) -> Finding:
+    """Devices that NCCL can't connect."""
+    shared = shared_gpus(seen.devices, seen.machine)
+    parts = [gpu for gpu in seen.gpus if _is_part(gpu, seen)]
+    if shared:
+        return failed(f"{', '.join(shared)} are instances (MIG) of one GPU, which NCCL doesn't connect")
+    return ok(plural(len(parts), "MIG instance") if parts else "no GPU is divided into instances (MIG)")
+
+
+def _is_part(gpu: Gpu, seen: Evidence) -> bool:
+    prefix = seen.kind.part_prefix
+    return prefix is not None and gpu.uuid.startswith(prefix)
+
+
+def identities(seen: Evidence) -> Finding:
+    """Whether a forked rank sees the GPU that the driver shows under its name."""
+    wrong = [
+        f"rank {facts.rank} uses {facts.uuid}, but {device} is {gpu.uuid}"
+        for facts, gpu, device in zip(seen.facts, seen.gpus, seen.devices, strict=False)
+        if not _is_part(gpu, seen) and _bare(facts.uuid or "") != _bare(gpu.uuid)
+    ]
+    return judged(wrong, f"{plural(len(seen.facts), 'rank')} on the GPUs that the driver names")
+
+
+def _bare(uuid: str) -> str:
+    """torch leaves out `GPU-`."""
+    return uuid.lower().removeprefix("gpu-")
+
+
+def clocks_agree(seen: Evidence) -> Finding:
+    """Events of the device against the host's clock."""
+    off = {seen.devices[facts.rank]: abs(facts.clock_off) for facts in seen.facts}
+    wrong = [
+        f"{name} is off by {format_percent(100 * share)}" for name, share in off.items() if share > CLOCK_OFF
+    ]
+    most_percent = round_up(100 * max(off.values()), 1)
+    return judged(wrong, f"within {format_number(most_percent, 1)} % of the host's over half a second")
+
+
+def device_speed(seen: Evidence) -> Finding:
+    """A device that is slower than its like."""
+    if busy := _busy(seen):
+        return skipped(busy)
+    least, wrong = LEAST_OF_MEDIAN[seen.kind.is_host], []
+    for facts in seen.facts:
+        middle = median(other.gflop_per_s for other in seen.facts if other.name == facts.name)
+        if facts.gflop_per_s < least * middle:
+            device, rate = seen.devices[facts.rank], format_rate(facts.gflop_per_s)
+            wrong.append(
+                f"{device} does {rate} GFLOP/s in float32, the median {facts.name} {format_rate(middle)}"
+            )
+    slowest = min(facts.gflop_per_s for facts in seen.facts)
+    return judged(wrong, f"{format_rate(slowest)} GFLOP/s or more in float32 products")
+
+
+def _busy(seen: Evidence) -> str | None:
+    """Why rates can't be judged, where other processes use the cores of CPU devices."""
+    share = max(facts.queue_share for facts in seen.facts)
+    if not seen.kind.is_host or 100 * share <= QUEUE_PERCENT:
+        return None
+    return f"other processes use the cores: a rank waited in {format_percent(100 * share)} of the time"
+
+
+def earlier_speed(seen: Evidence) -> Finding:
+    """A device that was faster in an earlier self-test."""
+    if busy := _busy(seen):
+        return skipped(busy)
+    before = {comparable(was.rate): was for was in seen.earlier}
+    now = rates_of(seen)
+    known = [(rate, before[comparable(rate)]) for rate in now if comparable(rate) in before]
+    if not known:
+        return skipped(_why_not_compared(now, seen))
+    wrong = [
+        f"{rate.device} does {format_rate(rate.gflop_per_s)} GFLOP/s; "
+        f"it did {format_rate(was.rate.gflop_per_s)} on {was.day}"
+        for rate, was in known
+        if rate.gflop_per_s < LEAST_OF_EARLIER[seen.kind.is_host] * was.rate.gflop_per_s
+    ]
+    count = f"{len(known)} of {plural(len(now), 'device')}"
+    return judged(wrong, f"{count} as fast as on {', '.join(sorted({was.day for _, was in known}))}")
+
+
+def comparable(rate: DeviceRate) -> tuple[str, int]:
+    """What the same device's rates have in common where one may be compared with the other."""
+    return rate.identity, rate.matrix_rows
+
+
+def _why_not_compared(now: tuple[DeviceRate, ...], seen: Evidence) -> str:
+    if any(rate.identity in seen.earlier_busy for rate in now):
+        return "in the earlier self-tests of these devices other processes used the cores"
+    return "no earlier self-test that they can be compared with is in runs/selftest"
+
+
+def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:
+    """What is kept of the devices, for later self-tests."""
+    return tuple(
+        DeviceRate(
+            device=seen.devices[facts.rank],
+            identity=seen.gpus[facts.rank].uuid
+            if seen.gpus
+            else f"{seen.machine.cpu_model}, {facts.rank} of {len(seen.devices)}",
+            gflop_per_s=facts.gflop_per_s,
+            matrix_rows=facts.matrix_rows,
+            queue_share=facts.queue_share,
+        )
+        for facts in seen.facts
+    )
+
+
+def clock_rates(seen: Evidence) -> Finding:
+    """A clock that is kept down."""
+    wrong, clocks = [], []
+    for facts, gpu in zip(seen.facts, seen.gpus, strict=False):
+        device, most = seen.devices[facts.rank], gpu.max_sm_clock_mhz
+        if facts.throttled:
+            wrong.append(f"{device} was throttled: {facts.throttled}")
+        elif facts.clock_mhz and most and facts.clock_mhz < LEAST_CLOCK * most:
+            wrong.append(f"{device} ran at {format_count(facts.clock_mhz)} of {format_count(most)} MHz")
+        clocks += [facts.clock_mhz] if facts.clock_mhz else []
+    return judged(wrong, f"{format_count(min(clocks))} MHz or more at work" if clocks else NOT_REPORTED)
+
+
+def memory_errors(seen: Evidence) -> Finding:
+    """Errors that ECC could not correct, and rows that wait to be replaced, or can't be."""
+    wrong, unknown = [], []
+    for device, health in zip(seen.devices, seen.health, strict=False):
+        unknown += [device] if health.ecc_errors is None else []
+        if health.ecc_errors:
+            wrong.append(f"{device} had {plural(health.ecc_errors, 'memory error')} that ECC can't correct")
+        if health.needs_reset:
+            wrong.append(f"{device} has memory rows that wait for a reset to be replaced")
+        if health.has_lost_rows:
+            wrong.append(f"{device} has memory rows that can't be replaced: no spare ones are left")
+    if len(unknown) == len(seen.devices) and not wrong:
+        return skipped(NOT_REPORTED)
+    of_others = f"; those of {', '.join(unknown)} are {NOT_REPORTED}" if unknown else ""
+    return judged(wrong, f"no uncorrected memory error{of_others}")
+
+
+def energy(seen: Evidence) -> Finding:
+    """Whether there are figures for energy."""
+    without = [seen.devices[facts.rank] for facts in seen.facts if facts.energy_mj is None]
+    if without:
+        return skipped(f"the energy counter of {', '.join(without)} is {NOT_REPORTED}")
+    powers = [facts.power_w for facts in seen.facts if facts.power_w is not None]
+    return ok(f"{format_count(max(powers))} W at work" if powers else "counted; power is " + NOT_REPORTED)
+
+
+def numa(seen: Evidence) -> Finding:
+    """Whether it is known which cores a GPU is nearest to."""
+    nodes = {device: gpu.numa_node for device, gpu in zip(seen.devices, seen.gpus, strict=False)}
+    if len(seen.machine.topology.nodes) < 2:
+        return ok("the machine has one NUMA node")
+    unknown = [device for device, node in nodes.items() if node is None]
+    if unknown:
+        return skipped(f"the NUMA node of {', '.join(unknown)} is not reported by this machine")
+    return ok(", ".join(f"{device} on node {node}" for device, node in nodes.items()))
+
+
+def disk(seen: Evidence) -> Finding:
+    """Whether the run directory has room."""
+    free = format_gib(seen.free_gib)
+    if seen.free_gib < LEAST_FREE_GIB:
+        return failed(f"{free} are free where runs are written")
+    return ok(f"{free} free")

@@ -1,0 +1,170 @@
+"""What is wrong with runs: strategies, gradients, traces, failures, programs. Pure."""
+
+from collections.abc import Mapping
+
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.selftest.check_jobs import FAULTY, SOUND
+from gpurun.launcher.selftest.evidence import FAULTS, GRADIENTS, PROGRAMS, TRAINING, Evidence, RanJob
+from gpurun.launcher.selftest.findings import Finding, failed, judged, ok, skipped
+from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import format_gib, format_ms, plural
+
+LATE_MS = 100.0
+"""How late the last rank is on purpose (`worker.selftest.misbehaving_model`)."""
+LEAST_SEEN = 0.6
+"""Of that, as the wait of the other ranks, which may be late themselves where other programs run."""
+LEFT_GIB = 0.5
+"""Memory that a GPU may have more in use than before: a driver keeps some for itself."""
+MEASURED = ("ok", "unsteady")
+NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 30}
+"""Steps that each rank records of `worker.selftest.plain_programs`: the first has no beginning."""
+PROFILER_IN_USE = ("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "CUPTI_ERROR_HARDWARE_BUSY")
+"""What Kineto writes into a rank's log. Source: `CUptiResult` of the CUPTI API reference."""
+
+
+def strategies(seen: Evidence) -> Finding:
+    """Whether every strategy and split could be measured."""
+    return judged(_unmeasured(seen.job(TRAINING)), ", ".join(map(variant_label, seen.job(TRAINING).variants)))
+
+
+def _unmeasured(job: RanJob) -> list[str]:
+    return [
+        f"{variant_label(each)}: {each.reason or each.status}"
+        for each in job.variants
+        if each.status not in (*MEASURED, "skipped")
+    ]
+
+
+def gradients(seen: Evidence) -> Finding:
+    """Each variant's gradient against that of the whole batch on one device."""
+    variants = [*seen.job(TRAINING).variants, *seen.job(GRADIENTS).variants]
+    wrong = _unmeasured(seen.job(GRADIENTS)) + [
+        f"{variant_label(each)}: {each.gradient_warning}" for each in variants if each.gradient_warning
+    ]
+    errors: dict[str, float] = {}
+    for each in variants:
+        if each.precision and each.gradient_error is not None:
+            errors[each.precision] = max(errors.get(each.precision, 0.0), each.gradient_error)
+    found = ", ".join(f"{name} to {error:.1g}" for name, error in sorted(errors.items()))
+    return judged(wrong, f"those of one device: {found}") if errors or wrong else failed("none was compared")
+
+
+def traces(seen: Evidence) -> Finding:
+    """Whether traces have work in them, and collectives that were matched over all ranks."""
+    measured = [each for each in seen.job(TRAINING).variants if each.status in MEASURED]
+    if not measured:
+        return skipped("no strategy could be measured")
+    wrong = [text for each in measured for text in _untraced(each)]
+    if wrong and any(words in seen.job(TRAINING).logs for words in PROFILER_IN_USE):
+        return failed(
+            f"{wrong[0]}: another profiler is in use", "end Nsight, DCGM profiling or ncu on this machine"
+        )
+    matched = ", and collectives matched over all ranks" if len(seen.devices) > 1 else ""
+    return judged(wrong, f"work on every rank{matched}")
+
+
+def _untraced(variant: VariantResult) -> list[str]:
+    """What the traces of a variant lack."""
+    name = variant_label(variant)
+    lacking = [
+        f"{name}: the trace of rank {rank.rank} has no work in it"
+        for rank in variant.ranks
+        if rank.trace and not rank.compute_ms
+    ]
+    if not any(rank.trace for rank in variant.ranks):
+        return [f"{name}: no trace was written"]
+    several = STRATEGIES[variant.strategy].process_per_device and len(variant.ranks) > 1
+    unmatched = several and any(rank.wait_ms is None for rank in variant.ranks)
+    return lacking or ([f"{name}: no collective was matched over the ranks"] if unmatched else [])
+
+
+def late_rank(seen: Evidence) -> Finding:
+    """A rank that is late on purpose: the others' wait, and only theirs."""
+    variant = _with_fault(seen, "late")
+    if variant.status not in MEASURED:
+        return failed(f"could not be measured: {variant.reason or variant.status}")
+    waits_ms = {rank.rank: rank.wait_ms for rank in variant.ranks}
+    last = len(seen.devices) - 1
+    wrong = [
+        f"rank {rank} waits {'unknown' if wait_ms is None else format_ms(wait_ms)} ms"
+        for rank, wait_ms in waits_ms.items()
+        if wait_ms is None or (wait_ms >= LEAST_SEEN * LATE_MS) != (rank != last)
+    ]
+    if wrong:
+        return failed(f"rank {last} is {format_ms(LATE_MS)} ms late, but {', '.join(wrong)}")
+    least_ms = min(wait_ms or 0.0 for rank, wait_ms in waits_ms.items() if rank != last)
+    return ok(f"{format_ms(LATE_MS)} ms late, and the others wait {format_ms(least_ms)} ms")
+
+
+def _with_fault(seen: Evidence, fault: str) -> VariantResult:
+    """The variant in which the last rank misbehaves in this way."""
+    size = FAULTY.get(fault, SOUND) * len(seen.devices)
+    return next(each for each in seen.job(FAULTS).variants if each.global_batch == size)
+
+
+def out_of_memory(seen: Evidence) -> Finding:
+    """A rank that runs out of memory is named, its memory is free afterwards, and the next launch works."""
+    variant, sound = _with_fault(seen, "oom"), _with_fault(seen, "sound")
+    wrong = [] if variant.status == "oom" else [f"it ended as {variant.status}: {variant.reason}"]
+    wrong += _not_named(variant, len(seen.devices) - 1)
+    wrong += [
+        f"{device} still has {format_gib(gib)} more in use"
+        for device, gib in seen.used_gib.items()
+        if gib > LEFT_GIB
+    ]
+    wrong += [] if sound.status in MEASURED else [f"the next launch failed: {sound.reason or sound.status}"]
+    return judged(wrong, f"rank {len(seen.devices) - 1} named, memory free, the next launch worked")
+
+
+def _not_named(variant: VariantResult, rank: int) -> list[str]:
+    reason = variant.reason or variant.status
+    return [] if f"rank {rank} " in reason else [f"rank {rank} is not named: {reason}"]
+
+
+def killed_rank(seen: Evidence) -> Finding:
+    """A rank that is killed by SIGKILL."""
+    variant, rank = _with_fault(seen, "killed"), len(seen.devices) - 1
+    wrong = _not_named(variant, rank)
+    if "SIGKILL" not in (variant.reason or ""):
+        wrong.append(f"SIGKILL is not named: {variant.reason or variant.status}")
+    return judged(wrong[:1], f"rank {rank} and SIGKILL named")
+
+
+def sleeping_rank(seen: Evidence) -> Finding:
+    """A rank that sleeps while the others wait for it in a collective, as `gpurun stacks` sees it."""
+    rank = len(seen.devices) - 1
+    (headline, *_) = seen.job(FAULTS).hangs or ("no hang was noticed",)
+    if f"rank {rank} is in" not in headline:
+        return failed(f"another rank is blamed: {headline}")
+    if len(seen.devices) > 1 and " in all_reduce" not in headline:
+        return failed(f"the collective is not named: {headline}")
+    return ok(headline)
+
+
+def program(name: str, seen: Evidence) -> Finding:
+    """A program of which every rank should record so many steps on its own device."""
+    job = seen.job(PROGRAMS)
+    variant = next((each for each in job.variants if name in each.varied.get("args", ())), None)
+    if variant is None:
+        return skipped("CPU devices capture no graphs")
+    if variant.status not in MEASURED:
+        return failed(variant.reason or variant.status)
+    recorded = job.steps.get(variant.id, {})
+    wrong = [text for rank in range(len(seen.devices)) for text in _recorded(name, rank, recorded)]
+    skips = ", one of them skipped" if name == "skipped-step" else ""
+    return judged(wrong, f"{plural(NUM_STEPS[name], 'step')} of each rank recorded{skips}")
+
+
+def _recorded(name: str, rank: int, recorded: Mapping[int, tuple[StepRecord, ...]]) -> list[str]:
+    """What is wrong with the steps of a rank."""
+    steps = recorded.get(rank, ())
+    if len(steps) != NUM_STEPS[name]:
+        return [f"{plural(len(steps), 'step')} of rank {rank} recorded, not {NUM_STEPS[name]}"]
+    if not all(step.peak_bytes for step in steps):
+        return [f"rank {rank} was not seen to use memory of its own device"]
+    skips = sum(step.kind == "skipped" for step in steps)
+    if skips != (name == "skipped-step"):
+        return [f"{plural(skips, 'skipped step')} of rank {rank} seen"]
+    return []

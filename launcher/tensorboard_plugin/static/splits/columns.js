@@ -1,0 +1,57 @@
+// Columns of the ranking: of differences and bars, and of the figures that the server names.
+
+import { el } from '../shared/dom.js';
+import { number } from '../shared/format.js';
+
+/** @type {Column[]} */
+export const COLUMNS = [
+  { key: 'variant', name: 'variant', sort: (row) => row.label },
+  { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
+  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
+  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
+  { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },
+  { key: 'unit', name: '' },
+  {
+    key: 'bar',
+    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
+    pad: true,
+  },
+];
+
+/** Figures that a narrow terminal drops before these have no column here: a hover shows them. */
+const MOST_DROP = 4;
+
+/**
+ * Columns of the figures, as the server has defined them for all reports.
+ * @param {Metric[]} metrics
+ * @returns {Column[]}
+ */
+export function metricColumns(metrics) {
+  return metrics
+    .filter((metric) => metric.drop > 0 && metric.drop <= MOST_DROP)
+    .map((metric) => ({
+      key: metric.key,
+      name: metric.short,
+      sort: (row) => row.figures[metric.key]?.value,
+      right: true,
+      className: `c-figure c-drop-${metric.drop}`,
+    }));
+}
+
+/**
+ * `peak memory: 13.20 GiB`.
+ * @param {Metric} metric
+ * @param {Row} row
+ */
+export function spokenFigure(metric, row) {
+  const figure = row.figures[metric.key];
+  return figure && `${metric.title}: ${[figure.text, figure.uncertainty, metric.unit].filter(Boolean).join(' ')}`;
+}
+
+/**
+ * Classes of a column's cells.
+ * @param {Column} column
+ */
+export function classes(column) {
+  return [`c-${column.key}`, column.className, column.right ? 'right' : '', column.pad ? 'pad' : ''].filter(Boolean).join(' ');
+}

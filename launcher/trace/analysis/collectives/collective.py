@@ -1,0 +1,128 @@
+"""One collective over all ranks: who waited, who came last, how fast the data moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
+from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective with the parts of all ranks whose traces show it."""
+
+    group: str
+    """What it is called; unique."""
+    group_ranks: tuple[int, ...] | None
+    """All ranks of the group, if the traces say."""
+    seq: int
+    kind: str
+    """A message between two ranks is a `send`."""
+    num_bytes: int | None
+    group_size: int | None
+    """Size of the group, including ranks without a trace; `None` if unknown."""
+    parts: tuple[Part, ...]
+    """By rank."""
+    matched: bool
+    """Whether waiting and transfer can be separated: needs two ranks, or a group of one."""
+    description: str | None
+    """What the program calls the group, such as `mesh_tp`."""
+    waits: Mapping[int, int]
+    """How long each rank waited for the others, in ns, from its start on."""
+    transfer_ns: int
+    """How long the data then moved."""
+    dtype: str | None = None
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send, a receive, or both."""
+        return self.kind in POINT_TO_POINT
+
+    def waiting(self, part: Part) -> tuple[int, int]:
+        """From when to when a rank waited, in its trace's time; empty if that isn't known."""
+        waited_ns = self.waits[part.rank] if self.matched else 0
+        return part.local.start, part.local.start + waited_ns
+
+    def moving(self, part: Part) -> tuple[int, int]:
+        """From when to when data moved; all of it if waiting isn't known."""
+        if not self.matched:
+            return part.local.start, part.local.end
+        _, start_ns = self.waiting(part)
+        return start_ns, min(start_ns + self.transfer_ns, part.local.end)
+
+
+def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int, int], int]:
+    """How long each rank waited, in ns, and how long the data then moved.
+
+    All leave a collective together, so whoever is in it for longer than the last rank to come has waited. The
+    two ends of a message on the CPU don't: a rank may ask much later whether its own is done. There both wait
+    until the other has come, if their clocks are known to each other, and then the receiver gets it.
+    """
+    is_message = parts[0].local.kind in POINT_TO_POINT and not parts[0].local.on_gpu
+    if is_message and len(parts) == 2 and all(clocks.slack.get(part.rank, 0) is not None for part in parts):
+        starts_ns = {part.rank: part.start_ns - clocks.offsets[part.rank] for part in parts}
+        came_ns = max(starts_ns.values())
+        got = max(parts, key=lambda part: part.local.kind == "recv")
+        waits = {each.rank: min(came_ns - starts_ns[each.rank], each.local.duration) for each in parts}
+        return waits, got.local.duration - waits[got.rank]
+    shortest_ns = min(part.local.duration for part in parts)
+    return {part.rank: part.local.duration - shortest_ns for part in parts}, shortest_ns
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """How often each rank arrived last, and how long the others waited for it."""
+
+    rank: int
+    last_arrivals: int
+    wait_caused_ns: int
+
+
+def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
+    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
+    if not collective.matched or len(collective.parts) < 2:
+        return None
+    arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
+    latest_ns, rank = max(arrivals)
+    return rank if sum(start_ns == latest_ns for start_ns, _ in arrivals) == 1 else None
+
+
+def stragglers(
+    collectives: Sequence[Collective], offsets: Mapping[int, int], ranks: Sequence[int]
+) -> list[Straggler]:
+    """All ranks, sorted by how long the others waited for them."""
+    arrivals: Counter[int] = Counter()
+    caused: Counter[int] = Counter()
+    for each in collectives:
+        last = last_rank(each, offsets)
+        if last is not None:
+            arrivals[last] += 1
+            caused[last] += sum(waited_ns for rank, waited_ns in each.waits.items() if rank != last)
+    rows = [Straggler(rank, arrivals[rank], caused[rank]) for rank in ranks]
+    return sorted(rows, key=lambda row: (-row.wait_caused_ns, row.rank))
+
+
+def bandwidths(collective: Collective) -> tuple[float | None, float | None]:
+    """Algorithm and bus bandwidth in GB/s (1e9 bytes), over the transfer time.
+
+    Source: nccl-tests, doc/PERFORMANCE.md; bus bandwidth is what the links carry, however many ranks.
+    """
+    if collective.num_bytes is None or not collective.matched or collective.transfer_ns == 0:
+        return None, None
+    algorithm = collective.num_bytes / collective.transfer_ns
+    factor = _bus_factor(collective.kind, collective.group_size)
+    return algorithm, None if factor is None else algorithm * factor
+
+
+def _bus_factor(kind: str, group_size: int | None) -> float | None:
+    if kind in {"broadcast", "reduce", "send"}:
+        return 1.0
+    if group_size is None:
+        return None
+    share = (group_size - 1) / group_size
+    others = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "send_recv"), share)
+    return ({"all_reduce": 2 * share} | others).get(kind)

@@ -1,0 +1,147 @@
+"""The tables of a `TraceReport` that are made on request. Times are µs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Table = Literal["kernels", "shapes", "collectives", "copies", "launches", "critical-path"]
+"""What is shown on request."""
+TABLES: tuple[Table, ...] = get_args(Table)
+
+
+@dataclass(frozen=True)
+class ShapeTotal:
+    """Calls of an operator with the same shapes; sums over all ranks."""
+
+    name: str
+    shapes: str
+    """Of its tensors: `64×3×224×224, 64×3×7×7`."""
+    types: str
+    """Of the same tensors."""
+    count: int
+    device_us: float
+    """Of the GPU work launched directly from it; where the CPU is the device, on the CPU."""
+    flops: int | None
+    """Of one call: matrix products, convolutions and attention only."""
+    bytes: int | None
+    """Of its inputs and outputs, each once."""
+    tflop_per_s: float | None
+    gb_per_s: float | None
+    roofline_percent: float | None
+    """The time at the device's peak rates, of FLOPs or bytes, as a share of what it took."""
+    bound: str | None
+    """`compute` or `memory`: which peak limits it."""
+
+
+@dataclass(frozen=True)
+class KernelTotal:
+    """A kernel as launched by an operator with the same shapes; sums over all ranks."""
+
+    name: str
+    kind: str
+    """compute, comm or memcpy."""
+    op: str | None
+    """The operator; `None` where none launched it."""
+    shapes: str
+    graph: bool
+    """Whether a CUDA graph launched it."""
+    count: int
+    device_us: float
+    min_us: float
+    max_us: float
+
+
+@dataclass(frozen=True)
+class CollectiveTotal:
+    """Collectives of one group, operation, size and type."""
+
+    group: str
+    group_ranks: tuple[int, ...] | None
+    kind: str
+    bytes: int | None
+    """Of each, as in NCCL's tests: the larger of input and output."""
+    dtype: str | None
+    count: int
+    transfer_us: float | None
+    """Mean of those that several ranks' traces show; so are the next three."""
+    algorithm_gb_per_s: float | None
+    bus_gb_per_s: float | None
+    arrival_spread_us: float | None
+    """From the first rank's arrival to the last one's."""
+    wait_us: float | None
+    """Sum over ranks and collectives."""
+
+
+@dataclass(frozen=True)
+class CopyTotal:
+    """Copies and memsets of one direction; sums over all ranks."""
+
+    direction: str
+    """`HtoD (Pageable -> Device)` and the like, as the GPU's driver says; `Memset`."""
+    count: int
+    bytes: int | None
+    device_us: float
+    gb_per_s: float | None
+    exposed_us: float
+    """Without compute or communication on the same device at the same time."""
+
+
+@dataclass(frozen=True)
+class LaunchTotals:
+    """How one rank feeds its GPU."""
+
+    rank: int
+    delay_percentiles_us: tuple[float, float, float, float]
+    """From the launching call to the start of the work: 50 %, 90 %, 99 %, largest."""
+    queue_mean: float
+    """Pieces of work that are launched and not done, over time."""
+    queue_max: int
+    queue_empty_percent: float
+    """Share of the time in which nothing was launched that wasn't done."""
+    queue: tuple[tuple[float, int], ...]
+    """Its length over time: µs since `base_time_ns` on the rank's own clock, pieces; up to 200 points."""
+    short_kernels: int
+    """Kernels of less than 10 µs."""
+    short_us: float
+    slow_launches: int
+    """Kernels whose launching call took longer than they did."""
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A part of the critical path."""
+
+    part: str
+    """compute, transfer, copies, input, host (the CPU launches), latency (between launch and start) or before
+    (the rank's capture began later than that of others)."""
+    name: str | None
+    """A kernel, or a kind of collective and its group; `None`: all of that part."""
+    rank: int | None
+    """`None`: on whatever rank."""
+    path_us: float
+    gain_us: float | None
+    """By how much the job would be shorter without it, by replaying the graph; `None` where not computed."""
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The chain of tasks, over all ranks, that decides how long the job takes."""
+
+    length_us: float
+    """Of the replay as recorded."""
+    recorded_us: float
+    num_steps: int
+    """Steps in it; 0 if unknown."""
+    parts: tuple[PathPart, ...]
+    """Add up to `length_us`."""
+    names: tuple[PathPart, ...]
+    """Kernels and collectives with most time on the path."""
+    ranks: tuple[PathPart, ...]
+    """The same time by rank, without transfer, which belongs to no rank."""
+    even_gain_us: float | None
+    """By how much the job would be shorter if all ranks computed and copied equally long."""
+    guessed_waits: int
+    """Waits for GPU work that the traces don't record, but that their times show."""
+    contradictions: int
+    """Waits that contradict others, and were left out."""

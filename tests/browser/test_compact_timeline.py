@@ -1,0 +1,104 @@
+"""The timeline of many ranks: a row a rank, what it is coloured and sorted by, and the way to all lanes."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import OpenTab
+from tests.browser.pages import Tab
+
+ROW_PX = 12
+
+
+def mesh(open_tab: OpenTab, **more: Any) -> Tab:
+    tab = open_tab("mesh", tab="timeline", **more)
+    tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
+    tab.settled()
+    return tab
+
+
+def tip_of_row(tab: Tab, row: int) -> str:
+    tab.find("[data-canvas=lanes]").hover(position={"x": 40, "y": ROW_PX * row + 5})
+    return tab.find(".tip:not([hidden])").inner_text()
+
+
+def legend(tab: Tab) -> list[str]:
+    return tab.find(".legend li").all_inner_texts()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 800])
+def test_many_ranks_have_a_row_each(open_tab: OpenTab, dark: bool, width: int) -> None:
+    tab = mesh(open_tab, dark=dark, width=width, height=1100)
+    assert tip_of_row(tab, 5).startswith("rank 5")
+    assert legend(tab) == [
+        "compute",
+        "all-reduce",
+        "all-gather",
+        "reduce-scatter",
+        "send/recv",
+        "wait",
+        "idle",
+    ]
+    content, window = tab.widths()
+    assert content <= window
+    tab.watched.shoot(f"timeline-64-{width}-{'dark' if dark else 'light'}")
+
+
+def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:
+    tab = mesh(open_tab, height=1100)
+    order = tab.find("[aria-label=order]")
+    assert order.locator("option").all_inner_texts() == [
+        "by rank", "by wait", "by pipeline stage", "by data group", "by tensor group",
+    ]  # fmt: skip
+    order.select_option(label="by wait")
+    tab.await_state("order", "wait")
+    tab.settled()
+    waits = [float(tip_of_row(tab, row).split("per step ")[1].split()[0]) for row in range(0, 64, 9)]
+    assert waits == sorted(waits, reverse=True)
+    assert waits[0] > waits[-1]
+    tab.watched.shoot("timeline-64-wait")
+    order.select_option(label="by data group")
+    tab.await_state("order", "group-data")
+    tab.settled()
+    assert [tip_of_row(tab, row).split()[1] for row in range(9)] == [
+        "0",
+        "4",
+        "8",
+        "12",
+        "16",
+        "20",
+        "24",
+        "28",
+        "1",
+    ]
+    tab.find("[aria-label=colour]").select_option(label="colours by parallelism")
+    tab.await_state("colours", "parallelism")
+    tab.settled()
+    assert legend(tab) == ["compute", "data", "tensor", "pipeline", "wait", "idle"]
+    tab.watched.shoot("timeline-64-group")
+    tab.page.reload()
+    tab.drawn("timeline")
+    assert order.input_value() == "group-data"
+
+
+def test_a_row_leads_to_collectives_and_to_all_lanes(open_tab: OpenTab) -> None:
+    tab = mesh(open_tab, height=1100)
+    tab.find("[data-canvas=lanes]").focus()
+    tab.page.keyboard.press("n")
+    panel = tab.find(".panel")
+    expect(panel).to_contain_text("ncclDevKernel")
+    tab.settled()
+    tab.watched.shoot("timeline-64-selected")
+    tab.page.keyboard.press("Escape")
+    expect(panel).to_contain_text("Click a block")
+    tab.find("[data-canvas=lanes]").click(position={"x": 40, "y": ROW_PX * 7 + 5})
+    tab.await_state("rank", "7")
+    tab.settled()
+    assert "rank 7" in tab.find(".tip").inner_text() or tab.find("button", has_text="All 64 ranks").count()
+    tab.find("button", has_text="All 64 ranks").click()
+    tab.find("[data-key='rows:lanes']").click()
+    tab.await_state("rows", "lanes")
+    tab.find("[data-key='rows:compact']").click()
+    tab.await_state("rows", "compact")

@@ -1,0 +1,83 @@
+"""Parallel ranks on gloo: captures of gpurun know between which ranks a collective runs."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.model import TraceReport
+from tests.integration.parallel import parallel_worker as worker
+from tests.integration.ranks import run_ranks
+
+WAKE_S = 0.004
+"""What a loaded machine may take to wake a thread."""
+GROUPS: dict[str, list[tuple[int, ...]]] = {
+    "tp": [(0, 1), (2, 3)],
+    "dp": [(0, 2), (1, 3)],
+    "world": [(0, 1, 2, 3)],
+}
+Timed = dict[int, dict[str, list[float]]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the traces and what the ranks timed, by capture."""
+    directory = tmp_path_factory.mktemp("parallel")
+    run_ranks(worker.__name__, worker.RANKS, directory)
+    return directory
+
+
+def timed(directory: Path) -> Timed:
+    """Seconds by rank and name."""
+    return {rank: json.loads((directory / f"rank{rank}.timed").read_text()) for rank in range(worker.RANKS)}
+
+
+def test_waits_in_overlapping_groups_are_those_that_the_ranks_timed(directory: Path) -> None:
+    report = analyse_paths([directory / "mesh"])
+    took_s = timed(directory / "mesh")
+    assert not report.warnings
+    for name, members in GROUPS.items():
+        for ranks in members:
+            waits = waits_s(report, ranks)
+            fastest = [min(took_s[rank][name][i] for rank in ranks) for i in range(worker.STEPS)]
+            for rank in ranks:
+                expected = sum(took_s[rank][name]) - sum(fastest)
+                assert waits[rank] == pytest.approx(expected, rel=0.02, abs=WAKE_S)
+    messages = waits_s(report, None)
+    assert messages[3] == pytest.approx(sum(took_s[3]["message"]), rel=0.02, abs=WAKE_S)
+    kinds = {each.group_ranks: each.parallelism for each in report.collectives if each.kind == "all_reduce"}
+    assert kinds[0, 1] == kinds[2, 3] == "tensor"
+    assert kinds[0, 2] == kinds[1, 3] == "data"
+
+
+def waits_s(report: TraceReport, ranks: tuple[int, ...] | None) -> dict[int, float]:
+    """Seconds that each rank waited in the all-reduces among these ranks; without ranks, in messages."""
+    found = dict.fromkeys(range(worker.RANKS), 0.0)
+    asked = ("send", (0, 1, 2, 3)) if ranks is None else ("all_reduce", ranks)
+    for each in report.collectives:
+        for part in each.ranks if (each.kind, each.group_ranks) == asked else ():
+            assert part.wait_us is not None
+            found[part.rank] += part.wait_us / 1e6
+    return found
+
+
+def test_of_a_foreign_capture_waits_in_overlapping_groups_are_unknown(directory: Path) -> None:
+    report = analyse_paths([directory / "foreign"])
+    assert {each.group for each in report.collectives if each.kind == "all_reduce"} == {"unknown"}
+    assert any("isn't recorded" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+def test_the_bubble_is_that_of_the_schedule(directory: Path, name: str, chunks: int) -> None:
+    """(stages − 1) forward and backward passes, and what the step took beyond the schedule's own time."""
+    report = analyse_paths([directory / name])
+    took_s = timed(directory / name)
+    naps_s = [fmean(took_s[rank]["nap"]) for rank in range(worker.RANKS)]
+    formula_s = (worker.RANKS - 1) * 2 * fmean(naps_s)
+    ideal_s = worker.MICRO_BATCHES * chunks * 2 * fmean(naps_s) + formula_s
+    assert [stage.ranks for stage in report.pipeline] == [(0,), (1,), (2,), (3,)]
+    for stage in report.pipeline:
+        beyond_s = fmean(took_s[stage.stage]["step"]) - ideal_s
+        assert abs(stage.bubble_us / 1e6 - formula_s) < 0.03 * formula_s + abs(beyond_s)

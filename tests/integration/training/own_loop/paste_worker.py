@@ -1,0 +1,95 @@
+"""One of two ranks that run the lines which a report prints, unchanged; run by `test_paste.py`.
+
+The weights after the last step go to DIRECTORY/RANK.pt, by case.
+"""
+
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset, TensorDataset
+
+from gpurun.launcher.report.snippet import iterable, map_style
+from gpurun.launcher.rundir.records import LossOver
+from tests.integration.training.own_loop.uneven_worker import SPLIT, new_model, samples
+from tests.unit.compare.test_compare_summary import result
+
+MASKED = -100
+EPOCHS = 2
+LEARNING_RATE = 0.05
+
+
+def dataset(over: LossOver) -> TensorDataset:
+    """Where targets count, every third and one whole part of rank 1 are masked."""
+    inputs, targets = samples().tensors
+    if over == "counted":
+        targets = targets.clone()
+        targets[::3] = targets[11:14] = MASKED
+    return TensorDataset(inputs, targets)
+
+
+def loss_function(over: LossOver) -> nn.Module:
+    return nn.CrossEntropyLoss(reduction="sum" if over == "sum" else "mean", ignore_index=MASKED)
+
+
+def count_targets(targets: Tensor) -> Tensor:
+    return (targets != MASKED).sum()
+
+
+class Stream(IterableDataset[Any]):
+    """The same samples, in their order."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+def lines(over: LossOver, kind: str) -> str:
+    """What is printed for the split; for an iterable dataset with the loop's body in place of `...`."""
+    variant = replace(result("ddp-a", SPLIT, 50.0), loss=over)
+    loop = map_style(variant)
+    if kind == "map-style":
+        return loop
+    body = textwrap.indent(textwrap.dedent(loop[loop.index("weights()):") + 12 :]), " " * 8)
+    imports = loop[: loop.index("\n\n")].replace("UnevenBatches", "UnevenBatches, UnevenStream")
+    return f"{imports}\n{iterable(variant).replace('        ...  # the same', body)}"
+
+
+def trained(code: str, over: LossOver, kind: str) -> Tensor:
+    """The weights that the code comes to."""
+    network, data = new_model(), dataset(over)
+    names = {
+        "dataset": data if kind == "map-style" else Stream(data),
+        "model": DistributedDataParallel(network),
+        "loss_function": loss_function(over),
+        "count_targets": count_targets,
+        "optimizer": torch.optim.SGD(network.parameters(), lr=LEARNING_RATE),
+        "epochs": EPOCHS,
+    }
+    exec(code, names)
+    return weights_of(network)
+
+
+def weights_of(network: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+OVER: tuple[LossOver, ...] = ("mean", "sum", "counted")
+CASES = [(over, kind) for over in OVER for kind in ("map-style", "iterable")]
+
+
+def main(rank: int, directory: Path) -> None:
+    store = FileStore(str(directory / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    found = {f"{over} {kind}": trained(lines(over, kind), over, kind) for over, kind in CASES}
+    torch.save(found, directory / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

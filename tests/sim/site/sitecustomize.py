@@ -1,0 +1,6 @@
+"""Python imports this when it starts: adds the simulated kind to the table of accelerators."""
+
+from gpurun.launcher.machine.accelerators import ACCELERATORS
+from tests.sim.machine import SIM
+
+ACCELERATORS[SIM.name] = SIM

@@ -1,0 +1,218 @@
+"""The control directory of a stranger's run, which may change while a command works on it."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.inspect.capture import request
+from gpurun.launcher.inspect.remote_inspection import take_request
+from gpurun.launcher.inspect.snapshot import ask_history
+from gpurun.launcher.rundir.control import (
+    MAX_BYTES,
+    ControlDir,
+    RankState,
+    block_name,
+    leave,
+    make_directory,
+    open_own,
+    read_states,
+    socket_name,
+    stacks_name,
+    start_ticks,
+)
+from gpurun.launcher.rundir.files import RunDir
+
+PID = os.getpid()
+ME = RankState(0, PID, start_ticks(PID) or 0, 0)
+BLOCK = struct.pack("=5Q", 0x6770_7572_756E_0001, PID, ME.start_ticks, 0, 0)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    make_directory(tmp_path / "control")
+    return tmp_path / "control"
+
+
+@pytest.fixture
+def control(directory: Path) -> Iterator[ControlDir]:
+    with ControlDir(directory) as opened:
+        yield opened
+
+
+def victim_file(directory: Path) -> Path:
+    path = directory.parent / "my thesis"
+    path.write_bytes(BLOCK)
+    return path
+
+
+def planted_link(directory: Path, name: str) -> None:
+    (directory / name).symlink_to(victim_file(directory))
+
+
+def planted_hard_link(directory: Path, name: str) -> None:
+    os.link(victim_file(directory), directory / name)
+
+
+def planted_pipe(directory: Path, name: str) -> None:
+    victim_file(directory)
+    os.mkfifo(directory / name)
+
+
+PLANTS = (planted_link, planted_hard_link, planted_pipe)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_block_that_is_swapped_for_a_link_is_not_written(
+    control: ControlDir, directory: Path, plant: Any
+) -> None:
+    """`gpurun capture` has read the block before."""
+    plant(directory, block_name(0))
+    with pytest.raises(MachineError, match="its control directory was changed"):
+        request(control, 3, None, {0: ME})
+    assert (directory.parent / "my thesis").read_bytes() == BLOCK
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_nothing_is_read_through_a_link(control: ControlDir, directory: Path, plant: Any) -> None:
+    plant(directory, block_name(0))
+    assert control.states() == {}
+    assert read_states(directory) == {}
+    (directory.parent / "my thesis").unlink()
+    plant(directory, stacks_name(0))
+    assert control.read(stacks_name(0)) == b""
+
+
+def test_a_request_comes_through_no_link(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    make_directory(run.control("01"))
+    (tmp_path / "word").write_text("secret")
+    (run.control("01") / "look").symlink_to(tmp_path / "word")
+    assert take_request(run, "01") is None
+
+
+@pytest.mark.parametrize("use", [ControlDir, make_directory])
+def test_the_directory_itself_is_no_link(tmp_path: Path, use: Any) -> None:
+    (tmp_path / "mine").mkdir(mode=0o755)
+    (tmp_path / "mine" / "file").touch()
+    (tmp_path / "control").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        use(tmp_path / "control")
+    leave(tmp_path / "control")
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "mine" / "file").exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_stacks_and_capture_want_a_directory_that_no_one_else_can_change(directory: Path, mode: int) -> None:
+    directory.chmod(mode)
+    with pytest.raises(SpecError, match="is not yours alone"):
+        open_own(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_they_want_a_directory_of_ones_own(directory: Path) -> None:
+    os.chown(directory, 1234, -1)
+    with pytest.raises(SpecError, match="work on your own runs only"):
+        open_own(directory)
+
+
+def test_a_file_that_two_processes_share_makes_none_of_them_a_rank(
+    directory: Path, control: ControlDir
+) -> None:
+    """A link to a library leads to a file that the victim has mapped."""
+    handler = "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7))"
+    code = f"import signal, sys\n{handler}\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as victim:
+        assert victim.stdout is not None
+        victim.stdout.readline()
+        maps = Path(f"/proc/{victim.pid}/maps").read_text().split()
+        library = next(word for word in maps if word.startswith("/") and "libc" in word)
+        (directory / block_name(0)).symlink_to(library)
+        control.ask_for_stacks(RankState(0, victim.pid, start_ticks(victim.pid) or 0, 0))
+        victim.communicate(b"\n")
+    assert victim.returncode == 0
+
+
+def test_the_rank_that_has_mapped_the_block_gets_the_signal(control: ControlDir) -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: got.append(number))
+    block = control.block(0, create=True)
+    try:
+        control.ask_for_stacks(replace(ME, rank=1))
+        assert got == []
+        control.ask_for_stacks(ME)
+        assert got == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        block.close()
+
+
+@contextmanager
+def listening(directory: Path, serve: Any) -> Iterator[None]:
+    """Something that listens in the place of torch's server."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(directory / socket_name(0)))
+        server.listen()
+
+        def accept() -> None:
+            for _ in range(2):
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    try:
+                        serve(connection)
+                    except OSError:
+                        continue
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_an_endless_answer_is_given_up(directory: Path, control: ControlDir) -> None:
+    sent = []
+
+    def pour(connection: socket.socket) -> None:
+        while True:
+            sent.append(connection.send(bytes(1 << 20)))
+
+    with listening(directory, pour):
+        assert ask_history(control, ME) == ()
+    assert sum(sent) < 3 * MAX_BYTES
+
+
+def test_a_slow_answer_is_given_up(
+    directory: Path, control: ControlDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then lets no deadline of a single read pass."""
+    monkeypatch.setattr("gpurun.launcher.inspect.snapshot.TIMEOUT_S", 0.3)
+    given_up = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        while not given_up.is_set():
+            connection.send(b"H")
+            time.sleep(0.01)
+
+    with listening(directory, drip):
+        assert ask_history(control, ME) == ()
+        given_up.set()

@@ -1,0 +1,180 @@
+"""A stranger's run directory, damaged on purpose: the table as ever, or a sentence, and never a traceback."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.logs.reader import all_lines
+from gpurun.launcher.run.open import find_run
+from gpurun.launcher.rundir.files import MAX_BYTES, MAX_LINES_BYTES, RunDir
+from gpurun.launcher.rundir.paths import check_owner, rank_files
+
+RECORDED = Path("docs/runs/balanced")
+NESTED = b'{"a":' * 100_000
+Plant = Callable[[RunDir], None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    shutil.copytree(RECORDED, tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+def variant(run: RunDir) -> Path:
+    return min((run.path / "variants").iterdir())
+
+
+def odd_names(run: RunDir) -> None:
+    for name in ("rankfoo", "rank", "rank²", "rank-1", "rank01", f"rank{'9' * 200}"):
+        for suffix in (".jsonl", ".pt.trace.json.gz"):
+            (variant(run) / f"{name}{suffix}").write_bytes(b"?")
+
+
+def lines_without_end(run: RunDir) -> None:
+    with (variant(run) / "rank0.jsonl").open("ab") as file:
+        file.write(b'{"launch": ' + NESTED + b"\n" + b'{"launch": "\xff"}\n')
+
+
+@pytest.mark.parametrize("plant", [odd_names, lines_without_end])
+def test_what_no_run_contains_changes_nothing(run: RunDir, plant: Plant) -> None:
+    before = compare_run(find_run(run.path))
+    plant(run)
+    after = compare_run(find_run(run.path))
+    assert [each.ranks for each in after.variants] == [each.ranks for each in before.variants]
+
+
+def sparse(path: Path, num_bytes: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(num_bytes)
+
+
+def nested_status(run: RunDir) -> None:
+    (variant(run) / "status.json").write_bytes(b'{"unknown":' + NESTED)
+
+
+def nested_plan(run: RunDir) -> None:
+    run.plan.write_bytes(NESTED)
+
+
+def endless_plan(run: RunDir) -> None:
+    sparse(run.plan, MAX_BYTES + 1)
+
+
+def endless_steps(run: RunDir) -> None:
+    sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES + 1)
+
+
+def endless_line(run: RunDir) -> None:
+    sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4)
+
+
+DAMAGES: dict[Plant, str] = {
+    nested_status: "nested too deeply",
+    nested_plan: "nested too deeply",
+    endless_plan: "larger than any file that gpurun writes there; remove it",
+    endless_steps: "larger than any file that gpurun writes there; remove it",
+    endless_line: "larger than any file that gpurun writes there; remove it",
+}
+
+
+@pytest.mark.parametrize("plant", DAMAGES, ids=lambda plant: plant.__name__)
+def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
+    plant(run)
+    with pytest.raises(MachineError, match=DAMAGES[plant]):
+        compare_run(find_run(run.path))
+
+
+def test_directories_without_end_are_refused(run: RunDir) -> None:
+    fd = os.open(run.path, os.O_RDONLY)
+    for _ in range(100):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    with pytest.raises(SpecError, match="deeper than any directory of a run; remove it"):
+        find_run(run.path)
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+other_user = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@other_user
+def test_a_colleagues_run_is_read_while_it_is_in_progress(run: RunDir) -> None:
+    """Only its ranks and its owner may enter the control directory."""
+    (launch,) = list((run.path / "launches").iterdir())[:1]
+    (launch / "control").mkdir(mode=0o700)
+    open_to_all(run.path)
+    with as_another_user():
+        assert find_run(run.path) == run
+
+
+def open_to_all(path: Path) -> None:
+    for directory in (path, *list(path.parents)[:-2]):
+        directory.chmod(0o755)
+
+
+@other_user
+@pytest.mark.parametrize("place", [".", "variants", "plan.json"])
+def test_what_its_owner_keeps_private_is_named(run: RunDir, place: str) -> None:
+    open_to_all(run.path)
+    (run.path / place).chmod(0)
+    with as_another_user(), pytest.raises((SpecError, MachineError), match="ask its owner for a copy"):
+        compare_run(find_run(run.path))
+
+
+def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
+    pointer = run.path.parent / "latest"
+    for content in (b"\xff\xfe", b"run\0", b"../run", b"x" * 10_000, b""):
+        pointer.write_bytes(content)
+        with pytest.raises(SpecError, match="no run here"):
+            find_run(run.path.parent)
+    pointer.write_text("run\n")
+    assert find_run(run.path.parent) == run
+
+
+@other_user
+@pytest.mark.parametrize("place", [".", "job.yaml", "plan.json", "invocation.json"])
+def test_a_run_that_a_group_may_change_is_not_resumed(run: RunDir, place: str) -> None:
+    path = run.path / place
+    path.chmod(0o775)
+    check_owner(run)  # the group of root has no other member
+    os.chown(path, -1, 12345)
+    with pytest.raises(SpecError, match=r"the group 12345 may write to .*chmod -R go-w"):
+        check_owner(run)
+    path.chmod(0o755)
+    check_owner(run)
+
+
+def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
+    log = next((run.path / "launches").iterdir()) / "log"
+    log.mkdir(exist_ok=True)
+    for name in ("rank0.log", "rankfoo.log", "rank1.old.log"):
+        (log / name).write_text("hello\n")
+    assert list(rank_files(log, ".log")) == [0]
+    assert list(all_lines(run, None, log.parent.name, colour=False)) == ["[rank 0] hello"]
+
+
+@other_user
+def test_a_log_that_its_owner_keeps_private_is_named(run: RunDir) -> None:
+    log = next((run.path / "launches").iterdir()) / "log"
+    log.mkdir(exist_ok=True)
+    (log / "rank0.log").touch(mode=0o600)
+    open_to_all(log)
+    with as_another_user(), pytest.raises(MachineError, match=r"rank0\.log: .*ask its owner for a copy"):
+        list(all_lines(run, None, log.parent.name, colour=False))

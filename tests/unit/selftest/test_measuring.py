@@ -1,0 +1,265 @@
+"""Faults are put under what the ranks of a self-test run: it measures them, and the checks name them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpurun.launcher.machine.accelerators import CPU
+from gpurun.launcher.machine.gpus.gpu import Sensors
+from gpurun.launcher.rundir.records import DeviceFacts
+from gpurun.launcher.selftest import check_jobs, link_checks, machine_checks
+from gpurun.launcher.selftest.run_checks import LATE_MS, NUM_STEPS
+from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
+from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
+from gpurun.launcher.worker.selftest import device_program, link_rates, misbehaving_model, plain_programs
+from tests.unit.selftest.healthy import evidence
+
+HOST = torch.device("cpu")
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A group of this process alone, with gloo."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: Patch) -> None:
+    """Less work than in a self-test."""
+    monkeypatch.setattr(device_program, "AT_WORK_NS", 3_000_000)
+    monkeypatch.setattr(device_program, "BLOCK_NS", 1_000_000)
+    monkeypatch.setattr(device_program, "MATRIX_ROWS", {True: 16})
+    monkeypatch.setattr(link_rates, "REDUCED_BYTES", {True: (1 << 10, 1 << 12)})
+    monkeypatch.setattr(link_rates, "SENT_BYTES", {True: 1000})
+
+
+def measured() -> DeviceFacts:
+    return device_program.device_facts(0, HOST, CPU)
+
+
+# Devices
+
+
+class Queue(CpuRuntime):
+    """A device that works only while something has been queued since it was last waited for."""
+
+    queued = 0
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        Queue.queued = 0
+
+    def sensors(self, devices: Any) -> tuple[Sensors]:
+        def at_work(value: Any) -> Callable[[], Any]:
+            return lambda: value if Queue.queued else None
+
+        return (Sensors(throttling=at_work("too hot"), power_w=at_work(600.0)),)
+
+
+@pytest.mark.usefixtures("alone")
+def test_power_and_throttling_are_sampled_while_the_device_works(monkeypatch: Patch) -> None:
+    product = torch.mm
+
+    def queue(*matrices: Tensor, out: Tensor) -> Tensor:
+        Queue.queued += 1
+        return product(*matrices, out=out)
+
+    monkeypatch.setattr(torch, "mm", queue)
+    monkeypatch.setattr(device_program, "runtime_of", lambda device: Queue())
+    monkeypatch.setattr("gpurun.launcher.worker.meters.gpu_load.runtime_of", lambda device: Queue())
+    found = measured()
+    assert (found.throttled, found.power_w) == ("too hot", 600.0)
+
+
+class FakeTime:
+    """Time that passes only where a test says so."""
+
+    def __init__(self, monkeypatch: Patch, module: Any) -> None:
+        self.now_ns = 0
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: self.now_ns))
+
+    def taking(self, duration_ns: int) -> Callable[..., None]:
+        def pass_time(*args: object, **more: object) -> None:
+            self.now_ns += duration_ns
+
+        return pass_time
+
+
+def test_a_device_is_as_fast_as_its_fastest_block(monkeypatch: Patch) -> None:
+    clock = FakeTime(monkeypatch, device_program)
+    durations = iter([*[400_000] * 4, *[100_000] * 12, *[200_000] * 100])
+    monkeypatch.setattr(torch, "mm", lambda *args, out: clock.taking(next(durations))())
+    best_ns, _, host_ns = device_program.blocks(torch.ones(2, 2), HostClock(), lambda: None)
+    assert best_ns == 100_000
+    assert host_ns >= device_program.AT_WORK_NS
+
+
+class FastClock(HostClock):
+    """A device's clock by which a second lasts 1.1 s."""
+
+    def read(self) -> list[StepTiming]:
+        return [replace(step, step_ns=step.step_ns * 11 // 10) for step in super().read()]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_device_whose_clock_is_fast_is_named(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(CpuRuntime, "clock", lambda self, device: FastClock())
+    seen = evidence()
+    found = machine_checks.clocks_agree(replace(seen, facts=(measured(), *seen.facts[1:])))
+    assert found.status == "failed"
+    assert found.found.startswith("cuda:0 is off by ")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_healthy_device_has_no_fault() -> None:
+    found = measured()
+    assert (found.throttled, found.wrong_sums, found.pairs) == (None, (), ())
+    assert [each.num_bytes for each in found.reduces] == [1 << 10, 1 << 12]
+    assert found.gflop_per_s > 0
+    assert found.matrix_rows == 16
+
+
+# Links
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("dtype", link_rates.TYPES)
+def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
+    dtype: torch.dtype, monkeypatch: Patch
+) -> None:
+    right = dist.all_reduce
+
+    def wrong(values: Tensor, **more: Any) -> None:
+        right(values, **more)
+        if values.dtype == dtype and len(values) == 1023:
+            values[-1] += 1
+
+    monkeypatch.setattr(dist, "all_reduce", wrong)
+    assert link_rates.wrong_sums(0, HOST) == (f"1 of 1023 elements of {dtype} on rank 0",)
+    seen = replace(evidence(), facts=(measured(), *evidence().facts[1:]))
+    assert link_checks.sums(seen).found == f"1 of 1023 elements of {dtype} on rank 0"
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("lost", [None, 1])
+def test_a_sum_that_lacks_a_rank_is_wrong(world_size: int, lost: int | None, monkeypatch: Patch) -> None:
+    """What the other ranks add is made up, by `wrong_sums`' own rule for odd and even ranks."""
+
+    def reduce(values: Tensor) -> None:
+        pattern = (torch.arange(len(values)) % 7).to(values.dtype)
+        values.zero_()
+        for rank in range(world_size):
+            values += (pattern + rank % 2) * (rank != lost)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    assert len(link_rates.wrong_sums(0, HOST)) == (0 if lost is None else 9)
+
+
+def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
+    """Of three ranks: this one is rank 0, whose messages to rank 2 take 80 times as long."""
+    clock = FakeTime(monkeypatch, link_rates)
+    one_way_ns = {1: 25, 2: 2000}
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "barrier", clock.taking(10**9))
+    for name in ("send", "recv"):
+        monkeypatch.setattr(dist, name, lambda message, rank: clock.taking(one_way_ns[rank])())
+    pairs = link_rates.pair_rates(0, HOST, is_host=True)
+    assert [(pair.low, pair.high, pair.gb_per_s) for pair in pairs] == [(0, 1, 40.0), (0, 2, 0.5)]
+    seen = evidence()
+    found = link_checks.peer_pairs(
+        replace(seen, facts=(replace(seen.facts[0], pairs=pairs), *seen.facts[1:]))
+    )
+    assert "cuda:0 and cuda:2: 0.50" in found.found
+
+
+def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(monkeypatch: Patch) -> None:
+    clock, durations_ns = FakeTime(monkeypatch, link_rates), iter([900, 500, 700, 800, 900, 600])
+
+    def slower_elsewhere(times_ns: Tensor, op: Any) -> None:
+        assert op == dist.ReduceOp.MAX
+        times_ns += 100
+
+    monkeypatch.setattr(dist, "barrier", clock.taking(10**9))
+    monkeypatch.setattr(dist, "all_reduce", slower_elsewhere)
+    assert link_rates.fastest_ns(HOST, lambda: clock.taking(next(durations_ns))()) == 600
+
+
+# Ranks that misbehave
+
+
+def misbehaving(fault: str) -> misbehaving_model.Misbehaving:
+    model = misbehaving_model.build(0, check_jobs.FAULTY).model
+    assert isinstance(model, misbehaving_model.Misbehaving)
+    assert fault in model.fault_of.values()
+    return model
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("late", LATE_MS / 1e3), ("asleep", 3600.0)])
+def test_a_rank_sleeps_with_its_size_of_batch_alone(fault: str, seconds: float, monkeypatch: Patch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    model = misbehaving(fault)
+    model(torch.ones(check_jobs.SOUND, 256))
+    assert not slept
+    model(torch.ones(check_jobs.FAULTY[fault], 256))
+    assert slept == [seconds]
+
+
+class Killed(Exception):
+    """What a test can survive instead of a signal."""
+
+
+def test_a_rank_kills_itself(monkeypatch: Patch) -> None:
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGKILL)
+        raise Killed
+
+    monkeypatch.setattr(os, "kill", kill)
+    with pytest.raises(Killed):
+        misbehaving("killed")(torch.ones(check_jobs.FAULTY["killed"], 256))
+
+
+def test_memory_that_runs_out_is_torchs_own_error() -> None:
+    with pytest.raises(RuntimeError, match="(?i)" + CPU.memory_errors[0]):
+        misbehaving("oom")(torch.ones(check_jobs.FAULTY["oom"], 256))
+
+
+def test_another_rank_does_not_misbehave(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(misbehaving_model, "device_index", lambda: 1)
+    model = misbehaving("killed")
+    assert all(len(model(torch.ones(size, 256))) == size for size in check_jobs.FAULTY.values())
+
+
+# Programs
+
+
+@pytest.mark.parametrize(("name", "num_skipped"), [("no-set-device", 0), ("skipped-step", 1)])
+def test_programs_make_the_steps_that_are_expected(name: str, num_skipped: int) -> None:
+    """The first has no beginning, so that one less is recorded."""
+    steps: list[Optimizer] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: steps.append(optimizer))
+    try:
+        plain_programs.PROGRAMS[name](plain_programs.Training("cpu"))
+    finally:
+        hook.remove()
+    assert len(steps) + num_skipped == plain_programs.STEPS == NUM_STEPS[name] + 1
+
+
+def test_the_loaders_program_has_as_many_steps_as_are_expected() -> None:
+    assert NUM_STEPS["loader-workers"] == plain_programs.EPOCHS * plain_programs.BATCHES - 1
+    assert NUM_STEPS["graph"] == plain_programs.STEPS
+    assert {*plain_programs.PROGRAMS} == {*check_jobs.PROGRAM_NAMES, check_jobs.GRAPH}

@@ -1,0 +1,189 @@
+"""What a self-test begins with, devices and earlier rates, and what it ends with."""
+
+import errno
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpurun.launcher.cli.commands.selftest import selftest
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.machine.accelerators import CPU, CUDA
+from gpurun.launcher.rundir.files import unwritable, write_json
+from gpurun.launcher.selftest import self_test
+from gpurun.launcher.selftest.check_table import CHECKS
+from gpurun.launcher.selftest.evidence import (
+    TRAINING,
+    DeviceRate,
+    Evidence,
+)
+from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding
+from gpurun.launcher.selftest.machine_checks import earlier_speed
+from gpurun.launcher.selftest.run_checks import traces
+from gpurun.launcher.selftest.self_test import RESULT, Result, earlier_rates, run_selftest, wished_devices
+from gpurun.launcher.selftest.self_test import keep as keep_result
+from tests.unit.machine.test_host import UUIDS, NVMLError
+from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
+from tests.unit.selftest.test_named_faults import CU130, first_variant, in_job, judged, unusable
+
+# Earlier self-tests
+
+
+def keep(directory: Path, name: str, gflop_per_s: float, hostname: str = "h", **changes: Any) -> None:
+    rate = replace(DeviceRate("cuda:1", UUIDS[1], gflop_per_s, 4096, 0.0), **changes)
+    write_json(directory / name / RESULT, Result((), 1, hostname, name[:10], (rate,)))
+
+
+def test_a_device_that_has_become_slower_is_named(tmp_path: Path) -> None:
+    keep(tmp_path, "2026-01-01_10-00-00", 60_000.0)
+    keep(tmp_path, "2026-02-01_10-00-00", 50_200.0)
+    found = since(tmp_path)
+    assert found.status == "failed"
+    assert re.search("cuda:1 does 50.*; it did 60.* on 2026-01-01", found.found)
+
+
+def since(directory: Path, seen: Evidence | None = None) -> Finding:
+    """The speed of a machine next to what earlier self-tests have kept."""
+    rates, busy = earlier_rates((directory,), "h")
+    return earlier_speed(replace(seen or evidence(), earlier=rates, earlier_busy=busy))
+
+
+def test_only_devices_that_were_compared_are_counted(tmp_path: Path) -> None:
+    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
+    keep(tmp_path, "2026-01-02_10-00-00", 90_000.0, matrix_rows=512)
+    keep(tmp_path, "2026-01-03_10-00-00", 90_000.0, matrix_rows=512, identity=UUIDS[2])
+    assert since(tmp_path).found == "1 of 3 devices as fast as on 2026-01-01"
+
+
+def test_it_is_said_that_earlier_rates_are_left_out_because_of_busy_cores(tmp_path: Path) -> None:
+    """Of CPU devices; GPUs compute without the host's cores."""
+    host = replace(evidence(), kind=CPU, devices=("cpu:0",), facts=evidence().facts[:1])
+    host = replace(host, machine=replace(host.machine, gpus=(), cpu_model="a CPU"))
+    of_host: dict[str, Any] = {"device": "cpu:0", "identity": "a CPU, 0 of 1", "queue_share": 0.5}
+    keep(tmp_path / "cpu", "2026-01-02_10-00-00", 60_000.0, **of_host)
+    keep(tmp_path / "gpu", "2026-01-02_10-00-00", 50_000.0, queue_share=0.5)
+    assert since(tmp_path / "none", host).found.startswith("no earlier self-test")
+    assert since(tmp_path / "cpu", host).found.startswith("in the earlier self-tests of these devices other")
+    assert since(tmp_path / "gpu").found == "1 of 3 devices as fast as on 2026-01-02"
+
+
+def test_earlier_rates_of_other_machines_do_not_count(tmp_path: Path) -> None:
+    keep(tmp_path, "2026-01-01_10-00-00", 60_000.0, hostname="other")
+    (tmp_path / "2026-01-03_10-00-00").mkdir()
+    (tmp_path / "2026-01-03_10-00-00" / RESULT).write_text("{}")
+    assert earlier_rates((tmp_path,), "h") == ((), frozenset())
+
+
+# What is said where all is well
+
+
+def test_devices_without_counters_of_memory_errors_are_named() -> None:
+    def count(handle: int, *_: int) -> int:
+        if handle != 1:
+            raise NVMLError("Not Supported")
+        return 0
+
+    found = judged(replace(evidence(), health=health(nvmlDeviceGetTotalEccErrors=count)))["memory errors"]
+    assert found.found == f"no uncorrected memory error; those of cuda:0, cuda:2 are {NOT_REPORTED}"
+
+
+def test_one_rank_has_no_collectives_to_match() -> None:
+    alone = first_variant(TRAINING, ranks=evidence().job(TRAINING).variants[0].ranks[:1])(evidence())
+    only = in_job(TRAINING, variants=alone.job(TRAINING).variants[:1])(replace(alone, devices=DEVICES[:1]))
+    assert traces(only).found == "work on every rank"
+
+
+def test_without_a_measured_strategy_nothing_is_said_about_traces() -> None:
+    lost = tuple(replace(each, status="failed") for each in evidence().job(TRAINING).variants)
+    assert traces(in_job(TRAINING, variants=lost)(evidence())).status == "skipped"
+
+
+# Wished devices
+
+
+@pytest.mark.parametrize(
+    ("wish", "names"),
+    [("auto", DEVICES), ("cuda", DEVICES), ("cuda:1", ("cuda:1",)), ("cuda:2, cuda:0", ("cuda:2", "cuda:0"))],
+)
+def test_devices_are_named_as_in_a_job_file_or_by_commas(wish: str, names: tuple[str, ...]) -> None:
+    assert wished_devices(wish, three_gpus()) == (CUDA, names)
+
+
+def test_without_a_gpu_the_checks_run_on_two_cpu_devices() -> None:
+    nothing = replace(three_gpus(), gpus=(), cpu_cores=8)
+    assert wished_devices("auto", nothing)[1] == ("cpu:0", "cpu:1")
+    silent = replace(nothing, nvml_error="Driver/library version mismatch")
+    assert wished_devices("auto", silent) == (CUDA, ())
+
+
+@pytest.mark.parametrize("wish", ["cuda", "cuda:0", "cuda:0,cuda:1", "[cuda:0]", "GPU-1b2c"])
+def test_without_a_driver_every_wish_for_gpus_gets_the_checks(wish: str) -> None:
+    assert wished_devices(wish, replace(three_gpus(), gpus=())) == (CUDA, ())
+
+
+def test_gpus_that_torch_cannot_use_are_checked_by_any_name() -> None:
+    old = unusable(CU130, "12.8")(evidence()).machine
+    assert wished_devices("cuda:1", old) == (CUDA, ("cuda:1",))
+
+
+@pytest.mark.parametrize("wish", ["cpu:x", "cpu", "cuda:x", "gpu", "cpu:0,cuda:1", ""])
+def test_what_an_error_advises_can_be_given(wish: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        wished_devices(wish, three_gpus())
+    advice = re.split("use|write|known kinds|for example|`", str(caught.value), maxsplit=1)[-1]
+    for advised in re.findall(r"\[[^]]+\]|cpu:\d|cuda(?::\d)?", advice):
+        assert wished_devices(advised, three_gpus())
+
+
+# A full disk
+
+
+def test_on_a_full_disk_no_rank_is_started_and_the_result_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: Any) -> None:
+        raise unwritable(path, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(self_test, "write_json", full)
+    no_pools: Any = None
+    shown: list[Finding] = []
+    result, directory, not_kept = run_selftest(
+        no_pools, "cpu:1", tmp_path / "run", shown.append, lambda *part: pytest.fail("a job has begun")
+    )
+    assert {each.name for each in result.checks if each.status == "failed"} == {"run directory"}
+    assert list(result.checks) == shown
+    assert not directory.exists()
+    assert not_kept is not None
+    assert "No space left on device" in not_kept
+    monkeypatch.setattr(
+        "gpurun.launcher.cli.commands.selftest.run", lambda *args: (result, directory, not_kept)
+    )
+    printed = CliRunner().invoke(selftest, ["--json", "--out", str(tmp_path)])
+    assert isinstance(printed.exception, MachineError)
+    assert str(printed.exception) == f"1 of {len(CHECKS)} checks failed; {not_kept}"
+    assert json.loads(printed.stdout)["checks"][0]["name"] == CHECKS[0].name
+
+
+def test_what_jobs_wrote_before_the_disk_was_full_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "measuring").mkdir()
+    (tmp_path / RESULT).mkdir()  # a file can't replace it
+    assert (keep_result(Result(()), tmp_path, is_latest=False) or "").endswith(
+        f"{tmp_path} has what its jobs wrote"
+    )
+
+
+# The page
+
+
+def test_the_page_names_every_check() -> None:
+    page = (Path(__file__).parents[3] / "docs/selftest.md").read_text()
+    assert not [check.name for check in CHECKS if check.name not in page]

@@ -1,0 +1,290 @@
+"""Jobs of several ranks and streams that are computed, not run: their traces, and their time without a part.
+
+Written independently of the analysis: a rank's program is executed instruction by instruction; a part is left
+out by running the program again with that part's times at zero.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.unit.trace.trace_files import Event, kernel, rank_info, span, write
+
+LATENCY_NS = 5_000
+CALL_NS = 3_000
+SYNC_NS = 2_000
+COMPUTE_STREAM, COPY_STREAM, COMM_STREAM = 7, 13, 20
+NEVER = -1
+
+
+@dataclass
+class Work:
+    """GPU work of one rank."""
+
+    stream: int
+    name: str
+    part: str
+    ns: int
+    launched: int
+    correlation: int
+    after: list[Work]
+    key: tuple[Any, ...] | None = None
+    """Of a collective: equal on all ranks."""
+    start: int = NEVER
+    end: int = NEVER
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What a rank's program does next."""
+
+    what: str
+    """cpu, launch, collective, wait or sync."""
+    part: str = "host"
+    ns: int = 0
+    stream: int = COMPUTE_STREAM
+    other: int = COMM_STREAM
+    name: str = "kernel"
+    key: tuple[Any, ...] = ()
+
+
+@dataclass
+class Rank:
+    """A rank while its program runs."""
+
+    number: int
+    now: int
+    work: dict[int, list[Work]] = field(default_factory=lambda: defaultdict(list))
+    pending: dict[int, list[Work]] = field(default_factory=lambda: defaultdict(list))
+    events: list[Event] = field(default_factory=list)
+    calls: int = 0
+
+
+class Job:
+    """Programs of all ranks, and their execution."""
+
+    def __init__(self, programs: list[list[list[Instruction]]], starts: list[int], recorded: bool) -> None:
+        self.programs = programs
+        """By rank and step."""
+        self.starts = starts
+        self.recorded = recorded
+        """Whether the trace has the GPU's records of waits."""
+
+    def run(self, without: str | None = None) -> list[Rank]:
+        """Executes all programs; `without` a part of their times."""
+        ranks = [Rank(number, start) for number, start in enumerate(self.starts)]
+        self.size: dict[tuple[Any, ...], int] = defaultdict(int)
+        for program in self.programs:
+            for key in {each.key for step in program for each in step if each.key}:
+                self.size[key] += 1
+        self.parts: dict[tuple[Any, ...], list[Work]] = defaultdict(list)
+        running = {rank.number: self._execute(rank, without) for rank in ranks}
+        while running:
+            for number, steps in list(running.items()):
+                if next(steps, None) is None:
+                    del running[number]
+        for rank in ranks:
+            for works in rank.work.values():
+                for work in works:
+                    assert self._end(work) is not None
+        return ranks
+
+    def length_ns(self, without: str | None = None) -> int:
+        """From the first rank's start to the end of all."""
+        ranks = self.run(without)
+        ends = [work.end for rank in ranks for works in rank.work.values() for work in works]
+        return max([*ends, *(rank.now for rank in ranks)]) - min(self.starts)
+
+    def _execute(self, rank: Rank, without: str | None) -> Iterator[bool]:
+        for number, step in enumerate(self.programs[rank.number]):
+            began = rank.now
+            for each in step:
+                ns = 0 if each.part == without else each.ns
+                call_ns = 0 if without == "host" else CALL_NS
+                if each.what == "cpu":
+                    self._cpu(rank, each, ns)
+                elif each.what == "wait":
+                    self._wait(rank, each, call_ns)
+                elif each.what == "sync":
+                    rank.calls += 1
+                    call = rank.calls
+                    begun = rank.now
+                    while (done := self._done(rank, each.stream)) is None:
+                        yield True
+                    overhead = 0 if without == "host" else SYNC_NS
+                    rank.now = max(rank.now, done) + overhead
+                    self._call(rank, "cudaStreamSynchronize", begun, rank.now - begun, call)
+                    self._record(rank, "Stream Sync", call, begun, each.stream)
+                else:
+                    self._launch(rank, each, ns, call_ns)
+            rank.events.append(
+                span("user_annotation", f"ProfilerStep#{number}", began / 1000, (rank.now - began) / 1000)
+            )
+
+    def _cpu(self, rank: Rank, each: Instruction, ns: int) -> None:
+        if each.part == "input":
+            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            rank.events.append(span("user_annotation", name, rank.now / 1000, ns / 1000))
+        rank.now += ns
+
+    def _wait(self, rank: Rank, each: Instruction, call_ns: int) -> None:
+        """The stream's next work waits for what the other stream has been given so far."""
+        rank.calls += 2
+        self._call(rank, "cudaEventRecord", rank.now, 0, rank.calls - 1)
+        self._call(rank, "cudaStreamWaitEvent", rank.now, call_ns, rank.calls)
+        self._record(rank, "Stream Wait Event", rank.calls, rank.now, each.stream, each.other)
+        rank.now += call_ns
+        rank.pending[each.stream] += rank.work[each.other][-1:]
+
+    def _launch(self, rank: Rank, each: Instruction, ns: int, call_ns: int) -> None:
+        rank.calls += 1
+        before = rank.work[each.stream][-1:]
+        work = Work(
+            each.stream, each.name, each.part, ns, rank.now, rank.calls,
+            [*before, *rank.pending.pop(each.stream, [])], each.key or None,
+        )  # fmt: skip
+        rank.work[each.stream].append(work)
+        if work.key is not None:
+            self.parts[work.key].append(work)
+        self._call(rank, "cudaLaunchKernel", rank.now, call_ns, rank.calls)
+        rank.now += call_ns
+
+    def _call(self, rank: Rank, name: str, start: int, ns: int, correlation: int) -> None:
+        rank.events.append(span("cuda_runtime", name, start / 1000, ns / 1000, correlation=correlation))
+
+    def _record(self, rank: Rank, name: str, call: int, start: int, stream: int, other: int = -1) -> None:
+        if self.recorded:
+            waits = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": call - 1}
+            args = {"stream": stream, "correlation": call, "device": 0} | (waits if other >= 0 else {})
+            rank.events.append(span("cuda_sync", name, start / 1000, 0.001, stream, **args) | {"pid": 0})
+
+    def _done(self, rank: Rank, stream: int) -> int | None:
+        works = rank.work[stream]
+        return self._end(works[-1]) if works else 0
+
+    def _arrival(self, work: Work) -> int | None:
+        ends = [self._end(each) for each in work.after]
+        if None in ends:
+            return None
+        return max([work.launched + LATENCY_NS, *(each for each in ends if each is not None)])
+
+    def _end(self, work: Work) -> int | None:
+        """When the work ends; `None` as long as another rank hasn't launched its part."""
+        if work.end != NEVER:
+            return work.end
+        start = self._arrival(work)
+        if start is None:
+            return None
+        work.start = start
+        if work.key is None:
+            work.end = start + work.ns
+            return work.end
+        others = self.parts[work.key]
+        arrivals = [self._arrival(each) for each in others] if len(others) == self.size[work.key] else [None]
+        if None in arrivals:
+            return None
+        work.end = max(each for each in arrivals if each is not None) + work.ns
+        return work.end
+
+    def write(self, directory: Path, skews_us: list[float]) -> None:
+        """The ranks' traces, each on its own clock."""
+        for rank in self.run():
+            events = [*rank.events, *self._kernels(rank)]
+            shifted = [each | {"ts": round(each["ts"] + skews_us[rank.number], 3)} for each in events]
+            write(
+                directory / f"rank{rank.number}.json", shifted, **rank_info(rank.number, len(self.programs))
+            )
+
+    def _kernels(self, rank: Rank) -> Iterator[Event]:
+        for works in rank.work.values():
+            for work in works:
+                where: dict[str, Any] = {"stream": work.stream, "correlation": work.correlation}
+                start_us, length_us = work.start / 1000, (work.end - work.start) / 1000
+                if work.part == "copies":
+                    event = kernel("Memcpy HtoD (Pinned -> Device)", start_us, length_us, **where, bytes=1000)
+                    yield event | {"cat": "gpu_memcpy"}
+                elif work.key is None:
+                    yield kernel(work.name, start_us, length_us, **where)
+                else:
+                    yield kernel(
+                        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                        start_us,
+                        length_us,
+                        **where,
+                        **_facts(work),
+                    )
+
+
+def _facts(work: Work) -> dict[str, Any]:
+    assert work.key is not None
+    ranks, sequence = work.key
+    return {
+        "Collective name": "allreduce",
+        "In msg nelems": 1000,
+        "Out msg nelems": 1000,
+        "dtype": "Float",
+        "Process Group Name": "dp",
+        "Process Group Ranks": str(list(ranks)),
+        "Group size": len(ranks),
+        "Seq": sequence,
+    }
+
+
+def draw(seed: int) -> tuple[Job, list[float]]:
+    """A job and its ranks' clocks, drawn from a seed."""
+    chance = random.Random(seed)
+    num_ranks = chance.choice([1, 2, 3, 4, 6])
+    slow = [chance.choice([1.0, 1.0, 1.5]) for _ in range(num_ranks)]
+    shape = {
+        "layers": chance.randint(3, 9),
+        "kernel": chance.choice([10_000, 60_000, 300_000]),
+        "cpu": chance.choice([5_000, 20_000, 120_000]),
+        "input": chance.choice([0, 0, 500_000, 3_000_000]),
+        "copy": chance.choice([0, 200_000]),
+        "transfer": chance.choice([20_000, 200_000, 1_000_000]),
+        "sync": chance.random() < 0.5,
+        "steps": 2,
+    }
+    programs = [_program(chance, shape, number, num_ranks, slow[number]) for number in range(num_ranks)]
+    starts = [1_000_000 + chance.randint(0, 400_000) for _ in range(num_ranks)]
+    skews = [round(chance.uniform(-30e6, 30e6), 3) for _ in range(num_ranks)]
+    return Job(programs, starts, recorded=seed % 2 == 0), [each + 60e6 for each in skews]
+
+
+def _program(
+    chance: random.Random, shape: dict[str, Any], number: int, num_ranks: int, slow: float
+) -> list[list[Instruction]]:
+    everyone = tuple(range(num_ranks))
+    half = num_ranks // 2 if num_ranks % 2 == 0 and num_ranks > 2 else num_ranks
+    group = tuple(rank for rank in everyone if rank // half == number // half)
+    steps: list[list[Instruction]] = []
+    sequence = 0
+    for _ in range(shape["steps"]):
+        step = [Instruction("cpu", "input", int(shape["input"] * chance.uniform(0.5, 1.5)))]
+        if shape["copy"]:
+            copy = Instruction("launch", "copies", shape["copy"], COPY_STREAM, name="copy")
+            step += [copy, Instruction("wait", stream=COMPUTE_STREAM, other=COPY_STREAM)]
+        layers = shape["layers"]
+        for layer in range(2 * layers):
+            step.append(Instruction("cpu", "host", int(shape["cpu"] * chance.uniform(0.5, 1.5))))
+            ns = int(shape["kernel"] * chance.uniform(0.5, 1.5) * slow)
+            step.append(Instruction("launch", "compute", ns, name=f"layer{layer % 3}"))
+            if num_ranks > 1 and layer >= layers and layer % 2:
+                step.append(Instruction("wait", stream=COMM_STREAM, other=COMPUTE_STREAM))
+                ranks = everyone if layer % 4 == 1 else group
+                key = (ranks, sequence)
+                transfer = shape["transfer"] + 1000 * sequence
+                step.append(Instruction("collective", "transfer", transfer, COMM_STREAM, key=key))
+                sequence += 1
+        if num_ranks > 1:
+            step.append(Instruction("wait", stream=COMPUTE_STREAM, other=COMM_STREAM))
+        step.append(Instruction("launch", "compute", int(shape["kernel"] * slow), name="optimizer"))
+        if shape["sync"]:
+            step.append(Instruction("sync", stream=COMPUTE_STREAM))
+        steps.append(step)
+    return steps

@@ -1,0 +1,274 @@
+"""Groups of ranks, messages between two, and the clocks that they link: all known by construction."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.analysis.collectives.call_records import (
+    CALLS_KEY,
+    CallRecord,
+    call_records,
+    records_of_ranges,
+)
+from gpurun.launcher.trace.kineto.classify import HostKind
+from gpurun.launcher.trace.kineto.columns import HostRange
+from tests.unit.trace.several_ranks.generated_job import SENDS, Job
+from tests.unit.trace.trace_files import Event, rank_info, span, write
+
+
+def disjoint(chance: random.Random, skews_us: list[float], calls: bool) -> tuple[Job, dict[int, float]]:
+    """Groups [0, 1] and [2, 3] of one name, each at its own pace, and one of all ranks now and then."""
+    job, waits = Job(4, skews_us), dict.fromkeys(range(4), 0.0)
+    for turn in range(12):
+        for group in ([0, 1], [2, 3]):
+            end = 20_000.0 * turn + chance.randrange(5_000, 9_000)
+            late = [0, chance.randrange(1, 4_000)]
+            chance.shuffle(late)
+            job.all_reduce("1", group, [end - 100 - each for each in late], end, calls)
+            for rank, each in zip(group, late, strict=True):
+                waits[rank] += each
+        if turn % 4 == 3:
+            job.all_reduce("0", [0, 1, 2, 3], [20_000.0 * turn + 15_000] * 4, 20_000.0 * turn + 15_100, calls)
+    return job, waits
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["NCCL", "RCCL"])
+@pytest.mark.parametrize("seed", range(4))
+def test_disjoint_groups_of_one_name_are_two(tmp_path: Path, seed: int, calls: bool) -> None:
+    chance = random.Random(seed)
+    skews_us = [0.0, *(float(chance.randrange(-30_000_000, 30_000_000)) for _ in range(3))]
+    job, waits = disjoint(chance, skews_us, calls)
+    report = job.report(tmp_path)
+    assert {rank.rank: rank.total.wait_us for rank in report.ranks} == waits
+    assert {int(rank): us for rank, us in report.clock_offsets_us.items()} == dict(enumerate(skews_us))
+    named = {each.group: each.group_ranks for each in report.collectives}
+    assert named == {"1 of ranks 0, 1": (0, 1), "1 of ranks 2, 3": (2, 3), "0": (0, 1, 2, 3)}
+    assert not report.warnings
+
+
+def test_groups_from_the_header_and_from_first_rank_and_stride(tmp_path: Path) -> None:
+    job = Job(4)
+    # Of long lists torch leaves out the middle.
+    listed = {"Process Group Ranks": "[0, ..., 2]", "Global rank start": 0, "Global rank stride": 2}
+    job.all_reduce("a", [0, 2], [10, 15], 20, args=listed)
+    job.all_reduce("b", [1, 3], [10, 15], 20, args={"Process Group Ranks": None})
+    config = [{"pg_name": "b", "pg_desc": "x", "pg_size": 2, "ranks": [1, 3]}]
+    report = job.report(tmp_path, pg_config=config)
+    assert {(each.group, each.group_ranks) for each in report.collectives} == {("a", (0, 2)), ("b", (1, 3))}
+    assert [rank.total.wait_us for rank in report.ranks] == [5, 5, 0, 0]
+
+
+def test_of_several_groups_an_unnamed_collective_is_of_none(tmp_path: Path) -> None:
+    """Real gloo: ranges carry no group, and each rank is in two."""
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]}]
+    for rank in range(4):
+        pair = [0, 1] if rank < 2 else [2, 3]
+        info = rank_info(rank, 4)["distributedInfo"] | {
+            "pg_config": [*groups, {"pg_name": "1", "pg_desc": "undefined", "ranks": pair}]
+        }
+        events = [span("cpu_op", "aten::mm", 0, 10), span("user_annotation", "gloo:all_reduce", 20, 9, 2)]
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    report = analyse_paths([tmp_path])
+    assert [rank.total.wait_us for rank in report.ranks] == [None] * 4
+    assert report.stragglers == ()
+    assert any("between which ranks 4 collectives ran isn't recorded" in text for text in report.warnings)
+    assert {each.group for each in report.collectives} == {"unknown"}
+    assert any("nothing links the clocks of ranks 1, 2, 3 with" in text for text in report.warnings)
+
+
+def test_a_group_of_one_waits_for_no_other(tmp_path: Path) -> None:
+    job = Job(2)
+    for rank in (0, 1):
+        job.all_reduce("own", [rank], [10.0 * rank], 10.0 * rank + 5)
+        job.all_reduce("0", [0, 1], [50, 52], 60) if rank else None
+    report = job.report(tmp_path)
+    assert [rank.total.wait_us for rank in report.ranks] == [2, 0]
+    assert not report.warnings
+
+
+def pipeline(skews_us: list[float], turns: int = 4) -> tuple[Job, float]:
+    """Stage 1 waits for stage 0's output and stage 0 for stage 1's gradient, as in a pipeline of two."""
+    job, waited_us = Job(2, skews_us), 0.0
+    for turn in range(turns):
+        begin = 70_000.0 * turn
+        # Stage 1 asks at once; stage 0 sends when it is done computing.
+        job.message(0, 1, (begin + 25_000, begin), (begin + 25_100, begin + 25_100))
+        job.message(1, 0, (begin + 60_000, begin + 40_000), (begin + 60_100, begin + 60_100))
+        waited_us += 25_000
+    return job, waited_us
+
+
+@pytest.mark.parametrize("skew_us", [0.0, 30_000_000.0, -12_345_678.25])
+def test_messages_in_both_directions_align_clocks_and_show_waits(tmp_path: Path, skew_us: float) -> None:
+    job, waited_us = pipeline([0.0, skew_us])
+    report = job.report(tmp_path)
+    assert report.clock_offsets_us["1"] == pytest.approx(skew_us, abs=1)
+    first, second = (rank.total for rank in report.ranks)
+    assert second.wait_us == second.exposed_wait_us == waited_us
+    assert first.wait_us == 4 * 20_000
+    assert {each.kind for each in report.collectives} == {"send"}
+    assert [(row.rank, row.last_arrivals) for row in report.stragglers] == [(0, 4), (1, 4)]
+    assert not report.warnings
+
+
+def test_messages_in_one_direction_bound_the_clock(tmp_path: Path) -> None:
+    job = Job(2, [0.0, 5_000.0])
+    for turn in range(3):
+        job.message(0, 1, (100.0 * turn, 100.0 * turn), (100.0 * turn + 10, 100.0 * turn + 12))
+    report = job.report(tmp_path)
+    assert report.clock_offsets_us["1"] == pytest.approx(5_002)
+    assert any("messages run only one way between rank 1" in text for text in report.warnings)
+
+
+def test_how_well_a_clock_is_known(tmp_path: Path) -> None:
+    """Messages that take 300 µs there and 100 µs back leave ± 200 µs."""
+    job = Job(2, [0.0, 5_000.0])
+    job.message(0, 1, (0, 0), (10, 310))
+    job.message(1, 0, (1_000, 1_000), (1_010, 1_110))
+    report = job.report(tmp_path)
+    assert report.clock_offsets_us["1"] == pytest.approx(5_100)
+    assert any("known to ±200 µs" in text for text in report.warnings)
+
+
+def test_a_message_without_the_other_rank_is_no_transfer_to_overlap(tmp_path: Path) -> None:
+    job = Job(2)
+    facts = {"In msg nelems": 5, "Out msg nelems": 5, "dtype": "Float", "Collective name": "recv"}
+    for rank in (0, 1):
+        job.kernel(rank, SENDS, 10, 50, False, **facts)
+    report = job.report(tmp_path)
+    assert [rank.total.wait_us for rank in report.ranks] == [None, None]
+    assert any("2 sends and receives don't name the other rank" in text for text in report.warnings)
+    assert not any("seen on one rank only" in text for text in report.warnings)
+
+
+def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
+    def call(name: str, start_us: float, length_us: float, peer: int) -> Event:
+        return span("cpu_op", name, start_us, length_us, **{"Concrete Inputs": ["", "", str(peer), "0"]})
+
+    group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
+    sides = (
+        [call("c10d::send", 100, 5, 1), span("user_annotation", "gloo:send", 104, 20)],
+        [call("c10d::recv_", 10, 3, 0), span("user_annotation", "gloo:recv", 12, 110)],
+    )
+    for rank, events in enumerate(sides):
+        info = rank_info(rank, 2)["distributedInfo"] | {"pg_config": [group]}
+        write(
+            tmp_path / f"rank{rank}.json", [*events, span("cpu_op", "aten::mm", 0, 9)], distributedInfo=info
+        )
+    report = analyse_paths([tmp_path])
+    assert [rank.total.wait_us for rank in report.ranks] == [0, 90]
+
+
+def recorded(
+    names_and_starts: list[tuple[str, int]], calls: list[tuple[int, str, str, int]]
+) -> list[int | None]:
+    """The number of the call of each range, by name and start."""
+    ranges = [HostRange(HostKind.COMM, name, start, start + 10, 1, ()) for name, start in names_and_starts]
+    records = records_of_ranges(ranges, [CallRecord(*call, None) for call in calls], 0)
+    return [record.sequence if record else None for record in records]
+
+
+def test_ranges_are_the_calls_in_their_order() -> None:
+    ms = 1_000_000
+    calls = [
+        (ms, "gloo:all_reduce", "0", 1),
+        (2 * ms, "gloo:all_reduce", "1", 2),
+        (3 * ms, "gloo:barrier", "0", 3),
+    ]
+    names = ["gloo:all_reduce", "gloo:all_reduce", "gloo:barrier"]
+    # Both were called before the first began: its thread was busy.
+    assert recorded(list(zip(names, (4 * ms, 5 * ms, 6 * ms), strict=True)), calls) == [1, 2, 3]
+    # The range of the first began before the trace.
+    assert recorded([("gloo:all_reduce", 5 * ms)], calls) == [2]
+    # The recorder has lost the first.
+    assert recorded(list(zip(names[:2], (ms, 2 * ms), strict=True)), calls[1:]) == [None, 2]
+
+
+def test_recorded_calls_tell_overlapping_groups_apart(tmp_path: Path) -> None:
+    """Ranges of gloo in two groups per rank, as captures of gpurun have them."""
+    for rank in range(4):
+        pair = [0, 1] if rank < 2 else [2, 3]
+        config = [
+            {"pg_name": "0", "ranks": [0, 1, 2, 3]},
+            {"pg_name": "1", "pg_desc": "mesh_tp", "ranks": pair},
+        ]
+        info = rank_info(rank, 4)["distributedInfo"] | {"pg_config": config}
+        late = 10_000.0 * (rank % 2)
+        events = [
+            span("user_annotation", "gloo:all_reduce", 20_000 + late, 30_000 - late, 2),
+            span("user_annotation", "gloo:all_reduce", 60_000 + rank, 5_000 - rank, 2),
+            span("cpu_op", "aten::mm", 0, 10),
+        ]
+        calls = [
+            [19_000_000 + int(late) * 1000, "gloo:all_reduce", "1", 7, None],
+            [59_000_000, "gloo:all_reduce", "0", 9, None],
+        ]
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info, gpurunCalls=calls)
+    report = analyse_paths([tmp_path])
+    assert not report.warnings
+    assert [rank.total.wait_us for rank in report.ranks] == [10_003, 2, 10_001, 0]
+    assert {each.parallelism for each in report.collectives if each.group.startswith("1")} == {"tensor"}
+
+
+@pytest.mark.parametrize("damaged", ["x", [[1, 2]], {"a": 1}, [[0, "gloo:all_reduce", "0", "first", None]]])
+def test_damaged_records_of_calls_are_none(damaged: object) -> None:
+    assert call_records({CALLS_KEY: damaged}) == []
+
+
+def test_a_peer_is_known_if_it_is_the_same_in_all_groups_of_its_rank(tmp_path: Path) -> None:
+    """Rank 3's number 2 is rank 2 in the group of all; its number 1 may be rank 1 or, in [2, 3], rank 3."""
+    every = [0, 1, 2, 3]
+    names = {rank: [every, [0, 1] if rank < 2 else [2, 3]] for rank in every}
+    for rank, groups in names.items():
+        config = [{"pg_name": str(i), "ranks": ranks} for i, ranks in enumerate(groups)]
+        events = [span("cpu_op", "aten::mm", 0, 1)]
+        if rank == 3:
+            for start_us, peer in ((10, 2), (50, 1)):
+                events.append(
+                    span("cpu_op", "c10d::send", start_us, 5, **{"Concrete Inputs": ["", "", peer, 0]})
+                )
+                events.append(span("user_annotation", "gloo:send", start_us + 4, 20))
+        if rank == 2:
+            events.append(span("cpu_op", "c10d::recv_", 0, 5, **{"Concrete Inputs": ["", "", "3", "0"]}))
+            events.append(span("user_annotation", "gloo:recv", 4, 30))
+        info = rank_info(rank, 4)["distributedInfo"] | {"pg_config": config}
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    report = analyse_paths([tmp_path])
+    assert [[part.rank for part in each.ranks] for each in report.collectives] == [[2, 3], [3]]
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["NCCL", "RCCL"])
+def test_data_times_tensor_times_pipeline(tmp_path: Path, calls: bool) -> None:
+    """2 × 2 × 2 ranks: groups of a dimension share a name, clocks differ by seconds, stages wait."""
+    chance = random.Random(7)
+    skews_us = [0.0, *(float(chance.randrange(-30_000_000, 30_000_000)) for _ in range(7))]
+    job, waits = Job(8, skews_us), dict.fromkeys(range(8), 0.0)
+    for turn in range(6):
+        begin = 100_000.0 * turn
+        for rank in range(4):  # stage 0 to stage 1, and back
+            sent = begin + 20_000 + 10 * rank
+            job.message(rank, rank + 4, (sent, begin + 15_000), (sent + 50, sent + 50))
+            waits[rank + 4] += sent - begin - 15_000
+            back = begin + 60_000 + 10 * rank
+            job.message(rank + 4, rank, (back, begin + 58_000), (back + 50, back + 50))
+            waits[rank] += back - begin - 58_000
+        for name, groups in (
+            ("tp", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+            ("dp", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ):
+            offset = 70_000 if name == "tp" else 80_000
+            for group in groups:
+                late = [0.0, float(chance.randrange(1, 3_000))]
+                chance.shuffle(late)
+                end = begin + offset + chance.randrange(4_000, 8_000)
+                job.all_reduce(name, group, [end - 200 - each for each in late], end, calls)
+                for rank, each in zip(group, late, strict=True):
+                    waits[rank] += each
+    report = job.report(tmp_path)
+    assert {rank.rank: rank.total.wait_us for rank in report.ranks} == waits
+    assert {int(rank): us for rank, us in report.clock_offsets_us.items()} == pytest.approx(
+        dict(enumerate(skews_us)), abs=1
+    )
+    assert not report.warnings
