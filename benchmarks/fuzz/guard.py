@@ -1,7 +1,8 @@
 """Runs a function on thousands of damaged inputs, and watches what it does to the machine.
 
-Each input is made from its number, so that one that fails can be repeated. An input fails by an exception,
-by taking more than `LIMIT_S` or `LIMIT_BYTES` of memory, or by a change outside the directory that it got.
+Each input is made from its number, so that one that fails can be repeated. An input fails by an exception, by
+taking more than `LIMIT_S`, or more than `LIMIT_BYTES` of memory above what the process held before, or by a
+change outside the directory that it got.
 """
 
 import os
@@ -70,6 +71,7 @@ class _Guard:
         self.is_active = False
         self.allowed: tuple[str, ...] = ()
         self.seen: list[str] = []
+        self.resident_bytes = 0  # before the first input, what a fork shares with its parent included
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.is_active:
@@ -148,7 +150,9 @@ def _prepare(base: str, prepare: Callable[[], object] | None) -> None:
         prepare()
     _guard.allowed = tuple(str(own / name) for name in ("cache", "tmp", "input"))
     sys.addaudithook(_guard)
-    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
+    _guard.resident_bytes = _memory_bytes("VmHWM")
+    limit_bytes = _memory_bytes("VmData") + LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     signal.signal(signal.SIGALRM, _stop)
 
 
@@ -164,8 +168,13 @@ def try_block(case: Case, numbers: Sequence[int]) -> Outcome:
         if why := try_one(case, number):
             failures.append(Failure(number, why))
         slowest_s = max(slowest_s, time.monotonic() - started_s)
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    return Outcome(tuple(failures), slowest_s, peak_bytes)
+    return Outcome(tuple(failures), slowest_s, _memory_bytes("VmHWM") - _guard.resident_bytes)
+
+
+def _memory_bytes(kind: str) -> int:
+    """A line of this process's status: `VmData` (data), `VmHWM` (most that was resident). Source: proc(5)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) << 10
 
 
 def try_one(case: Case, number: int) -> str:

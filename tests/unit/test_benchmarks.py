@@ -1,6 +1,7 @@
 """The command that runs the benchmarks."""
 
 import random
+import re
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.__main__ import NAMES, main
 from benchmarks.fuzz import TARGETS, fuzz
-from benchmarks.fuzz.guard import run_all
+from benchmarks.fuzz.guard import LIMIT_BYTES, run_all
 
 
 @pytest.mark.parametrize(("word", "code"), [("--help", 0), ("startupp", 2)])
@@ -46,3 +47,13 @@ def breaks_out(chance: random.Random, directory: Path) -> None:
 def test_fuzzing_reports_what_fails_and_what_reaches_outside() -> None:
     with pytest.raises(SystemExit, match=r"(?s)3 of 3 inputs failed.*input 0\n.*open .*/outside"):
         run_all("breaking out", breaks_out, 3)
+
+
+def takes_half(chance: random.Random, directory: Path) -> None:
+    bytearray(LIMIT_BYTES // 2)
+
+
+def test_the_limit_on_memory_does_not_count_what_the_caller_holds() -> None:
+    held = bytearray(b"x") * LIMIT_BYTES
+    assert re.search(r" (0|51\d) MB of memory", run_all("taking half", takes_half, 3))
+    assert held
