@@ -14,9 +14,10 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantFacts,
     VariantStatus,
+    elapsed_s,
 )
 from gpurun.launcher.stats.paired import round_step_ns
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, not_steady_text
+from gpurun.launcher.stats.schedule import MAX_KEPT_ROUNDS, WINDOW_STEPS, not_steady_text, sampled_text
 
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
@@ -69,7 +70,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         timed = round_times(steps, world_size, "timed")
     damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
-    facts = replace(facts, warnings=(*facts.warnings, *damage))
+    sampled = sample_of_steps(steps) if variant.kind.runs_program else ()
+    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
@@ -113,6 +115,14 @@ def last_half(
     return found, not_steady_text(num, len(shown)) if shown else None
 
 
+def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
+    """What to say of a program of whose steps only a sample was kept; nothing where all were."""
+    of_rank = next(iter(steps.values()), ())
+    total = sum({step.launch: step.step + 1 for step in of_rank}.values())
+    is_long = any(step.step >= MAX_KEPT_ROUNDS * WINDOW_STEPS for step in of_rank)
+    return (sampled_text(len(of_rank), total),) if is_long and len(of_rank) < total else ()
+
+
 def _steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
     """How many steps all ranks have of each launch."""
     found: dict[str, int] = {}
@@ -134,7 +144,7 @@ def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
     files = sorted((run.path / "launches").glob("*/events.jsonl"))
     logs = ([e for e in run.read_events(file.parent.name) if e.stage != "start"] for file in files)
     return tuple(
-        (events[-1].time_ns - events[0].time_ns) / 1e9
+        elapsed_s(events)
         for events in logs
         if events and events[0].variant == variant.id and events[-1].stage == "done"
     )

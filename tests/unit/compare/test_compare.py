@@ -620,6 +620,19 @@ def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended
     assert [rank.step_ms for rank in found.ranks] == [50, 50]
 
 
+def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
+    program = Variant(
+        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
+    )
+    numbers = (*range(10), *range(50_000, 50_010), 123_456)
+    lines = [replace(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    assert "figures are of 21 of 123,457 steps: rounds of 5, chosen at random" in found.warnings
+
+
 def step_of(number: int, ms: float) -> StepRecord:
     """A step of a program that is still warming up."""
     return StepRecord("01-script-2", 0, 0, number, "warmup", round(ms * 1e6), {}, None)
