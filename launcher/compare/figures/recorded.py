@@ -119,8 +119,23 @@ def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...
     """What to say of a program of whose steps only a sample was kept; nothing where all were."""
     of_rank = next(iter(steps.values()), ())
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
-    is_long = any(step.step >= MAX_KEPT_ROUNDS * WINDOW_STEPS for step in of_rank)
-    return (sampled_text(len(of_rank), total),) if is_long and len(of_rank) < total else ()
+    is_sample = _may_be_sample(of_rank) and len(of_rank) < total
+    return (sampled_text(len(of_rank), total),) if is_sample else ()
+
+
+def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
+    """Where timed steps of one rank are on an axis: their positions, or in a sample how many came before."""
+    if not _may_be_sample(steps):
+        return range(len(steps))
+    numbers, before = [], 0
+    for last, step in zip([*steps[:1], *steps], steps, strict=False):
+        before += last.step + 1 if last.launch != step.launch else 0
+        numbers.append(before + step.step)
+    return numbers
+
+
+def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
+    return any(step.step >= MAX_KEPT_ROUNDS * WINDOW_STEPS for step in steps)
 
 
 def _steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
+from gpurun.launcher.compare.figures.recorded import launch_logs, round_times, step_numbers
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.compare.ranking import Following, following
@@ -631,6 +631,11 @@ def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
     files.close(program)
     (found,) = compare_run(files.run).variants
     assert "figures are of 21 of 123,457 steps: rounds of 5, chosen at random" in found.warnings
+    again = [replace(line, launch="02") for line in lines]
+    assert [*step_numbers(lines), *numbers] == [*numbers, *numbers]
+    assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]
+    assert [*step_numbers(lines[10:12])] == [50_000, 50_001]
+    assert [*step_numbers([replace(line, step=line.step + 7) for line in lines[:3]])] == [0, 1, 2]
 
 
 def step_of(number: int, ms: float) -> StepRecord:
