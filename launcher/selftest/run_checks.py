@@ -18,8 +18,10 @@ LEAST_SEEN = 0.6
 LEFT_GIB = 0.5
 """Memory that a GPU may have more in use than before: a driver keeps some for itself."""
 MEASURED = ("ok", "unsteady")
-NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 30}
-"""Steps that each rank records of `worker.selftest.plain_programs`: the first has no beginning."""
+NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 32}
+"""Steps that each rank records of `worker.selftest.plain_programs`: the first of an optimizer has no beginning.
+
+That with a graph makes 3 of those before the capture, and marks 30."""
 PROFILER_IN_USE = ("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "CUPTI_ERROR_HARDWARE_BUSY")
 """What Kineto writes into a rank's log. Source: `CUptiResult` of the CUPTI API reference."""
 

@@ -242,7 +242,7 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     ),
     "loader's steps missed": (unrecorded("loader-workers"), "loader workers", "0 steps of rank 1 recorded"),
     "skipped step missed": (unskipped, "a skipped step", "0 skipped steps of rank 1 seen"),
-    "graph's steps missed": (unrecorded("graph"), "a captured graph", "0 steps of rank 1 recorded, not 30"),
+    "graph's steps missed": (unrecorded("graph"), "a captured graph", "0 steps of rank 1 recorded, not 32"),
 }
 """Fault → how it is put in, the check that names it, and words of what it says."""
 UNKNOWN = {"no energy counter", "NUMA unknown"}
