@@ -153,7 +153,7 @@ def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
             values[-1] += 1
 
     monkeypatch.setattr(dist, "all_reduce", wrong)
-    assert link_rates.wrong_sums(0, HOST) == (f"1 of 1023 elements of {dtype} on rank 0",)
+    assert link_rates.wrong_sums(0, HOST, is_host=True) == (f"1 of 1023 elements of {dtype} on rank 0",)
     seen = replace(evidence(), facts=(measured(), *evidence().facts[1:]))
     assert link_checks.sums(seen).found == f"1 of 1023 elements of {dtype} on rank 0"
 
@@ -171,7 +171,19 @@ def test_a_sum_that_lacks_a_rank_is_wrong(world_size: int, lost: int | None, mon
 
     monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
     monkeypatch.setattr(dist, "all_reduce", reduce)
-    assert len(link_rates.wrong_sums(0, HOST)) == (0 if lost is None else 9)
+    assert len(link_rates.wrong_sums(0, HOST, is_host=True)) == (0 if lost is None else 11)
+
+
+def test_sums_of_every_size_whose_rate_is_measured_are_checked(monkeypatch: Patch) -> None:
+    sizes: dict[torch.dtype, list[int]] = {}
+
+    def reduce(values: Tensor) -> None:
+        sizes.setdefault(values.dtype, []).append(len(values))
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    assert link_rates.wrong_sums(0, HOST, is_host=True) == ()
+    assert sizes[torch.float32][-2:] == [size // 4 for size in link_rates.REDUCED_BYTES[True]]
 
 
 def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
@@ -253,7 +265,7 @@ def test_another_rank_does_not_misbehave(monkeypatch: Patch) -> None:
 
 
 class Streams:
-    """Stands in for `torch.cuda`: what is captured runs at once, and a replay does nothing."""
+    """In place of `torch.cuda`: what is captured runs at once, and a replay does nothing."""
 
     is_capturing = False
 
