@@ -31,14 +31,14 @@ REASONS = {
     "assertion": "raised AssertionError",
     "recursion": "raised RecursionError",
     "index": "raised IndexError",
-    "no memory": "raised MemoryError",
+    "no memory": "ran out of memory",
     "sleep": "no step completed for",
     "stopped": "no step completed for",
 }
 """What the reason of a variant must say, next to `rank 1`, by fault."""
 HANG_S = 10
 FAULT_AT = 12
-"""The step of the fault: some are complete."""
+"""The step of the fault; of a workload the first pass of its model that fails, over all variants."""
 
 SCRIPT = """
     import sys
@@ -72,7 +72,7 @@ MODEL = """
 
         def forward(self, x):
             self.calls += 1
-            if os.environ.get("RANK") == "1" and self.calls == {at}:
+            if os.environ.get("RANK") == "1" and self.calls >= {at}:
                 FAULTS[NAMES[len(x) - 1]]()
             return self.layer(x)
 
