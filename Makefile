@@ -36,7 +36,7 @@ $(TRAINER)/.ready: tests/trainer-requirements.txt $(READY)
 	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-demo: $(READY) ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
+demo: $(READY) ## Compare six splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
 # Three files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that

@@ -26,7 +26,15 @@ from gpurun.launcher.compare.gate import gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.compare.model import CONCLUSIONS, Comparison, Difference, StepTime, VariantResult
-from gpurun.launcher.compare.notes import alerts, findings, notes, open_notes, restart_notes, software_notes
+from gpurun.launcher.compare.notes import (
+    alerts,
+    budget_notes,
+    findings,
+    notes,
+    open_notes,
+    restart_notes,
+    software_notes,
+)
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
@@ -79,6 +87,7 @@ def compare_run(run: RunDir) -> Comparison:
         summary=conclusion.summary,
         notes=(
             *notes(plan, measured, differences.within),
+            *(budget_notes(run, plan) if complete else ()),
             *(open_notes(plan, undecided, looks) if complete and not interference else ()),
             *restart_notes(run),
             *software_notes(run, measured.values()),
