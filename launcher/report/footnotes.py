@@ -58,7 +58,7 @@ def interval_lines(comparison: Comparison) -> list[str]:
     over = OVER_LAUNCHES if comparison.unit == "launch" else OVER_ROUNDS
     if known:
         of_step = OVER_LAUNCHES if any(len(one.launch_ms) > 1 for one in known) else OVER_ROUNDS
-        of_noise = f", that of the noise {over}" if comparison.noise.ci and of_step != over else ""
+        of_noise = f", that of the noise {over}" if comparison.noise.ci else ""
         lines.append(f"The ± of a step is its 95 % interval {of_step}{of_noise}.")
     if comparison.ci_level is not None and any(v.vs_baseline and v.vs_baseline.ci for v in known):
         lines.append(confidence_text(comparison.ci_level, over=over))
