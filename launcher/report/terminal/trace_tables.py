@@ -17,7 +17,14 @@ from gpurun.launcher.trace.requested_tables import (
     PathPart,
     Table,
 )
-from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural
+from gpurun.launcher.units import (
+    format_count,
+    format_number,
+    format_percent,
+    format_rate,
+    least_decimals,
+    plural,
+)
 
 MAX_ROWS = 30
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -52,7 +59,7 @@ def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str
 
 
 def _number(value: float | None, decimals: int) -> str:
-    return "-" if value is None else format_number(value, decimals)
+    return "-" if value is None else format_number(value, least_decimals(value, decimals))
 
 
 def _more(rows: Sequence[object]) -> list[RenderableType]:
