@@ -123,7 +123,7 @@ def write_comparison(
     """The run directory with what the reports read."""
     run = RunDir(path)
     measured = [one for one in variants if one.step_ms]
-    best = min(measured, key=lambda one: known(one.step_ms).median / known(one.global_batch), default=None)
+    best = min(measured, key=lambda one: known(one.step_ms).estimate / known(one.global_batch), default=None)
     base = next(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
@@ -199,7 +199,7 @@ def write_gpt_splits(path: Path, traced: Sequence[tuple[int, ...]] = TRACED) -> 
     run = write_comparison(path, "gpt-splits", variants)
     for number, one in enumerate(variants):
         for rank in one.ranks if one.strategy == "ddp" else one.ranks[:1]:
-            write_steps(run, one.id, rank.rank, known(one.step_ms).median, 224, 10 * number + rank.rank)
+            write_steps(run, one.id, rank.rank, known(one.step_ms).estimate, 224, 10 * number + rank.rank)
     for one in variants:
         if one.strategy == "ddp" and one.split in traced:
             write_traces(run.variant(one.id), [rank.compute_ms or 0.0 for rank in one.ranks])

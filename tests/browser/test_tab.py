@@ -70,7 +70,7 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     assert sum(values) == pytest.approx(64.3, abs=0.3)
     assert block.locator(".total").all_inner_texts() == ["64.3", "64.3"]
     expect(block.locator(".said")).to_contain_text("64.3 ms a step as timed. Rank 1 waits 20.8 of 64.3 ms")
-    expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, median 64.3 ms"))
+    expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, estimate 64.3 ms"))
 
 
 def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:

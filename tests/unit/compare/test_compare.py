@@ -138,7 +138,7 @@ def test_figures_of_two_splits_in_one_launch(files: Files) -> None:
     comparison = compare_run(files.run)
     even, uneven = by_id(comparison)["ddp-2-even"], by_id(comparison)["ddp-2-48-16"]
     drift = [100.0 + 2 * i for i in range(28)]
-    even_ms = known(even.step_ms).median
+    even_ms = known(even.step_ms).estimate
     assert even_ms == pytest.approx(math.exp(known(hodges_lehmann([math.log(ms) for ms in drift]))), rel=2e-3)
     assert known(even.step_ms).ci == pytest.approx(median_interval(drift))
     assert even.samples_per_s == pytest.approx(64e3 / even_ms)
@@ -243,11 +243,11 @@ def test_strategies_are_compared_by_pairs_of_launches(files: Files) -> None:
     even = by_id(comparison)["ddp-2-even"]
     launches_ms = (100.0, 110, 120, 130, 140, 150)
     even_ms = math.prod(launches_ms) ** (1 / 6)
-    assert known(even.step_ms).median == pytest.approx(even_ms)
+    assert known(even.step_ms).estimate == pytest.approx(even_ms)
     low, high = known(t_interval([math.log(ms) for ms in launches_ms], 0.05))
     assert known(even.step_ms).ci == pytest.approx((math.exp(low), math.exp(high)))
     assert even.launch_ms == pytest.approx(launches_ms)
-    assert known(dp.step_ms).median == pytest.approx(even_ms * math.exp(mean))
+    assert known(dp.step_ms).estimate == pytest.approx(even_ms * math.exp(mean))
     scatter = 100 * statistics.stdev(math.log(ms) for ms in launches_ms)
     assert comparison.noise.launch_scatter_percent == pytest.approx(scatter)
     assert comparison.noise.round_scatter_percent == pytest.approx(0, abs=1e-6)
@@ -303,10 +303,10 @@ def test_columns_of_a_row_agree_whatever_the_scatter(files: Files) -> None:
     results = by_id(compare_run(files.run))
     even = results[EVEN.id]
     for one in (results[UNEVEN.id], results[slow.id]):
-        ratio = known(one.step_ms).median / known(even.step_ms).median
+        ratio = known(one.step_ms).estimate / known(even.step_ms).estimate
         assert known(one.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
         assert known(even.samples_per_s) / known(one.samples_per_s) == pytest.approx(ratio)
-    order = sorted(results.values(), key=lambda one: known(one.step_ms).median)
+    order = sorted(results.values(), key=lambda one: known(one.step_ms).estimate)
     assert order == sorted(results.values(), key=lambda one: known(one.vs_baseline).percent or 0.0)
 
 
@@ -352,8 +352,8 @@ def test_the_control_is_the_baseline_once_more(files: Files) -> None:
     noise = [math.log(1.04 + 0.01 * (i % 2)) for i in range(6)]
     assert comparison.noise.aa_percent == pytest.approx(100 * math.expm1(statistics.fmean(noise)))
     assert comparison.noise.ci == pytest.approx(percent_interval(t_interval(noise, 0.05)))
-    assert known(even.step_ms).median == pytest.approx(100 * math.exp(statistics.fmean(noise) / 2))
-    ratio = known(uneven.step_ms).median / known(even.step_ms).median
+    assert known(even.step_ms).estimate == pytest.approx(100 * math.exp(statistics.fmean(noise) / 2))
+    ratio = known(uneven.step_ms).estimate / known(even.step_ms).estimate
     assert known(uneven.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
 
 
@@ -441,7 +441,7 @@ def test_facts_notes_and_combinations_left_out_are_carried(files: Files) -> None
         "two ranks share cuda:0",
         "Left out: strategy=single device_count=2: single has one device",
         "Verdicts hold for this launch; others may differ by more. "
-        "To include that variation, set steps: {launches: 6}.",
+        "To include that variation, set `steps: {launches: 6}`.",
     )
 
 
@@ -458,7 +458,7 @@ def test_figures_of_ranks(files: Files) -> None:
     files.run.trace(UNEVEN.id, 1).write_bytes(b"")
     result = by_id(compare_run(files.run))["ddp-2-48-16"]
     first, second = result.ranks
-    assert known(result.step_ms).median == pytest.approx(20)  # the slowest rank
+    assert known(result.step_ms).estimate == pytest.approx(20)  # the slowest rank
     assert (first.rank, first.device, first.local_batch, first.step_ms) == (0, "cpu:0", 48, pytest.approx(20))
     assert (second.rank, second.device, second.local_batch, second.step_ms) == (
         1,
@@ -613,7 +613,7 @@ def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended
     if not ended:
         assert found.step_ms is None
         return
-    assert (found.status, known(found.step_ms).median) == ("unsteady", pytest.approx(50))
+    assert (found.status, known(found.step_ms).estimate) == ("unsteady", pytest.approx(50))
     assert found.reason == (
         "only 13 steps, which did not settle: the times are those of the last 6; run more steps"
     )
