@@ -99,7 +99,7 @@ def _lost_baseline(baseline: Measured) -> str:
 
 
 def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str) -> list[str]:
-    """Variants that run in other processes than the baseline, or what is called `name`, need pairs of launches."""
+    """Variants that run in other processes than the baseline, called `name`, need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
     pairs = [len(repetitions & set(one.logs)) for one in apart]

@@ -11,8 +11,9 @@ from playwright.sync_api import Browser, Route, expect
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
+from tests.browser.odd_runs import advance
 from tests.browser.pages import VIEWS, Tab, watched_page
-from tests.browser.sample_runs import FASTEST, advance, write_steps
+from tests.browser.sample_runs import FASTEST, write_steps
 
 LOOKS = [(1280, False), (1280, True), (768, True)]
 
