@@ -4,12 +4,14 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import launch_logs
+from gpurun.launcher.compare.model import Status
 from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
@@ -193,13 +195,25 @@ def test_the_control_is_the_baseline_once_more(files: Files) -> None:
     assert known(uneven.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
 
 
-def test_five_pairs_of_launches_are_inconclusive_and_the_note_says_what_to_do(files: Files) -> None:
-    write_across(files, 5, [2.0] * 5)
+@pytest.mark.parametrize(
+    ("budget_s", "more"), [(None, "`steps: {launches: 6}`"), (300.0, "a larger `budget`")]
+)
+@pytest.mark.parametrize(
+    ("baseline", "name"), [("ok", "the baseline"), ("failed", "ddp 48/16")], ids=["with", "without"]
+)
+def test_five_pairs_of_launches_are_inconclusive_and_one_note_says_what_to_do(
+    files: Files, budget_s: float | None, more: str, baseline: Status, name: str
+) -> None:
+    whole = write_across(files, 5, [2.0] * 5)
+    write_json(files.run.plan, replace(whole, budget_s=budget_s))
+    files.close(EVEN, status=baseline)
     comparison = compare_run(files.run)
-    dp = by_id(comparison)["dp-2-even"]
-    assert (known(dp.vs_baseline).percent, known(dp.vs_baseline).ci) == (pytest.approx(100), None)
-    assert known(dp.vs_baseline).verdict == "inconclusive"
-    assert any("dp 32/32" in note and "steps: {launches: 6}" in note for note in comparison.notes)
+    assert "can't tell that from chance)." in comparison.headline
+    note = f"comparing dp 32/32 with {name} takes 6 pairs of launches (this run has 5): set {more}."
+    assert sum(note in each for each in comparison.notes) == 1
+    if baseline == "ok":
+        dp = known(by_id(comparison)["dp-2-even"].vs_baseline)
+        assert (dp.percent, dp.ci, dp.verdict) == (pytest.approx(100), None, "inconclusive")
 
 
 def test_only_launches_of_the_same_repetition_are_pairs(files: Files) -> None:
