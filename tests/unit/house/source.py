@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -27,6 +27,11 @@ class Module:
     """Dotted, as it is imported: `gpurun.launcher.trace.diff`."""
     text: str
     tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree; walking it anew for each rule would take seconds."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def package(self) -> str:
@@ -71,7 +76,7 @@ def _module(path: Path) -> Module:
 def imports(module: Module) -> Iterator[Import]:
     """Every import of the module; `__init__` files import only as the package that they are."""
     importers = _importers(module)
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -90,9 +95,7 @@ IMPORTERS = frozenset({"import_module", "__import__", "resolve_name"})
 
 def _importers(module: Module) -> frozenset[str]:
     """Functions that import by name, by all the names that they have in the module."""
-    aliases = (
-        alias for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom) for alias in node.names
-    )
+    aliases = (alias for node in module.nodes if isinstance(node, ast.ImportFrom) for alias in node.names)
     return IMPORTERS | {alias.asname for alias in aliases if alias.asname and alias.name in IMPORTERS}
 
 
@@ -107,7 +110,7 @@ def _imported_by_name(node: ast.Call, importers: frozenset[str]) -> ast.expr | N
 def _attributes(module: Module) -> Iterator[Import]:
     """Modules used as attributes of an imported package: `import gpurun; gpurun.launcher.cli.main`."""
     packages = dict(_imported_packages(module))
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         name, *attributes = _chain(node)
         if attributes and name in packages:
             parts = [*packages[name].split("."), *attributes]
@@ -118,7 +121,7 @@ def _attributes(module: Module) -> Iterator[Import]:
 
 def _imported_packages(module: Module) -> Iterator[tuple[str, str]]:
     """What names in the module mean one of ours: `gpurun`, `launcher` of `from gpurun import launcher`."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             above = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
@@ -159,7 +162,7 @@ def everything_imported() -> list[tuple[Module, Import]]:
 
 def imported_by_variable(module: Module) -> list[int]:
     importers = _importers(module)
-    calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    calls = (node for node in module.nodes if isinstance(node, ast.Call))
     found = ((call.lineno, _imported_by_name(call, importers)) for call in calls)
     return [line for line, named in found if named is not None and not _literal(named)]
 
@@ -184,7 +187,7 @@ def page() -> list[Path]:
 
 def identifiers(module: Module) -> Iterator[tuple[int, str]]:
     """All names in the code: of what is defined, imported, assigned, called or passed."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         for field in ("name", "asname", "id", "attr", "arg"):
             name = getattr(node, field, None)
             if isinstance(name, str):

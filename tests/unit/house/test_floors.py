@@ -122,7 +122,7 @@ def test_nothing_below_needs_the_face() -> None:
 
 def taken_from_face(module: Module) -> list[tuple[int, str]]:
     found = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.ImportFrom(module="gpurun", names=names):
                 found += [(node.lineno, one.name) for one in names if one.name not in OF_THE_FACE]
@@ -215,10 +215,10 @@ MAY_NAME_CUDA = (
 DEVICE_TYPES = ("cpu", "cuda")
 
 
-def texts(tree: ast.Module) -> Iterator[ast.Constant]:
+def texts(module: Module) -> Iterator[ast.Constant]:
     """All text in the code that isn't a docstring or the description of a field."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docs = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node
 
@@ -228,7 +228,7 @@ def test_only_the_table_and_the_runtimes_name_a_kind_of_gpu() -> None:
         f"{module.path}:{text.lineno}: {text.value!r}"
         for module in modules().values()
         if not module.path.as_posix().startswith(MAY_NAME_CUDA)
-        for text in texts(module.tree)
+        for text in texts(module)
         if DEVICE_WORD.search(str(text.value))
     ]
     assert not named, "\n".join(named)
@@ -239,7 +239,7 @@ def test_only_its_runtime_uses_torch_cuda() -> None:
         f"{module.path}:{node.lineno}"
         for module in modules().values()
         if module.path.as_posix() != "launcher/worker/accelerators/cuda.py"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "cudnn")
     ]
     assert not used, "\n".join(used)
@@ -251,7 +251,7 @@ def test_no_code_compares_a_device_type() -> None:
         f"{module.path}:{node.lineno}"
         for module in modules().values()
         if module.package != "workloads"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Compare | ast.Call)
         for text in asked(node)
         if isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES

@@ -53,7 +53,7 @@ def test_only_the_command_line_prints() -> None:
         f"{module.path}:{node.lineno}"
         for module in modules().values()
         if not module.name.startswith("gpurun.launcher.cli")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not found, f"return it, or pass it to what the command line shows: {found}"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.house.source import ROOT, identifiers, modules, page, planted
+from tests.unit.house.source import ROOT, Module, identifiers, modules, page, planted
 
 DIALECT = ("told", "tells", "stands", "beside", "nobody", "folders?", "disturbed", "disturbance")
 OLD_MODULES = {"account", "blame", "look", "doing", "pace", "link", "agree", "fit"}
@@ -74,7 +74,7 @@ def test_percentages_have_one_format() -> None:
     found = [
         f"{module.path}:{node.lineno}"
         for module in modules().values()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.FormattedValue) and node.format_spec and "%" in ast.unparse(node.format_spec)
     ]
     assert not found, "\n".join(found)
@@ -100,17 +100,17 @@ def test_no_sentence_is_written_twice() -> None:
 def all_texts() -> Iterator[tuple[str, str]]:
     """Place and text of every string in Python and in the tab's JavaScript, with `{}` for values."""
     for module in modules().values():
-        for line, text in whole_texts(module.tree):
+        for line, text in whole_texts(module):
             yield f"{module.path}:{line}", text
     for path in sorted(page()):
         for line, text in js_texts((ROOT / path).read_text()):
             yield f"{path}:{line}", text
 
 
-def whole_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def whole_texts(module: Module) -> Iterator[tuple[int, str]]:
     """String literals and f-strings with `{}` for each value; no docstrings, no annotations."""
-    left_out = {id(node) for part in not_shown(tree) for node in ast.walk(part)}
-    for node in ast.walk(tree):
+    left_out = {id(node) for part in not_shown(module) for node in ast.walk(part)}
+    for node in module.nodes:
         if isinstance(node, ast.JoinedStr):
             left_out |= {id(part) for part in node.values if isinstance(part, ast.Constant)}
             left_out |= {id(inner) for part in format_specs(node) for inner in ast.walk(part)}
@@ -127,9 +127,9 @@ def format_specs(node: ast.JoinedStr) -> list[ast.expr]:
     ]
 
 
-def not_shown(tree: ast.Module) -> Iterator[ast.expr]:
+def not_shown(module: Module) -> Iterator[ast.expr]:
     """Docstrings and annotations."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
         for field in ("annotation", "returns"):
@@ -158,9 +158,9 @@ def words(text: str) -> list[str]:
 
 def test_sentences_are_found_in_longer_texts() -> None:
     advice = "pin the memory and copy with non_blocking=True"
-    tree = planted(f'"""{advice}"""\nprint(f"{{copies}}: {advice}")').tree
-    assert [sentence for _, text in whole_texts(tree) for sentence in sentences(text)] == [advice]
-    (said,) = whole_texts(planted('x = f"the split {split} is for {n:>{w}}, not for {m}"').tree)
+    module = planted(f'"""{advice}"""\nprint(f"{{copies}}: {advice}")')
+    assert [sentence for _, text in whole_texts(module) for sentence in sentences(text)] == [advice]
+    (said,) = whole_texts(planted('x = f"the split {split} is for {n:>{w}}, not for {m}"'))
     assert said[1] == "the split {} is for {}, not for {}"
     script = "// a comment isn't shown to anyone\nthrow Error(`no lane of ${a.b} is there`)"
     assert list(js_texts(script)) == [(2, "no lane of {} is there")]
