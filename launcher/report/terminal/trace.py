@@ -17,7 +17,7 @@ from gpurun.launcher.trace.model import (
     RankTrace,
     TraceReport,
 )
-from gpurun.launcher.units import format_count, format_number, least_decimals, plural
+from gpurun.launcher.units import format_count, format_number, plural
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -176,8 +176,7 @@ def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
 
 def _mean(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if known else 0.0
-    return format_number(mean, least_decimals(mean, 2)) if known else "-"
+    return format_number(sum(known) / len(known), 2) if known else "-"
 
 
 def _names(

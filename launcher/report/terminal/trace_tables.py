@@ -17,14 +17,7 @@ from gpurun.launcher.trace.requested_tables import (
     PathPart,
     Table,
 )
-from gpurun.launcher.units import (
-    format_count,
-    format_number,
-    format_percent,
-    format_rate,
-    least_decimals,
-    plural,
-)
+from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural
 
 MAX_ROWS = 30
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -59,7 +52,7 @@ def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str
 
 
 def _number(value: float | None, decimals: int) -> str:
-    return "-" if value is None else format_number(value, least_decimals(value, decimals))
+    return "-" if value is None else format_number(value, decimals)
 
 
 def _more(rows: Sequence[object]) -> list[RenderableType]:
@@ -92,7 +85,7 @@ def _shapes(report: TraceReport) -> list[RenderableType]:
             ms_text(row.device_us),
             format_count(row.count),
             format_number(row.device_us / row.count, 1),
-            _number(row.tflop_per_s, 2),
+            "-" if row.tflop_per_s is None else format_rate(row.tflop_per_s),
             _number(row.gb_per_s, 1),
             share,
             clean(f"{row.name} {row.shapes} {_types(row.types)}"),
