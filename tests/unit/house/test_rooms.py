@@ -30,7 +30,7 @@ OWN_MODULE: dict[str, str] = {}
 
 
 def test_few_modules_lie_flat() -> None:
-    """In the directories of the page, of the tests and of the benchmarks too."""
+    """In the directories of the page, the tests, the benchmarks and the tools too."""
     python = [path for path in (*product(), *others()) if path.name != "__init__.py"]
     flat = Counter(path.parent.as_posix() for path in (*python, *page()))
     many = {name: count for name, count in flat.items() if count > MAX_FLAT}

@@ -31,7 +31,7 @@ def read_by_strangers() -> list[Path]:
 
     This file alone has the lists of what isn't said.
     """
-    directories = ("launcher", "workloads", "src/gpurun", "benchmarks", "examples", "docs", "tests")
+    directories = ("launcher", "workloads", "src/gpurun", "benchmarks", "examples", "docs", "tests", "tools")
     kinds = {".py", ".js", ".md", ".yaml", ".css", ".sh", ".toml", ".txt"}
     found = (path for name in directories for path in ROOT.glob(f"{name}/**/*") if path.suffix in kinds)
     at_top = (path for path in ROOT.iterdir() if path.suffix in kinds or path.name == "Makefile")
