@@ -1,6 +1,7 @@
 """Hand-made run directories with known answers."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
