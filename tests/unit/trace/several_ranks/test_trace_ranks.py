@@ -110,7 +110,7 @@ def test_sequence_numbers_decide_where_the_trace_has_them(tmp_path: Path) -> Non
 
 def test_collectives_that_do_not_end_together_are_not_matched(tmp_path: Path) -> None:
     for rank, first_us in ((0, 0), (1, 50_000)):
-        events = collective(SENDS, first_us + 10, 20_000 + rank, 1)
+        events = collective(RING, first_us + 10, 20_000 + rank, 1, **sized(4))
         events += collective(RING, 200_000, 10, 2, **sized(5)) + collective(RING, 300_000, 10, 3, **sized(6))
         write_rank(tmp_path, rank, events)
     report = analyse_paths([tmp_path])
