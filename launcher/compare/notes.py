@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
+from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Look
@@ -32,10 +32,12 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
     if not baseline.variant.kind.is_ranked:
         others = []
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
+    more = more_launches(plan.budget_s is not None)
     if others and baseline.finished and not baseline.counts:
-        return (*found, _lost_baseline(baseline))
-    more = MORE_LAUNCHES if plan.budget_s is None else "a larger `budget`"
-    found += _few_launches(baseline, others, more)
+        found.append(_lost_baseline(baseline))
+        baseline, *others = [one for one in others if one.counts] or [baseline]
+    name = "the baseline" if baseline is measured[plan.baseline] else variant_label(baseline.variant)
+    found += _few_launches(baseline, name, others, more)
     found += _within(within, baseline, others, more)
     found += _other_batches(baseline, others)
     return tuple(found)
@@ -96,8 +98,8 @@ def _lost_baseline(baseline: Measured) -> str:
     return f"The baseline {name} has the status {status}, so nothing is compared with it; choose another one."
 
 
-def _few_launches(baseline: Measured, others: list[Measured], more: str) -> list[str]:
-    """Variants that run in other processes than the baseline need pairs of launches."""
+def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str) -> list[str]:
+    """Variants that run in other processes than the baseline, called `name`, need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
     pairs = [len(repetitions & set(one.logs)) for one in apart]
@@ -107,7 +109,7 @@ def _few_launches(baseline: Measured, others: list[Measured], more: str) -> list
         variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES
     )
     return [
-        f"Identical launches vary, so comparing {names} with the baseline takes {MIN_LAUNCHES} pairs of"
+        f"Identical launches vary, so comparing {names} with {name} takes {MIN_LAUNCHES} pairs of"
         f" launches (this run has {min(pairs)}): set {more}."
     ]
 

@@ -20,6 +20,11 @@ _STEADY_STEPS = 10
 """Steps beyond `warmup` until a variant is seen to be steady."""
 
 
+def more_launches(has_budget: bool) -> str:
+    """What to set in a job file to have enough launches compared."""
+    return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
+
+
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:
     """How many of the launch's rounds, the first ones: six over the first launches of a group.
 

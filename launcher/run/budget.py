@@ -181,7 +181,7 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
     """How much slower each variant is than the fastest on average, per sample."""
     times = {
-        one.id: one.step_ms.median / (one.global_batch or 1)
+        one.id: one.step_ms.estimate / (one.global_batch or 1)
         for one in comparison.variants
         if one.step_ms and is_ranked(one)
     }

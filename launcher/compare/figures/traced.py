@@ -18,7 +18,7 @@ from gpurun.launcher.rundir.paths import is_own, rank_files
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 5
+SCHEMA = 6
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -65,6 +65,8 @@ class Traced:
     """The traces that this was made from, by name."""
     steps: tuple[int, ...]
     """The steps whose mean the figures are; empty where the traces have none in common."""
+    num_steps: int
+    """How many steps all traces have."""
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
     warnings: tuple[str, ...]
@@ -108,15 +110,16 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     try:
         analysis = analyse(traces)
     except TraceError as error:
-        return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
+        return Traced(SCHEMA, stamps, (), 0, {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
     warnings = tuple(
         _relative(text, root)
         for text in analysis.report.warnings
         if text not in named and SEVERAL not in text  # each replica has its own figures
     )
-    steps, ranks = quiet_steps(analysis.report.ranks)
-    return Traced(SCHEMA, stamps, steps, ranks, warnings)
+    ranks = analysis.report.ranks
+    steps, means = quiet_steps(ranks)
+    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings)
 
 
 def _relative(text: str, root: Path) -> str:
@@ -135,7 +138,7 @@ def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int
     by_rank = {
         number: {step.step: rank_breakdown(step) for step in steps} for number, steps in _replicas(ranks)
     }
-    common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
+    common = common_steps(ranks)
     if not common:
         return (), {}
     busy_ns = {number: sum(steps[number].busy_ns for steps in by_rank.values()) for number in sorted(common)}
@@ -143,6 +146,12 @@ def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int
     return tuple(sorted(chosen)), {
         rank: mean_breakdown([steps[number] for number in chosen]) for rank, steps in by_rank.items()
     }
+
+
+def common_steps(ranks: Sequence["RankTrace"]) -> set[int]:
+    """The steps that all ranks have."""
+    found = [{step.step for step in steps} for _, steps in _replicas(ranks)]
+    return set.intersection(*found) if found else set()
 
 
 def _replicas(ranks: Sequence["RankTrace"]) -> list[tuple[int, Sequence["StepBreakdown"]]]:

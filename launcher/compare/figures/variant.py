@@ -81,7 +81,7 @@ def scaling_efficiency(
     single_time = times[single.variant.id] if single else None
     if time is None or single_time is None or not measured.counts:
         return None
-    return single_time.median / (len(measured.variant.devices) * time.median)
+    return single_time.estimate / (len(measured.variant.devices) * time.estimate)
 
 
 def _is_single_of(one: Measured, measured: Measured) -> bool:
@@ -300,7 +300,7 @@ def balanced(measured: Measured, step: StepTime | None, differences: Differences
     if balance is None:
         return None
     others = differences.measured.values()
-    optimum_ms, measured_ms = balance.best.compute_ms, step.median if step else None
+    optimum_ms, measured_ms = balance.best.compute_ms, step.estimate if step else None
     return Balanced(
         devices=tuple(_costs(measured, balance)),
         optimum_ms=optimum_ms,

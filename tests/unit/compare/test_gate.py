@@ -15,7 +15,7 @@ from gpurun.launcher.run.budget import Costs, next_rounds
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Look, VariantFacts
 from tests.known import known
-from tests.unit.compare.test_compare import DP, EVEN, Files, launch, plan, wobble
+from tests.unit.compare.hand_made import DP, EVEN, Files, launch, plan, wobble
 
 A = Side("main", "/tmp/gate/code", "/tmp/gate/code", "", "1a2b3c4d5e")
 B = Side("working copy", "/home/me/repo", "/home/me/repo", "", "1a2b3c4d5e with uncommitted changes")

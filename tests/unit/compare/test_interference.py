@@ -17,7 +17,7 @@ from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.worker.meters.cpu_time import TICK_NS, NoiseMeter, cores_ns, note_end, waited_ns
 from tests.known import known
-from tests.unit.compare import test_compare as hand_made
+from tests.unit.compare import hand_made
 
 MS = 1_000_000
 
