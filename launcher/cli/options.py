@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpurun.launcher.jobfile import DEVICES_HELP
+
 if TYPE_CHECKING:
     from gpurun.launcher.nodes.rendezvous import NodeFlags
     from gpurun.launcher.trace.requested_tables import Table
@@ -45,7 +47,7 @@ devices_option = click.option(
     "--devices",
     default="auto",
     metavar="DEVICES",
-    help="auto, cpu:2, cuda for all GPUs, or some by commas: cuda:0,cuda:2.",
+    help=DEVICES_HELP,
 )
 set_option = click.option(
     "--set",

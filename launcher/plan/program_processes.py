@@ -39,7 +39,7 @@ def program_processes(
         Process(
             rank=place.rank,
             argv=("python", *head, *variant.args),
-            env={**shared[place.node], **_rank_env(place), **_part_env(device, machines[place.node])},
+            env={**shared[place.node], **_rank_env(place), **_part_env(device, variant, machines)},
             devices=(device,),
             log=_HERE.log(launch_id, place.rank).as_posix(),
             node=place.node,
@@ -68,11 +68,12 @@ def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mappi
     }
 
 
-def _part_env(device: str, machine: MachineLike) -> Mapping[str, str]:
+def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) -> Mapping[str, str]:
     """Source: NVIDIA's MIG user guide: "CUDA can only enumerate a single compute instance"."""
-    own = device_of_node(device)
-    is_host = accelerator_of(own).is_host
-    return visible_gpus((own,), machine) if not is_host and is_part(own, machine) else {}
+    gpus = [name for name in variant.devices if not accelerator_of(name).is_host]
+    if not any(is_part(device_of_node(name), machines[node_of_device(name)]) for name in gpus):
+        return {}
+    return visible_gpus((device_of_node(device),), machines[node_of_device(device)])
 
 
 def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:

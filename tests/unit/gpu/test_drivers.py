@@ -26,7 +26,7 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
-from tests.unit.machine.test_host import UUIDS, NVMLError, fake
+from tests.unit.machine.test_host import UUIDS, NVMLError, NVMLErrorLibraryNotFound, fake
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 
 CUDA_13 = TorchBuild("2.13.0+cu130", {"cuda": "13.0"})
@@ -194,6 +194,28 @@ def test_dp_on_several_mig_instances_is_refused() -> None:
     assert ids == ["ddp-2-even"]
 
 
+def test_each_rank_of_a_program_sees_its_own_part_of_a_gpu() -> None:
+    """As torch does: a process that names several enumerates the first alone."""
+    spec, _ = read_spec(parse_source(b"name: t\nscript: t.py\ndevices: [cuda:0, cuda:2, cuda:3]\n", "j"))
+    parts = (*(FakeGpu(f"MIG-{i}", bus=f"0000:0{i}:00.0") for i in range(3)), FakeGpu("GPU-w", bus="9"))
+    (launch,) = build_plan(spec, FakeMachine(8, parts)).launches
+    seen = [process.env["CUDA_VISIBLE_DEVICES"] for process in launch.processes]
+    assert seen == ["MIG-0", "MIG-2", "GPU-w"]
+
+
+@pytest.mark.parametrize("has_module", [True, False])
+def test_a_driver_without_its_library_is_not_passed_over(tmp_path: Path, has_module: bool) -> None:
+    def missing() -> None:
+        raise NVMLErrorLibraryNotFound
+
+    if has_module:
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    nvml = fake()
+    nvml.nvmlInit = missing
+    error = inspect_nvidia_gpus({}, tmp_path, nvml).nvml_error
+    assert ("libnvidia-ml.so.1 is missing" in (error or "")) == has_module
+
+
 # 10: throttling over a block; 9: energy of whole GPUs only
 
 
@@ -257,6 +279,7 @@ def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() ->
     )
     (part,) = sensors_of([0], "MIG-1111", parent)
     assert part.hot_ns() == 5
+    assert part.pcie_link() is None
     assert part.energy_mj() is part.power_w() is None
 
 

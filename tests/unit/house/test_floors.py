@@ -209,7 +209,6 @@ MAY_NAME_CUDA = (
     "launcher/machine/accelerators.py",  # the table
     "launcher/worker/accelerators/",  # the runtimes
     "launcher/jobfile/",  # its help and its messages show devices
-    "launcher/cli/options.py",  # the help of --devices
     "launcher/trace/",  # Kineto's names
 )
 DEVICE_TYPES = ("cpu", "cuda")
@@ -240,9 +239,21 @@ def test_only_its_runtime_uses_torch_cuda() -> None:
         for module in modules().values()
         if module.path.as_posix() != "launcher/worker/accelerators/cuda.py"
         for node in module.nodes
-        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "cudnn")
+        if uses_cuda(node)
     ]
     assert not used, "\n".join(used)
+
+
+def uses_cuda(node: ast.AST) -> bool:
+    """Whether it is an attribute or an import of torch's module for these devices."""
+    names = {"cuda", "is_cuda", "cudnn"}
+    if isinstance(node, ast.Attribute):
+        return node.attr in names
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return False
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    parts = {part for alias in node.names for part in f"{module}.{alias.name}".split(".")}
+    return "torch" in parts and bool(parts & names)
 
 
 def test_no_code_compares_a_device_type() -> None:
@@ -252,17 +263,53 @@ def test_no_code_compares_a_device_type() -> None:
         for module in modules().values()
         if module.package != "workloads"
         for node in module.nodes
-        if isinstance(node, ast.Compare | ast.Call)
-        for text in asked(node)
-        if isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES
+        if compares_a_type(node)
     ]
     others = ("launcher/compare/causes.py", "launcher/worker/meters/cpu_time.py")  # a trace; /proc/stat
     assert not [place for place in compared if not place.startswith(others)]
 
 
-def asked(node: ast.Compare | ast.Call) -> list[ast.expr]:
-    """What something is compared with, or must start with."""
+def compares_a_type(node: ast.AST) -> bool:
+    texts = (part for asked_for in asked(node) for part in ast.walk(asked_for))
+    return any(
+        isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES for text in texts
+    )
+
+
+def asked(node: ast.AST) -> list[ast.expr]:
+    """What something is compared with or looked up among, or must start with."""
     if isinstance(node, ast.Compare):
-        return [node.left, *node.comparators]
+        sides = [node.left, *node.comparators]
+        return [side for side in sides if isinstance(side, ast.Constant | ast.Tuple | ast.Set | ast.List)]
+    if isinstance(node, ast.MatchValue):
+        return [node.value]
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+        return [key for key in node.value.keys if key is not None]
+    if not isinstance(node, ast.Call):
+        return []
     is_prefix = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "removeprefix")
     return list(node.args) if is_prefix else []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.cuda.synchronize()",
+        "from torch.cuda import synchronize",
+        "import torch.cuda as c",
+        "from torch import cuda",
+        "from torch.backends import cudnn",
+        "d.type == 'cpu'",
+        "d.type in ('cpu',)",
+        "d.type in {'cuda', 'xpu'}",
+        "match d.type:\n    case 'cpu':\n        pass",
+        "{'cpu': 1, 'cuda': 2}[d.type]",
+        "str(d).startswith('cuda')",
+        "getattr(torch, 'cuda')",
+    ],
+)
+def test_however_a_line_names_a_kind_of_device_it_is_found(line: str) -> None:
+    nodes = [*ast.walk(ast.parse(line))]
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant))
+    named = any(DEVICE_WORD.search(str(text)) for text in texts)
+    assert named or any(uses_cuda(node) or compares_a_type(node) for node in nodes)
