@@ -142,3 +142,23 @@ def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
     first = np.full(len(trace.streams), np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(first, gpu.thread[known], gpu.start[known])
     return np.asarray(~known & (gpu.start < first[gpu.thread]), dtype=np.bool_)
+
+
+def recorded_text(steps: list[HostStep]) -> str:
+    """Which steps these are, in words."""
+    if not steps:
+        return "no steps, which profiler.step() would mark"
+    first, last = steps[0].number, steps[-1].number
+    return f"step {first} only" if first == last else f"steps {first} to {last}"
+
+
+def overlap_notes(steps: list[HostStep]) -> list[str]:
+    """Notes for the reader."""
+    found = []
+    if any(step.overlaps for step in steps):
+        found.append("steps overlap; the later one is counted from where the earlier one ends")
+    swallowed = [step.number for step in steps if step.is_swallowed]
+    if swallowed:
+        named = ", ".join(map(str, swallowed))
+        found.append(f"entirely inside another step, so without time or work of its own: step {named}")
+    return found

@@ -18,14 +18,20 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.report.tables_on_request import shown_table
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import ENTRY
 from gpurun.launcher.tensorboard_plugin.view import open_view
+from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.trace.requested_tables import TABLES
 from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,6 +207,32 @@ def test_a_trace_that_changes_is_indexed_anew(url: str, logdir: Path) -> None:
     assert get(url, "timeline/meta", **of(BROKEN))["state"] == "broken"
 
 
+@pytest.mark.parametrize("chosen", [{}, {"step": 1}, {"rank": 1}], ids=["all", "a step", "a rank"])
+def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, chosen: dict[str, int]) -> None:
+    """A rank's own work is what the command says of its file alone; waiting needs the others' files too."""
+    run = RunDir(logdir / RUN)
+    paths = [run.trace(VARIANT, 1)] if "rank" in chosen else [run.variant(VARIANT)]
+    steps = ["--steps", str(chosen["step"])] if "step" in chosen else []
+    done = CliRunner().invoke(cli, ["trace", *map(str, paths), *steps, "--json"])
+    report = msgspec.json.decode(done.stdout, type=TraceReport)
+    for table in TABLES:
+        answer = get(url, "tables", table=table, **of(), **chosen)
+        expected = shown_table(report, table)
+        if "rank" in chosen and table in ("collectives", "critical-path"):
+            continue
+        assert answer["tables"] == msgspec.to_builtins(expected.tables)
+        assert answer["notes"] == list(expected.notes)
+    if "rank" in chosen:
+        (collectives,) = get(url, "tables", table="collectives", **of(), **chosen)["tables"]
+        assert collectives["rows"][0]["cells"][-1] == {"text": "0.030", "value": 30.0}
+
+
+def test_two_variants_trees_are_compared(url: str, logdir: Path) -> None:
+    answer = get(url, "tables", table="operators", against=VARIANT, **of())
+    assert (answer["tables"], answer["notes"]) == ([], ["No module or operator takes another time."])
+    assert get(url, "tables", table="operators", against=BROKEN, **of())["state"] == "broken"
+
+
 def test_the_ranks_come_as_one_trace(url: str) -> None:
     ready = get(url, "trace/merged", **of(), prepare=1)
     code, body, headers = fetch(url, "trace/merged", **of())
@@ -271,6 +303,9 @@ def test_no_other_file_can_be_had(url: str, path: str) -> None:
         ("timeline/meta", {"run": RUN, "variant": "../ddp-2-even"}, 404),
         ("operators", {"run": RUN, "variant": VARIANT, "kind": "secrets"}, 400),
         ("steps", {"run": RUN, "variant": ["x"] * 60}, 413),
+        ("tables", {"run": RUN, "variant": VARIANT, "table": "secrets"}, 400),
+        ("tables", {"run": RUN, "variant": VARIANT, "rank": 9}, 404),
+        ("tables", {"run": RUN, "variant": VARIANT, "step": "../1"}, 400),
     ],
 )
 def test_what_can_not_be_answered_is_said_in_a_sentence(
