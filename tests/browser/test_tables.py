@@ -46,7 +46,7 @@ def test_columns_sort_names_are_found_and_the_address_keeps_it(open_tab: OpenTab
     alone = [
         int(re.sub(r"\D", "", text)) for text in tab.find(".requested td:nth-child(3)").all_inner_texts()
     ]
-    assert alone == [count // 2 for count in counts], "one of two ranks that do the same"
+    assert 2 * sum(alone) == sum(counts), "one of two ranks that launch equally much"
 
 
 def test_a_tree_opens_row_by_row_and_shows_what_changed(open_tab: OpenTab) -> None:
@@ -81,7 +81,7 @@ def test_a_table_that_is_being_made_or_cannot_be_says_so(open_tab: OpenTab) -> N
     tab.page.unroute("**/tables?*")
     broken = open_tab("broken", tab="tables", variant="ddp-2-40-24")
     assert broken.title() == "The trace of ddp 40/24, rank 0, can’t be read."
-    empty = open_tab("one", tab="tables", table="shapes")
+    empty = open_tab("traced", tab="tables", table="shapes")
     expect(empty.find("main")).to_contain_text("the traces have no shapes")
 
 

@@ -52,11 +52,13 @@ export function drawTable(host, table, look) {
 
 /** @param {ShownTable} table @returns {TableColumn[]} */
 function columnsOf(table) {
+  const count = table.titles.length;
+  const percent = table.name_title ? Math.min(11, 60 / count) : 80 / count;
   const figures = table.titles.map((title, index) => ({
     key: String(index),
     title,
     className: 'right',
-    width: `clamp(48px, ${(62 / (table.titles.length + 1)).toFixed(1)}%, 104px)`,
+    width: `${percent.toFixed(2)}%`,
     sort: (/** @type {TreeRow} */ row) => row.cells[index].value,
     cell: (/** @type {TreeRow} */ row) => row.cells[index].text,
   }));
