@@ -73,7 +73,10 @@ def test_a_tree_opens_row_by_row_and_shows_what_changed(open_tab: OpenTab) -> No
 def test_a_table_that_is_being_made_or_cannot_be_says_so(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     failed = {"file": "ddp-2-48-16", "byte": None, "message": "the tables can't be made: killed"}
-    answers = [{"state": "building", "problems": []}, {"state": "broken", "problems": [failed]}]
+    answers: list[dict[str, object]] = [
+        {"state": "building", "problems": []},
+        {"state": "broken", "problems": [failed]},
+    ]
     tab.page.route("**/tables?*", lambda route: _answer(route, answers))
     tab.find("[data-tab=tables]").click()
     expect(tab.find("[data-state=building]")).to_contain_text("for this table")
