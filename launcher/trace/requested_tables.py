@@ -20,6 +20,7 @@ class ShapeTotal:
     types: str
     """Of the same tensors."""
     count: int
+    """With each replay of a CUDA graph that captured it."""
     device_us: float
     """Of the GPU work launched directly from it; where the CPU is the device, on the CPU."""
     flops: int | None
@@ -69,9 +70,9 @@ class OperatorTotal:
     outside: GPU work that was launched outside of all modules and operators."""
     name: str
     count: int
-    """Calls; of `outside`, pieces of work."""
+    """Calls; a replay of a CUDA graph is none. Of `outside`, pieces of work."""
     total_us: float
-    """Of the GPU work launched within it; where the CPU is the device, of the operators on the CPU."""
+    """Of the GPU work launched, or captured, within it; of operators, where the CPU is the device."""
     self_us: float
     """The part of `total_us` without the modules and operators within it."""
 
@@ -129,7 +130,7 @@ class LaunchTotals:
     """Kernels of less than 10 µs."""
     short_us: float
     slow_launches: int
-    """Kernels whose launching call took longer than they did."""
+    """Kernels whose launching call took longer than they did; not those of CUDA graphs."""
 
 
 @dataclass(frozen=True)

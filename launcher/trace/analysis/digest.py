@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
+from gpurun.launcher.trace.analysis.breakdown import LOST, Activity, Measure, Queue, Waits, joined, measure
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
@@ -21,9 +21,11 @@ from gpurun.launcher.trace.analysis.steps import (
     Step,
     before_capture,
     host_steps,
+    launch_notes,
     launched,
     overlap_notes,
     recorded_text,
+    replay_notes,
     step_at,
     windows,
 )
@@ -43,7 +45,6 @@ from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import plural
 
 MAX_RANKS = 1 << 31
 """Larger numbers are damage."""
@@ -229,9 +230,10 @@ class _GpuPicture:
         gpu = self.trace.gpu
         mine = self.devices.share(np.argsort(gpu.start, kind="stable"), device)
         busy = gpu.covered if len(mine) == len(gpu) else union(gpu.start[mine], gpu.end[mine])
-        before_capture = np.iinfo(np.int64).min
-        launches = np.where(self.work.launch[mine] >= 0, self.work.start[mine], before_capture)
-        return busy, Queue(gpu.start[mine], launches)
+        launches = np.where(self.work.is_known, self.work.start, LOST)
+        if self.work.is_known.any():
+            launches[before_capture(self.trace, self.work)] = np.iinfo(np.int64).min
+        return busy, Queue(gpu.start[mine], launches[mine])
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -352,7 +354,7 @@ def _device(trace: Trace, on_gpu: bool) -> str:
         return f"CPU ({', '.join(others)} not read)" if others else "CPU"
     devices = trace.header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
-        if isinstance(device, dict) and isinstance(device.get("name"), str):
+        if isinstance(device, dict) and isinstance(device.get("name"), str) and device["name"]:
             return str(device["name"])
     return "GPU"
 
@@ -382,15 +384,6 @@ def _warnings(
         )
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
-        found += [f"{path}: {text}" for text in _launch_notes(trace, steps, work)]
+        found += [f"{path}: {text}" for text in launch_notes(trace, steps, work)]
+        found += [f"{path}: {text}" for text in replay_notes(work)]
     return tuple(found)
-
-
-def _launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[str]:
-    """What a missing launch means for the steps' figures."""
-    if not steps:
-        return []
-    if not work.is_known.any():
-        return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
-    lost = int((~work.is_known & ~before_capture(trace, work)).sum())
-    return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []

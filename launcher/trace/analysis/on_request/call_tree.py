@@ -79,7 +79,8 @@ def _tree(trace: Trace, work: Launched) -> _Tree:
     of_module, of_op, of_work = (np.full(size, ROOT, dtype=np.int64) for size in sizes)
     tree = _Tree(of_module, of_op, of_work)
     known = np.flatnonzero(work.is_known)
-    threads, times = trace.launches.thread[work.launch[known]], work.start[known]
+    calls = work.call[known]
+    threads, times = trace.launches.thread[calls], trace.launches.start[calls]
     for stretch in stretches(trace.ops, trace.modules):
         modules = np.flatnonzero(stretch.holds(trace.modules.start))
         ops = np.flatnonzero(stretch.holds(trace.ops.start))

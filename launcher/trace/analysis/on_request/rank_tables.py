@@ -70,11 +70,11 @@ def rank_tables(
     ops_of = launching_ops(trace, work) if by_op else np.empty(0, dtype=np.int64)
     has_own = bool(kept) and in_steps is not shown
     choices = [shown, in_steps] if has_own and not in_steps.is_all else [shown]
-    shapes = [tuple(op_shapes(trace, ops_of, each, device)) for each in choices if "shapes" in show]
+    shapes = [tuple(op_shapes(trace, work, ops_of, each, device)) for each in choices if "shapes" in show]
     trees = call_trees(trace, work, ops_of, choices) if "operators" in show else []
     return RankTables(
         num_steps=len(kept),
-        kernels=tuple(kernel_shapes(trace, ops_of, shown)) if "kernels" in show else None,
+        kernels=tuple(kernel_shapes(trace, work, ops_of, shown)) if "kernels" in show else None,
         shapes=shapes[0] if shapes else None,
         step_shapes=shapes[-1] if shapes and has_own else None,
         operators=trees[0] if trees else None,
