@@ -156,7 +156,7 @@ _SHAPES: tuple[Figure[ShapeTotal], ...] = (
     Figure("ms", lambda row: row.device_us, ms_text),
     Figure("count", lambda row: row.count, format_count),
     Figure("µs each", lambda row: row.device_us / row.count, _one),
-    Figure("TFLOP/s", lambda row: row.tflop_per_s, _two),
+    Figure("TFLOP/s", lambda row: row.tflop_per_s, format_rate),
     Figure("GB/s", lambda row: row.gb_per_s, _one),
 )
 
