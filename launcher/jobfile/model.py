@@ -147,6 +147,7 @@ class Profile(Section):
 class Logs(Section):
     """What is kept of the ranks' output."""
 
+    shorthand = "keep"
     keep_bytes: Size = GIB
     """How much the logs of one launch may take on each node: `500 MiB`, `1 GiB` or a number of bytes. Each
     rank has an equal share. A log that has reached half of its share is moved to `rankN.log.1`, and replaces
