@@ -110,13 +110,13 @@ def _imported_by_name(node: ast.Call, importers: frozenset[str]) -> ast.expr | N
 def _attributes(module: Module) -> Iterator[Import]:
     """Modules used as attributes of an imported package: `import gpurun; gpurun.launcher.cli.main`."""
     packages = dict(_imported_packages(module))
-    for node in module.nodes:
+    for node in (node for node in module.nodes if isinstance(node, ast.Attribute)):
         name, *attributes = _chain(node)
-        if attributes and name in packages:
+        if name in packages:
             parts = [*packages[name].split("."), *attributes]
             used = next((end for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in modules()), 0)
             if used > packages[name].count(".") + 1:
-                yield Import(".".join(parts[:used]), getattr(node, "lineno", 0))
+                yield Import(".".join(parts[:used]), node.lineno)
 
 
 def _imported_packages(module: Module) -> Iterator[tuple[str, str]]:
