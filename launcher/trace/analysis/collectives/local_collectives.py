@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class Group:
     """Whether it may be any of several groups that this rank is in."""
     description: str | None = field(default=None, compare=False)
     """What the program calls it, such as `mesh_tp`."""
+    possible: tuple[tuple[str, Ranks], ...] = field(default=(), compare=False)
+    """Names and ranks of the groups that an unnamed one may be; empty if the ranks of some aren't known."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,19 @@ class ProcessGroups:
         """The only group that this rank has; of several, which one isn't known."""
         if len(self.configured) == 1:
             ((name, ranks),) = self.configured.items()
-            return Group(name, ranks, description=self.descriptions.get(name))
+            return Group(name, ranks, description=self.descriptions.get(name), possible=self._possible)
         every = set(self.configured.values())
         if len(every) == 1:
-            return Group(UNNAMED, every.pop())
+            return Group(UNNAMED, every.pop(), possible=self._possible)
         ranks = self._if_world(facts.group_size)
         if ranks is None and len(every) > 1:
-            return Group(UNKNOWN, None, is_ambiguous=True)
+            return Group(UNKNOWN, None, is_ambiguous=True, possible=self._possible)
         return Group(UNNAMED, ranks)
+
+    @cached_property
+    def _possible(self) -> tuple[tuple[str, Ranks], ...]:
+        known = tuple((name, ranks) for name, ranks in self.configured.items() if ranks is not None)
+        return known if len(known) == len(self.configured) else ()
 
     def peer(self, facts: CommFacts) -> int | None:
         """The other rank of a send or receive: as named, else by its number, if all possible groups agree."""

@@ -10,6 +10,7 @@ from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offs
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
 from gpurun.launcher.trace.analysis.collectives.drift import clock_rates
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
+from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
 
 Key = tuple[object, ...]
@@ -76,6 +77,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     Where a trace doesn't say which ranks a group has, all ranks are taken for one group, as in the traces of
     old versions of torch; unless most of its collectives then don't end together.
     """
+    ranks = _with_groups(ranks)
     found = _sorted(ranks, {})
     numbers = [rank.rank for rank in ranks]
     rates = clock_rates(list(found.collectives.values()), _pairs(found), numbers)
@@ -102,6 +104,17 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     collectives = tuple(_collectives(good, all_here, clocks))
     unknown = len(found.unknown_groups), len(found.unknown_peers)
     return Matched(collectives, replace(clocks, rates=rates), *unknown)
+
+
+def _with_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:
+    """The ranks with the groups of unnamed collectives, where only one is possible."""
+    groups = groups_found(
+        (rank.rank, local, rank.step_numbers.get(local.step)) for rank in ranks for local in rank.collectives
+    )
+    return [
+        replace(rank, collectives=[named(local, groups.get(id(local))) for local in rank.collectives])
+        for rank in ranks
+    ]
 
 
 def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None]) -> _Sorted:
