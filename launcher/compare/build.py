@@ -33,7 +33,15 @@ from gpurun.launcher.compare.model import (
     TracedSteps,
     VariantResult,
 )
-from gpurun.launcher.compare.notes import alerts, findings, notes, open_notes, restart_notes, software_notes
+from gpurun.launcher.compare.notes import (
+    alerts,
+    budget_notes,
+    findings,
+    notes,
+    open_notes,
+    restart_notes,
+    software_notes,
+)
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
@@ -86,6 +94,7 @@ def compare_run(run: RunDir) -> Comparison:
         summary=conclusion.summary,
         notes=(
             *notes(plan, measured, differences.within),
+            *(budget_notes(run, plan) if complete else ()),
             *(open_notes(plan, undecided, looks) if complete and not interference else ()),
             *restart_notes(run),
             *software_notes(run, measured.values()),

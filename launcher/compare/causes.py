@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named
 from gpurun.launcher.units import format_ms
 
@@ -116,8 +117,31 @@ def grown_compute(slower: VariantResult, faster: VariantResult) -> Loss | None:
     if longer_ms <= 0 or more_ms < max(MOST * longer_ms, MENTION_FROM * span_ms):
         return None
     spent = cause_named("compute", on_cpu(slower.ranks)).spent
-    text = f"rank {one.rank} spends {{ms}} {spent}{_why_compute_grew(one, other)}"
+    is_alike = STRATEGIES[slower.strategy].has_replicas == STRATEGIES[faster.strategy].has_replicas
+    which = grown_operators(one, other, more_ms) if is_alike else ""
+    text = f"rank {one.rank} spends {{ms}} {spent}{which}{_why_compute_grew(one, other)}"
     return Loss("compute", (one.rank,), one.compute_ms, span_ms, text, more_ms)
+
+
+NAMED_OPERATORS = 2
+"""That are named at the most, those that grew most."""
+NAMED_FROM = 0.2
+"""Share of the growth of compute from which on an operator is named."""
+
+
+def grown_operators(one: RankFigures, other: RankFigures, more_ms: float) -> str:
+    """`, mostly in aten::mm (+8.12 ms a step)`: what grew by a relevant part of `more_ms`.
+
+    Only the longest operators are known. One that the other rank's list lacks took at most as long there as
+    the last of it.
+    """
+    before = other.operators_ms
+    least_ms = min(before.values(), default=0.0)
+    grown = {name: ms - before.get(name, least_ms) for name, ms in one.operators_ms.items() if before}
+    most = sorted(grown, key=lambda name: -grown[name])[:NAMED_OPERATORS]
+    named = [name for name in most if grown[name] >= NAMED_FROM * more_ms]
+    parts = [f"{name} (+{format_ms(grown[name])} ms a step)" for name in named]
+    return f", mostly in {' and '.join(parts)}" if parts else ""
 
 
 LOWER_CLOCK = 0.95

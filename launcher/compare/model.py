@@ -151,6 +151,8 @@ class RankFigures:
     """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
+    operators_ms: Mapping[str, float] = field(default_factory=dict)
+    """Compute of a traced step by operator, on a GPU by kernel, longest first; the mean of all of them."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class Gate:
         return " ".join((self.headline, *self.details))
 
 
-CONCLUSIONS = 4
+CONCLUSIONS = 5
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -11,9 +11,9 @@ from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, Va
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.rundir.records import Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
-from gpurun.launcher.units import Interval, format_ms, plural
+from gpurun.launcher.units import Interval, format_ms, format_number, plural
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -60,6 +60,33 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
         return (f"{found}: they differ by too little to decide that in an hour.",)
     minutes = math.ceil(s / 60)
     return (f"{found}. To decide it takes about {plural(minutes, 'minute')}: set `budget: {minutes}m`.",)
+
+
+SPENT_ON: dict[str, tuple[Stage, ...]] = {
+    "rounds": ("round",),
+    "the program": ("run",),
+    "warm-up": ("warmup",),
+    "start-up": ("start", "build"),
+    "gradient checks": ("check",),
+    "balanced splits": ("balance",),
+    "traces": ("profile",),
+}
+
+
+def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
+    """What part of the budget the launches took, and for what; the rest is left, or lies between launches."""
+    logs = run.read_all_events()
+    stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
+    if plan.budget_s is None or not stages:
+        return ()
+    spent = {
+        name: format_number(100 * sum(s for stage, s in stages if stage in names) / plan.budget_s, 0)
+        for name, names in SPENT_ON.items()
+    }
+    parts = [f"{name} {percent} %" for name, percent in spent.items() if percent != "0"]
+    total = format_number(100 * sum(seconds for _, seconds in stages) / plan.budget_s, 0)
+    of = f"{plural(len(logs), 'launch')} took {total} % of the budget"
+    return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:

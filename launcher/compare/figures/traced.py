@@ -4,9 +4,10 @@ Traces grow to hundreds of megabytes, a report is asked for many times: `variant
 outcome, and is made anew when a trace is another file than the one that it was made from.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from gpurun.launcher.rundir.paths import is_own, rank_files
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 6
+SCHEMA = 7
+MOST_OPERATORS = 20
+"""That are kept of each rank, the longest ones."""
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -70,6 +73,9 @@ class Traced:
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
     warnings: tuple[str, ...]
+    operators_ns: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Compute in a step by operator, on a GPU by kernel: the mean of all steps, by rank. Of a process with
+    several GPUs it isn't known which of them computed what."""
 
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:
@@ -119,12 +125,30 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     )
     ranks = analysis.report.ranks
     steps, means = quiet_steps(ranks)
-    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings)
+    operators = {rank.rank: operators_ns(rank) for rank in ranks if not rank.devices}
+    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators)
 
 
 def _relative(text: str, root: Path) -> str:
     """Paths as everywhere in a comparison, from the run directory on; the run may be moved."""
     return text.replace(f"{root}/", "")
+
+
+def operators_ns(rank: "RankTrace") -> dict[str, int]:
+    """Compute of the rank's mean step by kernel; by operator where no GPU worked."""
+    kernels = [
+        (kernel.name, kernel.device_us) for kernel in rank.per_step.kernels if kernel.kind == "compute"
+    ]
+    found: dict[str, float] = {}
+    for name, us in kernels or [(op.name, op.host_us) for op in rank.per_step.ops]:
+        found[short_name(name)] = found.get(short_name(name), 0.0) + us / max(1, len(rank.steps))
+    longest = sorted(found, key=lambda name: -found[name])[:MOST_OPERATORS]
+    return {name: round(1000 * found[name]) for name in longest}
+
+
+def short_name(kernel: str) -> str:
+    """`at::native::reduce_kernel` for a kernel's name with its template and types."""
+    return re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0].strip() or kernel
 
 
 def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
@@ -165,9 +189,9 @@ def _replicas(ranks: Sequence["RankTrace"]) -> list[tuple[int, Sequence["StepBre
 def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
     """The mean step in whole ns; idle takes what the rounding of the others leaves, so that it adds up."""
     means: dict[str, int | None] = {}
-    for field in fields(RankBreakdown):
-        values = [getattr(step, field.name) for step in steps]
-        means[field.name] = None if None in values else round(mean(values))
+    for each in fields(RankBreakdown):
+        values = [getattr(step, each.name) for step in steps]
+        means[each.name] = None if None in values else round(mean(values))
     found = RankBreakdown(**means)  # type: ignore[arg-type]
     exposed_ns = found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
     return replace(found, idle_ns=found.span_ns - found.compute_ns - exposed_ns - found.other_steps_ns)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
+from types import MappingProxyType
 
 from gpurun.launcher.compare.figures.other_load import (
     cpu_ms,
@@ -154,6 +155,7 @@ def rank_figures(
             _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
             breakdowns.get(rank),
             alone,
+            traced.operators_ns.get(rank, {}) if traced else {},
         )
         for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
@@ -197,7 +199,12 @@ def mean_of(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone: bool = False) -> RankFigures:
+def with_breakdown(
+    figures: RankFigures,
+    breakdown: RankBreakdown | None,
+    alone: bool = False,
+    operators_ns: Mapping[str, int] = MappingProxyType({}),
+) -> RankFigures:
     """The rank's figures with what its trace adds to them; one device `alone` has no communication."""
     if breakdown is None:
         return figures
@@ -216,6 +223,7 @@ def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone:
         wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
         transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
+        operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
     )
 
 

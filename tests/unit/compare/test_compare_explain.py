@@ -320,11 +320,20 @@ def test_a_rank_that_sleeps_is_not_in_python_between_operators() -> None:
         ({}, ""),
         ({"sm_clock_mhz": 1200.0}, ", at 1200 instead of 1500 MHz"),
         ({"alloc_retries": 3}, ", its memory nearly full (torch released cached memory 3 times)"),
+        ({"operators_ms": {"aten::mm": 38.0, "aten::add": 2.0}}, ", mostly in aten::mm (+8.00 ms a step)"),
+        (
+            {"operators_ms": {"gemm": 30.0, "aten::mm": 34.0, "aten::add": 2.0}},
+            ", mostly in gemm (+29.0 ms a step) and aten::mm (+4.00 ms a step)",
+        ),
     ],
 )
 def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(more: dict[str, float], reason: str) -> None:
-    ranks = tuple(replace(rank(number, 32, 50.0), sm_clock_mhz=1500.0) for number in (0, 1))
+    known = {"aten::mm": 30.0, "aten::add": 1.0}
+    ranks = tuple(
+        replace(rank(number, 32, 50.0), sm_clock_mhz=1500.0, operators_ms=known) for number in (0, 1)
+    )
     fast = variant("ddp-fast", (32, 32), 50.0, *ranks)
+    more = {"operators_ms": dict[str, float](), **more}  # type: ignore[dict-item]
     longer = tuple(replace(one, span_ms=60.0, compute_ms=60.0, **more) for one in ranks)  # type: ignore[arg-type]
     slow = variant("ddp-slow", (32, 32), 60.0, *longer)
     end = f"{reason[:-1]}; in traced steps)" if reason.endswith(")") else f"{reason} {TRACED}"

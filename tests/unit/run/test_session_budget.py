@@ -6,6 +6,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
@@ -91,7 +93,7 @@ def test_clear_losers_get_fewer_rounds_and_leave_when_that_is_established(tmp_pa
     first, *_, last = configs(case)
     assert [variant.rounds for variant in first.variants] == [None, None]
     dp = [config for config in configs(case) if config.strategy == "dp"]
-    assert [(dp[0].rounds, len(dp[0].variants)), (dp[-1].rounds, len(dp))] == [(5, 2), (1, 6)]
+    assert [(dp[0].rounds, len(dp[0].variants)), (dp[-1].rounds, len(dp))] == [(3, 2), (1, 6)]
     assert last.strategy == "ddp"
     assert len(configs(case)) > 2 * 6
 
@@ -106,6 +108,37 @@ def test_a_spent_budget_leaves_open_what_it_can_not_decide(tmp_path: Path) -> No
     (open_,) = comparison.open
     assert {open_.variant, comparison.leader} == {EVEN, SPLIT}
     assert " is slower than the fastest is still open" in comparison.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "launches"),
+    [
+        ({}, 22),
+        ({"01-ddp-2": 10.0}, 18),  # what the first launch takes is a part of the budget
+        ({"01-ddp-2": 20.0}, 2),  # another one may take as long
+        ({"04-ddp-2": 5.0}, 21),
+        ({"07-dp-2": 30.0}, 7),  # the other launch of its repetition isn't begun
+    ],
+)
+def test_no_launch_begins_that_does_not_fit_in_the_budget(
+    tmp_path: Path, late_s: dict[str, float], launches: int
+) -> None:
+    case = with_budget(tmp_path, CLOSE, budget_s=45)
+    play = case.ranks.scripts
+    assert callable(play)
+
+    def late(config: LaunchConfig) -> Script:
+        (at_s, first), *rest = play(config)
+        extra_s = late_s.get(config.launch, 0.0)
+        return [(at_s, first), *((at_s + extra_s, what) for at_s, what in rest)]
+
+    case.ranks.scripts = late
+    comparison = read_json(case.done().run.comparison, Comparison)
+    assert (len(configs(case)), case.clock.passed_s <= 45) == (launches, True)
+    assert comparison.complete
+    (spent,) = (note for note in comparison.notes if "of the budget" in note)
+    assert spent.startswith(f"{launches} launches took ")
+    assert spent.endswith("rounds 49 %, start-up 49 %.") or late_s
 
 
 def test_a_budget_for_less_than_two_launches_measures_every_variant_once(tmp_path: Path) -> None:
