@@ -295,6 +295,11 @@ class TraceReport:
     `null` where too few collectives, or messages in both directions, show it. Offsets are those at the start
     of a rank's trace.
     """
+    clock_drift_bounds_ppm: Mapping[str, tuple[float, float] | None]
+    """Between which the drift certainly is: no rank leaves a collective before another has come.
+
+    `null` for ranks that share too few collectives with the lowest one.
+    """
     ranks: tuple[RankTrace, ...]
     collectives: tuple[CollectiveReport, ...]
     stragglers: tuple[StragglerReport, ...]

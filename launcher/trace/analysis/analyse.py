@@ -197,6 +197,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
         clock_drift_ppm={str(rank): _ppm(matched.clocks.rates.get(rank)) for rank in ranks},
+        clock_drift_bounds_ppm={str(rank): _bounds_ppm(matched.clocks.bounds.get(rank)) for rank in ranks},
         ranks=tuple(rank_trace(rank, view) for rank, view in views),
         collectives=tuple(
             _collective(each, kinds.of(each), matched, base_ns) for each in matched.collectives
@@ -209,6 +210,10 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
 
 def _ppm(rate: float | None) -> float | None:
     return None if rate is None else rate * 1e6
+
+
+def _bounds_ppm(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if bounds is None else (bounds[0] * 1e6, bounds[1] * 1e6)
 
 
 def _kinds(ranked: Ranked, matched: Matched) -> GroupKinds:

@@ -57,6 +57,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "warnings",
         "clock_offsets_us",
         "clock_drift_ppm",
+        "clock_drift_bounds_ppm",
         "ranks",
         "collectives",
         "stragglers",
