@@ -15,6 +15,7 @@ from gpurun.launcher.trace.requested_tables import (
     CriticalPath,
     KernelTotal,
     LaunchTotals,
+    OperatorTotal,
     ShapeTotal,
 )
 
@@ -312,6 +313,8 @@ class TraceReport:
     shapes: tuple[ShapeTotal, ...] | None = None
     shapes_in_steps: tuple[ShapeTotal, ...] | None = None
     """Of what the steps launched, where the traces have steps."""
+    operators: tuple[OperatorTotal, ...] | None = None
+    operators_in_steps: tuple[OperatorTotal, ...] | None = None
     collective_totals: tuple[CollectiveTotal, ...] | None = None
     copies: tuple[CopyTotal, ...] | None = None
     launches: tuple[LaunchTotals, ...] | None = None

@@ -66,6 +66,8 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "kernels_by_shape",
         "shapes",
         "shapes_in_steps",
+        "operators",
+        "operators_in_steps",
         "collective_totals",
         "copies",
         "launches",
