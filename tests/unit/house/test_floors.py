@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import TypeGuard
 
 import pytest
 
@@ -244,7 +245,7 @@ def test_only_its_runtime_uses_torch_cuda() -> None:
     assert not used, "\n".join(used)
 
 
-def uses_cuda(node: ast.AST) -> bool:
+def uses_cuda(node: ast.AST) -> TypeGuard[ast.expr | ast.stmt]:
     """Whether it is an attribute or an import of torch's module for these devices."""
     names = {"cuda", "is_cuda", "cudnn"}
     if isinstance(node, ast.Attribute):
@@ -269,7 +270,7 @@ def test_no_code_compares_a_device_type() -> None:
     assert not [place for place in compared if not place.startswith(others)]
 
 
-def compares_a_type(node: ast.AST) -> bool:
+def compares_a_type(node: ast.AST) -> TypeGuard[ast.expr | ast.pattern]:
     texts = (part for asked_for in asked(node) for part in ast.walk(asked_for))
     return any(
         isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES for text in texts

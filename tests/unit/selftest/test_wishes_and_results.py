@@ -24,8 +24,8 @@ from gpurun.launcher.selftest.evidence import (
     Evidence,
 )
 from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding
-from gpurun.launcher.selftest.machine_checks import earlier_speed
-from gpurun.launcher.selftest.run_checks import traces
+from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
+from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import RESULT, Result, earlier_rates, run_selftest, wished_devices
 from gpurun.launcher.selftest.self_test import keep as keep_result
 from tests.unit.machine.test_host import UUIDS, NVMLError
@@ -113,6 +113,26 @@ def test_one_rank_has_no_collectives_to_match() -> None:
 def test_without_a_measured_strategy_nothing_is_said_about_traces() -> None:
     lost = tuple(replace(each, status="failed") for each in evidence().job(TRAINING).variants)
     assert traces(in_job(TRAINING, variants=lost)(evidence())).status == "skipped"
+
+
+def test_amd_gpus_are_named_also_where_cpu_devices_are_tested() -> None:
+    note = "this machine has an AMD GPU"
+    machine = replace(three_gpus(), gpus=(), driver=None, notes=(note,))
+    seen = replace(evidence(), machine=machine, devices=())
+    assert note in driver(seen).found
+    assert visible_devices(replace(seen, kind=CPU, devices=("cpu:0",))).found.endswith(f"; {note}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "memory free"),
+        ({"used_gib": {}}, NOT_REPORTED),
+        ({"kind": CPU}, "rank 2 named, the next launch worked"),
+    ],
+)
+def test_memory_is_called_free_only_where_it_was_looked_at(changes: dict[str, Any], words: str) -> None:
+    assert words in out_of_memory(replace(evidence(), **changes)).found
 
 
 # Wished devices
