@@ -60,7 +60,9 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
     def parse(value: Any) -> int:
         if type(value) is not int:
             is_quoted = isinstance(value, str) and value.lstrip("+-").isdecimal()
-            raise expected("a whole number", value, "write it without quotes" if is_quoted else None)
+            is_float = isinstance(value, float) and value.is_integer()
+            hint = "write it without quotes" if is_quoted else f"write {value:.0f}" if is_float else None
+            raise expected("a whole number", value, hint)
         if value < least:
             raise expected(f"a whole number of at least {least}", value)
         if most is not None and value > most:
