@@ -103,9 +103,7 @@ def last_half(
     Most of the warm-up is over by then, but nothing shows that all of it is.
     """
     halves = {
-        launch: range(num // 2, num)
-        for launch, num in _steps_of_launches(steps).items()
-        if num >= LEAST_STEPS
+        launch: range(num // 2, num) for launch, num in steps_of_launches(steps).items() if num >= LEAST_STEPS
     }
     found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
     shown = {step.step for of_rank in found.values() for step in of_rank if step.kind == "timed"}
@@ -113,7 +111,7 @@ def last_half(
     return found, not_steady_text(num, len(shown)) if shown else None
 
 
-def _steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
+def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
     """How many steps all ranks have of each launch."""
     found: dict[str, int] = {}
     for of_rank in steps.values():
