@@ -12,7 +12,7 @@ from tests.integration.command import Result, gpurun, write
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 NAMES = (
-    *("ddp", "no_destroy", "fsdp", "loader", "children", "ending", "seeds", "threads"),
+    *("ddp", "no_destroy", "loader", "children", "ending", "seeds", "threads"),
     *("wrong_exit", "early"),
 )
 
@@ -67,10 +67,9 @@ def test_steps_of_an_unchanged_program_are_timed_and_traced(ran: Result) -> None
     assert kinds[28] in ("timed", "warmup")
 
 
-def test_fsdp_and_data_loaders_have_their_steps_too(ran: Result) -> None:
-    for name in ("fsdp", "loader"):
-        lines = (ran.directory / f"run/variants/script-2-{name}/rank0.jsonl").read_text().splitlines()
-        assert len(lines) >= 13, name  # and not those of its workers
+def test_the_steps_of_a_program_with_data_loaders_are_not_those_of_its_workers(ran: Result) -> None:
+    lines = (ran.directory / "run/variants/script-2-loader/rank0.jsonl").read_text().splitlines()
+    assert len(lines) >= 13
 
 
 def test_a_program_without_steps_has_a_running_time_and_a_note(ran: Result) -> None:
