@@ -1,10 +1,14 @@
-"""What TraceLens' own reports say about its test traces, and what `gpurun trace` says, figure by figure.
+"""What the tests of TraceLens, of Kineto's TensorBoard plugin and of HTA state, and what gpurun says.
 
     python -m benchmarks.traces.peers DIRECTORY
 
-DIRECTORY is searched for traces NAME.json.gz with a report in NAME_perf_report_csvs/ next to them, or one
-trace next to perf_csvs/, as `tests/traces` of TraceLens (AMD-AGI/TraceLens) has them. Of the latter, whose
-reports mix in another trace, only the GPU's time is compared. Nothing is kept but how many figures are equal.
+DIRECTORY is searched for their tests with their traces:
+    TraceLens (AMD-AGI/TraceLens): `tests/traces`, traces NAME.json.gz with a report in NAME_perf_report_csvs/
+        next to them, or one trace next to perf_csvs/. Of the latter, whose reports mix in another trace, only
+        the GPU's time is compared.
+    the plugin (pytorch/kineto before 94979607): `tb_plugin` with `test` and `samples`
+    HTA (facebookresearch/HolisticTraceAnalysis): `tests` with `data`
+Nothing is kept but how many figures are equal.
 """
 
 import argparse
@@ -16,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.timing import machine_facts, record, table
+from benchmarks.traces.peer_tests import POINTER_BYTES, of_hta, of_plugin
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import Breakdown, TraceReport
 
@@ -69,6 +74,7 @@ def figures(trace: Path, reports: Path) -> list[Figure]:
     return found
 
 
+NO_MEMSETS = "this report of TraceLens leaves memsets out"
 MEMSETS = "TraceLens counts memsets as compute; gpurun as copies"
 LATER = "TraceLens' time begins at the step's mark on the GPU; gpurun's with the first work in the file"
 
@@ -92,7 +98,10 @@ def timeline(trace: str, report: TraceReport, rows: Iterable[Row]) -> Iterable[F
         of = ours.get(name)
         if of is not None:
             is_memset = name in ("computation_time", "exposed_memcpy_time", "total_memcpy_time")
+            left_out = abs(theirs["busy_time"] + total.memset_us - ours["busy_time"](total)) <= EQUAL_US
             reasons = [LATER] * is_later + [MEMSETS] * bool(is_memset and total.memset_us)
+            if total.memset_us and left_out:
+                reasons = [NO_MEMSETS]
             yield Figure(trace, "GPU time", name, us, of(total), "; ".join(reasons))
 
 
@@ -105,7 +114,7 @@ def kernels(trace: str, report: TraceReport, rows: Iterable[Row]) -> Iterable[Fi
         sums[1] += each.count
     theirs: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in rows:
-        sums = theirs[row["Parent cpu_op"], row["Kernel name"]]
+        sums = theirs[row.get("Parent cpu_op", ""), row["Kernel name"]]
         sums[0] += float(row["Kernel duration (µs)_sum"])
         sums[1] += float(row["Kernel duration (µs)_count"])
     for (op, name), (us, count) in theirs.items():
@@ -117,10 +126,11 @@ def kernels(trace: str, report: TraceReport, rows: Iterable[Row]) -> Iterable[Fi
 def operators(trace: str, report: TraceReport, rows: Iterable[Row]) -> Iterable[Figure]:
     """Time on the GPU of what each operator launched directly."""
     ours = {each.name: each.device_us for each in report.ranks[0].ops}
+    reason = NO_MEMSETS if report.ranks[0].total.memset_us else ""
     for row in rows:
         us = float(row["total_direct_kernel_time_sum"])
         if us:
-            yield Figure(trace, "operators", f"{row['name']}: µs", us, ours.get(row["name"]))
+            yield Figure(trace, "operators", f"{row['name']}: µs", us, ours.get(row["name"]), reason)
 
 
 BIAS = "TraceLens adds the bias to the FLOPs of addmm; torch's own counter and gpurun don't"
@@ -155,8 +165,9 @@ def text(found: Sequence[Figure]) -> str:
     different = [each for each in found if not each.is_equal]
     return "\n\n".join(
         [
-            f"{len(found)} figures of TraceLens' reports on its own test traces, and gpurun's on the same "
-            f"files: {len(found) - len(different)} are equal (to {100 * EQUAL:g} %, or {EQUAL_US} µs).",
+            f"{len(found)} figures of TraceLens' reports and of the tests of Kineto's TensorBoard plugin and "
+            "of HTA (those of its traces that its repository holds), and gpurun's on the same traces: "
+            f"{len(found) - len(different)} are equal (to {100 * EQUAL:g} %, or {EQUAL_US} µs).",
             table(["trace", "figures of", "compared", "equal", "largest difference", "why"], rows),
         ]
     )
@@ -182,7 +193,7 @@ def _trace_of(reports: Path) -> str:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Writes the section "Figures of TraceLens"."""
+    """Writes the section "Figures of peers' tests"."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--differences", action="store_true", help="list them instead")
@@ -190,16 +201,19 @@ def main(arguments: Sequence[str] = ()) -> None:
     facts, found = machine_facts(), list[Figure]()
     for reports in sorted(options.directory.rglob("*csvs")):
         for trace in reports.parent.glob(_trace_of(reports)):
-            if trace.stat().st_size > 1000:  # else a pointer to a file that isn't there
+            if trace.stat().st_size > POINTER_BYTES:
                 found += figures(trace, reports)
+    for name, read in (("result_check_file.txt", of_plugin), ("test_trace_parse.py", of_hta)):
+        for file in options.directory.rglob(name):
+            found += [Figure(*each) for each in read(file.parent)]
     if not found:
-        raise SystemExit(f"{options.directory}: no trace with a report in NAME{SUFFIX} next to it")
+        raise SystemExit(f"{options.directory}: none of these tests")
     if options.differences:
         for each in found:
             if not each.is_equal:
                 print(each.trace, each.kind, each.name, each.theirs, each.ours, each.reason, sep="\t")
         return
-    record("Figures of TraceLens", text(found), facts)
+    record("Figures of peers' tests", text(found), facts)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,9 @@ class NameTotal:
     kind: str
     """compute, comm or memcpy; op; module."""
     count: int
+    """Of an operator or module, its calls on the CPU; replays of a CUDA graph aren't any."""
     device_us: float
-    """On the GPU: the work itself, or what was launched directly from here."""
+    """On the GPU: the work itself, or what was launched, or captured and replayed, directly from here."""
     host_us: float
     """On the CPU, without nested ranges."""
     comm_us: float = 0.0

@@ -20,6 +20,7 @@ class ShapeTotal:
     types: str
     """Of the same tensors."""
     count: int
+    """With each replay of a CUDA graph that captured it."""
     device_us: float
     """Of the GPU work launched directly from it; where the CPU is the device, on the CPU."""
     flops: int | None
@@ -105,7 +106,7 @@ class LaunchTotals:
     """Kernels of less than 10 µs."""
     short_us: float
     slow_launches: int
-    """Kernels whose launching call took longer than they did."""
+    """Kernels whose launching call took longer than they did; not those of CUDA graphs."""
 
 
 @dataclass(frozen=True)

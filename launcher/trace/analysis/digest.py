@@ -369,6 +369,7 @@ def _warnings(
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
         found += [f"{path}: {text}" for text in _launch_notes(trace, steps, work)]
+        found += [f"{path}: {text}" for text in _replay_notes(work)]
     return tuple(found)
 
 
@@ -380,6 +381,17 @@ def _launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[s
         return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
     lost = int((~work.is_known & ~before_capture(trace, work)).sum())
     return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []
+
+
+def _replay_notes(work: Launched) -> list[str]:
+    """Of which replays of CUDA graphs the operators aren't known."""
+    unknown = int((work.replayed & (work.captured < 0)).sum())
+    if not unknown:
+        return []
+    return [
+        f"no capture in the trace is certain to be that of the CUDA graphs that launched "
+        f"{plural(unknown, 'piece')} of GPU work: counted for the operator, if any, that launched the graph"
+    ]
 
 
 def _recorded(steps: list[HostStep]) -> str:

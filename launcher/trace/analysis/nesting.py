@@ -31,6 +31,8 @@ class Nesting:
     """Position in the original column of each range on the line."""
     starts: Int64
     ends: Int64
+    """A range without length ends 1 ns after its start: work may be launched from within it."""
+    lengths: Int64
     sorted_ends: Int64
     depths: NDArray[np.int32]
     first_ns: int
@@ -47,11 +49,11 @@ class Nesting:
 
     def self_ns(self) -> Int64:
         """Time of each range, in the order of its column, less that of the ranges directly inside."""
-        own = self.ends - self.starts
+        own = self.lengths.copy()
         for outer, inner in pairwise(self.levels):
             parent = np.searchsorted(outer, inner) - 1
             inner, parent = inner[parent >= 0], parent[parent >= 0]
-            np.subtract.at(own, outer[parent], self.ends[inner] - self.starts[inner])
+            np.subtract.at(own, outer[parent], self.lengths[inner])
         np.maximum(own, 0, out=own)
         result = np.empty_like(own)
         result[self.order] = own
@@ -89,13 +91,13 @@ def nest(spans: Spans) -> Nesting | None:
     starts -= first_ns
     order = np.lexsort((-spans.duration, starts))
     starts = starts[order]
-    ends = spans.duration[order]
-    np.maximum(ends, 1, out=ends)
+    lengths = spans.duration[order]
+    ends = np.maximum(lengths, 1)
     ends += starts
     sorted_ends = np.sort(ends)
     depths = np.arange(len(starts), dtype=np.int32)
     depths -= np.searchsorted(sorted_ends, starts, "right").astype(np.int32)
-    return Nesting(order, starts, ends, sorted_ends, depths, first_ns, stride_ns)
+    return Nesting(order, starts, ends, lengths, sorted_ends, depths, first_ns, stride_ns)
 
 
 SIZE = 1 << 17

@@ -12,10 +12,12 @@ overlap belongs to the earlier one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.trace.analysis.cuda_graphs import captured_calls, replayed_work
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import HostKind
 from gpurun.launcher.trace.kineto.columns import Trace
@@ -42,6 +44,15 @@ class Launched:
     """When the launching call began; the start of the work itself if unknown."""
     step: NDArray[np.int32]
     """Position of the step that launched it; −1: none."""
+    replayed: NDArray[np.bool_]
+    """Whether a CUDA graph launched it."""
+    captured: Int64
+    """Position in `trace.launches` of the call that captured it; −1: none, or not known."""
+
+    @cached_property
+    def call(self) -> Int64:
+        """Position in `trace.launches` of the call to whose operator it belongs; −1: unknown."""
+        return np.where(self.captured >= 0, self.captured, self.launch)
 
     @property
     def is_known(self) -> NDArray[np.bool_]:
@@ -98,7 +109,8 @@ def launched(trace: Trace, steps: list[HostStep]) -> Launched:
     start = np.where(known, calls.start[launch] if len(keys) else gpu.start, gpu.start)
     # A trace without any launches has nothing better than the time at which the work itself began.
     step = np.where(known | ~known.any(), step_at(steps, start), NO_STEP).astype(np.int32)
-    return Launched(launch, start, step)
+    replayed = replayed_work(trace, launch)
+    return Launched(launch, start, step, replayed, captured_calls(trace, launch, replayed))
 
 
 def step_at(steps: list[HostStep], times_ns: Int64) -> Int64:

@@ -97,7 +97,7 @@ def op_times(
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Where and when work was launched, and how long it ran."""
+    """Where and when work was launched, or captured, and how long it ran."""
 
     threads: NDArray[np.int32]
     times: Int64
@@ -111,10 +111,9 @@ class _Calls:
 
 
 def _calls(trace: Trace, work: Launched, chosen: Mask) -> _Calls:
-    known = chosen & (work.launch >= 0)
-    launch = work.launch[known]
-    gpu = trace.gpu
-    return _Calls(trace.launches.thread[launch], work.start[known], gpu.duration[known], gpu.kind[known])
+    known = chosen & work.is_known
+    call, gpu, calls = work.call[known], trace.gpu, trace.launches
+    return _Calls(calls.thread[call], calls.start[call], gpu.duration[known], gpu.kind[known])
 
 
 @dataclass(eq=False)

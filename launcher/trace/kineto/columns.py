@@ -17,6 +17,7 @@ from gpurun.launcher.trace.kineto.details import Details
 from gpurun.launcher.trace.kineto.events import CommFacts, Text
 
 Int32 = NDArray[np.int32]
+NO_NAME = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,8 @@ class GpuWork(Spans):
     """`GpuKind`."""
     correlation: Int64
     """Equal for the work and the call that launched it; −1: unknown."""
+    node: Int64
+    """Number of the node of the CUDA graph that replayed it; 0: none, or the trace doesn't say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,8 @@ class Launches(Spans):
     """Calls of the CUDA or HIP API."""
 
     correlation: Int64
+    kernel: Int32
+    """Index into `Trace.launched_kernels`; 0: none, as always with CUDA."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class Trace:
     """By position in `gpu`."""
     launches: Launches
     launch_names: tuple[str, ...]
+    launched_kernels: tuple[str, ...]
+    """Names of kernels in the arguments of calls; the first is none."""
     ops: Spans
     op_names: tuple[str, ...]
     op_kinds: NDArray[np.int8]

@@ -1,4 +1,4 @@
-"""What only tables on request need of a trace: shapes, sizes of copies, waits for streams, CUDA graphs."""
+"""What only tables on request need of a trace: shapes, sizes of copies, waits for streams."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ NO_SHAPES = -1
 
 class DetailedArguments(Arguments, gc=False, frozen=True, rename={
     "num_bytes": "bytes",
-    "graph": "graph id",
-    "graph_node": "graph node id",
     "waits_for_stream": "wait_on_stream",
     "waits_for_record": "wait_on_cuda_event_record_corr_id",
 }):  # fmt: skip
     """The arguments that tables on request read in addition."""
 
     num_bytes: Number = None
-    graph: Number = None
-    graph_node: Number = None
     waits_for_stream: Text = None
     waits_for_record: Number = None
 
@@ -74,8 +70,6 @@ class Details:
     waits: tuple[GpuWait, ...]
     copy_bytes: dict[int, int]
     """By position in `trace.gpu`."""
-    graph_nodes: dict[int, tuple[int, int]]
-    """Graph and node of work that a CUDA graph launched, by position in `trace.gpu`."""
 
 
 @dataclass
@@ -86,7 +80,6 @@ class DetailsReader:
     of_op: list[NDArray[np.int32]] = field(default_factory=list)
     waits: list[GpuWait] = field(default_factory=list)
     copy_bytes: dict[int, int] = field(default_factory=dict)
-    graph_nodes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add_gpu(self, first: int, arguments: Sequence[Any], kinds: NDArray[np.int8]) -> None:
         """Adds GPU work; `first` is the position of the first piece."""
@@ -94,10 +87,6 @@ class DetailsReader:
             size = whole(getattr(arguments[i], "num_bytes", None))
             if size is not None and size >= 0:
                 self.copy_bytes[first + i] = size
-        for i, args in enumerate(arguments):
-            graph, node = whole(getattr(args, "graph", None)), whole(getattr(args, "graph_node", None))
-            if graph and node:
-                self.graph_nodes[first + i] = (graph, node)
 
     def add_ops(self, events: Sequence[Event]) -> None:
         """Adds operators, in the order in which they get into their column."""
@@ -135,7 +124,6 @@ class DetailsReader:
             np.concatenate(self.of_op) if self.of_op else np.empty(0, dtype=np.int32),
             tuple(self.waits),
             self.copy_bytes,
-            self.graph_nodes,
         )
 
 

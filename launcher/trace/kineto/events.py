@@ -45,6 +45,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     "target": "Dst Rank",
     "sequence": "Seq",
     "inputs": "Concrete Inputs",
+    "graph_node": "graph node id",
 }):  # fmt: skip
     """The arguments that the analysis reads; others are skipped."""
 
@@ -68,6 +69,9 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     target: Number = None
     sequence: Number = None
     inputs: msgspec.Raw = msgspec.Raw()
+    graph_node: Number = None
+    kernel: Text = None
+    """Of a call that launches one: its name."""
 
 
 NO_ARGUMENTS = Arguments()

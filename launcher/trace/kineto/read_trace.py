@@ -29,6 +29,7 @@ from gpurun.launcher.trace.kineto.classify import (
     host_kind,
 )
 from gpurun.launcher.trace.kineto.columns import (
+    NO_NAME,
     Columns,
     GpuWork,
     HostRange,
@@ -48,6 +49,7 @@ from gpurun.launcher.trace.kineto.events import (
     Arguments,
     CommFacts,
     Event,
+    Number,
     Text,
     bounded,
     call_facts,
@@ -129,6 +131,7 @@ class Reader:
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
     gpu_names: NameTable = field(default_factory=lambda: NameTable(gpu_kind))
     launch_names: Numbering = field(default_factory=Numbering)
+    launched_kernels: Numbering = field(default_factory=lambda: Numbering({None: NO_NAME}))
     op_names: NameTable = field(default_factory=lambda: NameTable(host_kind))
     module_names: Numbering = field(default_factory=Numbering)
     annotation_names: Numbering = field(default_factory=Numbering)
@@ -210,16 +213,19 @@ class Reader:
             name=names,
             kind=kinds,
             stream=_numbers(self.streams, places, len(places)),
-            correlation=_correlations(arguments),
+            correlation=_whole_numbers([args.correlation for args in arguments], -1),
+            node=_whole_numbers([args.graph_node for args in arguments], 0),
         )
 
     def _add_launches(self, events: list[Event], start: Int64, duration: Int64) -> None:
+        arguments = [event.args or NO_ARGUMENTS for event in events]
         self.launches.add(
             start=start,
             duration=duration,
             name=_numbers(self.launch_names, map(_TEXT, events), len(events)),
             thread=self._threads(events),
-            correlation=_correlations([event.args or NO_ARGUMENTS for event in events]),
+            correlation=_whole_numbers([args.correlation for args in arguments], -1),
+            kernel=_numbers(self.launched_kernels, (args.kernel for args in arguments), len(arguments)),
         )
 
     def _add_ops(self, events: list[Event], start: Int64, duration: Int64) -> None:
@@ -272,13 +278,17 @@ class Reader:
                 *_spans(self.gpu, "stream"),
                 kind=self.gpu.done("kind", np.int8),
                 correlation=self.gpu.done("correlation", np.int64),
+                node=self.gpu.done("node", np.int64),
             ),
             gpu_names=self.gpu_names.names(),
             comm_facts=self.comm_facts,
             launches=Launches(
-                *_spans(self.launches), correlation=self.launches.done("correlation", np.int64)
+                *_spans(self.launches),
+                correlation=self.launches.done("correlation", np.int64),
+                kernel=self.launches.done("kernel", np.int32),
             ),
             launch_names=tuple(self.launch_names),
+            launched_kernels=tuple(str(name or "") for name in self.launched_kernels),
             ops=Spans(*_spans(self.ops)),
             op_names=self.op_names.names(),
             op_kinds=self.op_names.kinds,
@@ -353,11 +363,10 @@ def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int3
     )
 
 
-def _correlations(arguments: list[Arguments]) -> Int64:
-    found = [args.correlation for args in arguments]
+def _whole_numbers(found: list[Number], otherwise: int) -> Int64:
     if set(map(type, found)) <= {int}:
         return bounded(cast(list[int], found))
-    return bounded([-1 if (number := whole(each)) is None else number for each in found])
+    return bounded([otherwise if (number := whole(each)) is None else number for each in found])
 
 
 def _tensor_bytes(args: Arguments) -> tuple[int, ...]:

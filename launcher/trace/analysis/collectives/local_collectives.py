@@ -198,10 +198,13 @@ def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCo
     calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
     found = []
     for i in np.flatnonzero(gpu.kind == GpuKind.COMM).tolist():
-        launch, issued = int(work.launch[i]), int(work.start[i])
+        call, issued = int(work.call[i]), int(work.start[i])
         facts = trace.comm_facts[i]
-        if launch >= 0:
-            facts = calls.complete(facts, int(trace.launches.thread[launch]), issued)
+        if call >= 0:
+            launches = trace.launches
+            facts = calls.complete(facts, int(launches.thread[call]), int(launches.start[call]))
+        if work.captured[i] >= 0:
+            facts = replace(facts, sequence=None)  # the number that it had when it was captured
         start = int(gpu.start[i])
         end = start + int(gpu.duration[i])
         each = _collective(facts, groups, (start, end, issued), int(work.step[i]), True)

@@ -84,7 +84,8 @@ def launches(trace: Trace, work: Launched, chosen: Mask) -> Launches | None:
     delays = np.maximum(gpu.start[known] - work.start[known], 0)
     kernels = known[gpu.kind[known] <= GpuKind.COMM]
     ns = gpu.duration[kernels]
-    calls = trace.launches.duration[work.launch[kernels]]
+    launched_alone = kernels[~work.replayed[kernels]]
+    calls = trace.launches.duration[work.launch[launched_alone]]
     times, lengths = _queue(work.start[known], gpu.end[known])
     spans = np.diff(times)
     span = max(int(spans.sum()), 1)
@@ -98,7 +99,7 @@ def launches(trace: Trace, work: Launched, chosen: Mask) -> Launches | None:
         queue_empty=float(spans[lengths[:-1] == 0].sum() / span),
         short=int((ns < SHORT_NS).sum()),
         short_ns=int(ns[ns < SHORT_NS].sum()),
-        slow_launches=int((calls > ns).sum()),
+        slow_launches=int((calls > gpu.duration[launched_alone]).sum()),
     )
 
 

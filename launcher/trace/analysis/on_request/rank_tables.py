@@ -65,10 +65,10 @@ def rank_tables(
     ops_of = launching_ops(trace, work) if show & {"kernels", "shapes"} else np.empty(0, dtype=np.int64)
     return RankTables(
         num_steps=len(kept),
-        kernels=tuple(kernel_shapes(trace, ops_of, shown)) if "kernels" in show else None,
-        shapes=tuple(op_shapes(trace, ops_of, shown, device)) if "shapes" in show else None,
+        kernels=tuple(kernel_shapes(trace, work, ops_of, shown)) if "kernels" in show else None,
+        shapes=tuple(op_shapes(trace, work, ops_of, shown, device)) if "shapes" in show else None,
         step_shapes=(
-            tuple(op_shapes(trace, ops_of, in_steps, device))
+            tuple(op_shapes(trace, work, ops_of, in_steps, device))
             if "shapes" in show and kept and in_steps is not shown
             else None
         ),

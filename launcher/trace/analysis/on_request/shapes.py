@@ -62,10 +62,11 @@ class KernelShape:
 
 
 def launching_ops(trace: Trace, work: Launched) -> Int64:
-    """For each piece of GPU work the position of the operator that launched it in `trace.ops`; −1: none."""
+    """The position in `trace.ops` of the operator that launched or captured each piece of work; −1: none."""
     found = np.full(len(trace.gpu), NO_OP, dtype=np.int64)
-    known = np.flatnonzero(work.launch >= 0)
-    threads, times = trace.launches.thread[work.launch[known]], work.start[known]
+    known = np.flatnonzero(work.is_known)
+    calls = work.call[known]
+    threads, times = trace.launches.thread[calls], trace.launches.start[calls]
     for stretch in stretches(trace.ops):
         inside = np.flatnonzero(stretch.holds(trace.ops.start))
         nesting = nest(trace.ops.where(stretch.holds(trace.ops.start)))
@@ -76,17 +77,21 @@ def launching_ops(trace: Trace, work: Launched) -> Int64:
     return found
 
 
-def op_shapes(trace: Trace, ops_of: Int64, chosen: Chosen, device: str) -> list[OpShape]:
+def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen, device: str) -> list[OpShape]:
     """Operators by their arguments, those with most time first."""
     assert trace.details is not None
     arguments = trace.details.of_op
-    device_ns = _device_ns(trace, ops_of, chosen) if len(trace.gpu) else _host_ns(trace)
-    device_ns[~compute_ops(trace)] = 0
-    counted = np.flatnonzero(chosen.ops & (device_ns > 0) & (arguments != NO_SHAPES))
+    on_gpu = len(trace.gpu) > 0
+    device_ns = _device_ns(trace, ops_of, chosen) if on_gpu else _host_ns(trace)
+    runs = _runs(trace, work, ops_of, chosen) if on_gpu else chosen.ops.astype(np.int64)
+    counted = np.flatnonzero((runs > 0) & (device_ns > 0) & (arguments != NO_SHAPES) & compute_ops(trace))
     width = len(trace.details.op_arguments) + 1
     keys = trace.ops.name[counted].astype(np.int64) * width + arguments[counted]
-    unique, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    sums = np.bincount(place, weights=device_ns[counted], minlength=len(unique)).astype(np.int64)
+    unique, place = np.unique(keys, return_inverse=True)
+    counts, sums = (
+        np.bincount(place, weights=each[counted], minlength=len(unique)).astype(np.int64)
+        for each in (runs, device_ns)
+    )
     tensor_cores = _on_tensor_cores(trace, ops_of, chosen)
     order = np.argsort(-sums)[:MAX_ROWS].tolist()
     first = np.full(len(unique), len(trace.ops), dtype=np.int64)
@@ -102,6 +107,14 @@ def _device_ns(trace: Trace, ops_of: Int64, chosen: Chosen) -> Int64:
     held = chosen.gpu & (ops_of >= 0)
     sums = np.bincount(ops_of[held], weights=trace.gpu.duration[held], minlength=len(trace.ops))
     return sums.astype(np.int64)
+
+
+def _runs(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen) -> Int64:
+    """How often each operator ran on the GPU: once as it was called, and once with each replay."""
+    held = np.flatnonzero(chosen.gpu & (ops_of >= 0))
+    replay = np.where(work.replayed[held], work.launch[held], NO_OP)
+    ran = np.unique(np.stack([ops_of[held], replay]), axis=1)[0]
+    return np.bincount(ran, minlength=len(trace.ops))
 
 
 def _host_ns(trace: Trace) -> Int64:
@@ -147,7 +160,7 @@ def _op_shape(
     )
 
 
-def kernel_shapes(trace: Trace, ops_of: Int64, chosen: Chosen) -> list[KernelShape]:
+def kernel_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen) -> list[KernelShape]:
     """GPU work by its name and by the operator that launched it with its arguments, longest first."""
     assert trace.details is not None
     gpu, details = trace.gpu, trace.details
@@ -155,8 +168,7 @@ def kernel_shapes(trace: Trace, ops_of: Int64, chosen: Chosen) -> list[KernelSha
     op = ops_of[mine]
     arguments = np.where(op >= 0, np.append(details.of_op, NO_SHAPES)[op], NO_SHAPES)
     names = np.where(op >= 0, np.append(trace.ops.name, NO_OP)[op], NO_OP)
-    in_graph = np.isin(mine, np.array(sorted(details.graph_nodes), dtype=np.int64))
-    keys = np.stack([gpu.name[mine], names, arguments, in_graph]).astype(np.int64)
+    keys = np.stack([gpu.name[mine], names, arguments, work.replayed[mine]]).astype(np.int64)
     unique, place, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     place = place.reshape(-1)
     ns = gpu.duration[mine]

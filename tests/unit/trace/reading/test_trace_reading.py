@@ -423,7 +423,7 @@ def test_the_innermost_range_and_times_without_inner_ranges(
         assert kept[found][2] == thread
     # Times without inner ranges add up to what the outermost ranges cover.
     for each in range(3):
-        mine = {p for s, d, t in kept if t == each for p in range(s, s + max(d, 1))}
+        mine = {p for s, d, t in kept if t == each for p in range(s, s + d)}
         assert nesting.self_ns()[threads == each].sum() == len(mine)
 
 
