@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-Batch = Callable[[int, "torch.Generator"], tuple[Any, Any]]
+Batch = Callable[[int, "torch.Generator"], Any]
 Loss = Callable[[Any, Any], "torch.Tensor"]
 
 

@@ -333,7 +333,7 @@ def micro_batch(workload: Workload, inputs: Tree, targets: Tree, chunks: tuple[i
     if workload.count is None:
         return MicroBatch(inputs, targets, chunks, chunks)
     parts = zip(split_rows(inputs, chunks), split_rows(targets, chunks), chunks, strict=True)
-    counts = (count_targets(workload, *part, size) if size else 0 for *part, size in parts)
+    counts = (count_targets(workload, *part) if part[-1] else 0 for part in parts)
     return MicroBatch(inputs, targets, chunks, tuple(counts))
 
 

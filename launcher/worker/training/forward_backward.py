@@ -52,7 +52,7 @@ def weighted_loss(
     if weight == 0:
         zeros = [(tensor * 0).sum() for tensor in tensors_of(outputs) if tensor.requires_grad]
         return sum(zeros[1:], start=zeros[0])
-    loss = loss_of(workload, outputs, targets, counts)
+    loss: Tensor = loss_of(workload, outputs, targets, counts)
     return loss if weight == 1 else loss * weight
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +137,7 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
         map_tensors(lambda tensor: tensor.to(device), t) for t in (micro.inputs, micro.targets)
     )
     outputs = first_outputs(workload, inputs, device)
+    loss: Any
     if workload.loss is None:
         loss, place = returned_loss(outputs), place_of(workload.model, workload.batch, workload.dataset)
         what, expected = "without `loss`, the model must return its loss", EXPECTED_OWN_LOSS
@@ -145,7 +147,7 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
         with users_code("loss(outputs, targets) failed", f"a scalar tensor on {device}", place):
             loss = workload.loss(outputs, targets)
     check_loss(what, expected, loss, device, place)
-    return loss
+    return cast(Tensor, loss)
 
 
 def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
