@@ -106,6 +106,30 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_names_the_help(
     assert ended(monkeypatch, capsys, *words) == f"gpurun: {said}\n    see `gpurun {words[0]} --help`\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("run", "train.py", "--device", "cpu:2"),
+            "did you mean --devices? Else the program's own options go after",
+        ),
+        (("run", "train.py", "--epochs", "3"), "no option --epochs; the program's own options go after `--`"),
+        (("train.py",), "train.py is a program, not a job file\n    to run it: gpurun run train.py"),
+        (("check", "train.py"), "train.py is a program, not a job file"),
+    ],
+)
+def test_a_program_in_the_wrong_place_is_answered_with_the_right_command(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print()\n")
+    assert said in ended(monkeypatch, capsys, *words)
+
+
 def test_options_before_the_command_are_a_mistake_that_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
