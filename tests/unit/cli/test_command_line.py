@@ -114,8 +114,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_names_the_help(
             "did you mean --devices? Else the program's own options go after",
         ),
         (("run", "train.py", "--epochs", "3"), "no option --epochs; the program's own options go after `--`"),
-        (("train.py",), "train.py is a program, not a job file\n    to run it: gpurun run train.py"),
-        (("check", "train.py"), "train.py is a program, not a job file"),
+        (("check", "train.py"), "train.py is a program, not a job file\n    to run it: gpurun run train.py"),
     ],
 )
 def test_a_program_in_the_wrong_place_is_answered_with_the_right_command(
