@@ -20,6 +20,7 @@ MODULES = (
     "faults.supervision",
     "faults.nodes",
     "faults.agents",
+    "faults.long",
     "traces.trace",
     "traces.timeline",
     "splitting.balanced",

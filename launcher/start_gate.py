@@ -279,7 +279,6 @@ def interpreter(option: str, value: str | None) -> Interpreter:
         raise SpecError(f"{option} {value}: this is no Python 3.11 or newer ({error})") from None
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        raise SpecError(
-            f"{option} {value} has no {', '.join(lacking)}\n    install it: {value} -m pip install gpurun"
-        )
+        install = f"install it: {value} -m pip install gpurun-torch"
+        raise SpecError(f"{option} {value} has no {', '.join(lacking)}\n    {install}")
     return Interpreter(os.path.abspath(path), found["torch"])

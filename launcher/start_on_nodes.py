@@ -92,7 +92,8 @@ def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
             run = await_run(here.link)
             pools.keep_only([(env, "") for env in run.envs])
             places = find_run(run, scratch, job.job_dir)
-            follower = Follower(here.link, pools, places, progress.say, job.output.relay(progress.say))
+            relay = job.output.relay(progress.say, job.spec.logs.keep_bytes)
+            follower = Follower(here.link, pools, places, progress.say, relay)
             with forwarded(lambda number: follower.pool.forward(number)):
                 follower.run()
         except NodesEnded as end:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ settings.load_profile("gpurun")
 
 
 def pytest_configure() -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # in the background of a shell; Ctrl-C is tested, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Orphans of a command that a test has killed come to us, so that a leak can be seen.
     become_subreaper()
     os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"

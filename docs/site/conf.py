@@ -15,7 +15,9 @@ source_suffix = {".md": "markdown"}
 root_doc = "README"
 include_patterns = [
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/*.md",
     "benchmarks/RESULTS.md",
     "launcher/tensorboard_plugin/README.md",
@@ -52,6 +54,8 @@ MORE = {
     "Results": "benchmarks/RESULTS",
     "The tab's routes": "launcher/tensorboard_plugin/README",
     "Contributing": "CONTRIBUTING",
+    "Changes": "CHANGELOG",
+    "Reporting a weakness": "SECURITY",
 }
 
 

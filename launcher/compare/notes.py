@@ -75,7 +75,7 @@ def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[str, ...]
     launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
     found: dict[tuple[tuple[str, str], ...], int] = {}
     for launch in (name for name in launches if name in counting):
-        if software := tuple(run.read_launch_head(launch).software.items()):
+        if software := tuple(run.read_software(launch).items()):
             found[software] = found.get(software, 0) + 1
     if len(found) < 2:
         return ()

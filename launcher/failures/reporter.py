@@ -14,6 +14,7 @@ from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.paths import older_part
 from gpurun.launcher.rundir.records import Restart, RootCause
 from gpurun.launcher.units import format_duration
 
@@ -114,13 +115,19 @@ def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, hos
 
 def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:
     """The last part of a log, decoded whatever bytes it contains."""
+    newest = _last_bytes(path, num_bytes)
+    before = _last_bytes(older_part(path), num_bytes - len(newest))  # it may just have been rotated
+    return (before + newest).decode("utf-8", "replace")
+
+
+def _last_bytes(path: Path, num_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - num_bytes))
-            return file.read().decode("utf-8", "replace")
+            return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> MachineError:

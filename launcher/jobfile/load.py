@@ -161,7 +161,7 @@ def _all_keys(known: Iterable[str]) -> str:
 
 def _elsewhere(key: str) -> str | None:
     homes: list[tuple[str, type[Section]]] = [("at the top", JobSpec)]
-    homes += [(f"under `{name}`", SECTIONS[name]) for name in ("steps", "profile")]
+    homes += [(f"under `{name}`", SECTIONS[name]) for name in ("steps", "profile", "logs")]
     home = next((place for place, model in homes if key in model.keys), None)
     return f"`{key}` belongs {home}" if home else None
 

@@ -10,6 +10,7 @@ from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, JobKind, workload
 from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.masking import masked
+from gpurun.launcher.units import GIB
 
 Name = Annotated[str, Kind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
 Devices = Annotated[
@@ -37,6 +38,18 @@ _DURATION_SCHEMA = {
 }
 Duration = Annotated[float, Kind(values.parse_duration, _DURATION_SCHEMA)]
 Silence = Annotated[float, Kind(values.parse_silence, _DURATION_SCHEMA)]
+Size = Annotated[
+    int,
+    Kind(
+        values.parse_size,
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?(MiB|GiB)$"},
+                {"type": "integer", "minimum": 1 << 20},
+            ]
+        },
+    ),
+]
 
 
 def _compared() -> dict[str, Derived]:
@@ -130,6 +143,16 @@ class Profile(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Logs(Section):
+    """What is kept of the ranks' output."""
+
+    keep_bytes: Size = GIB
+    """How much the logs of one launch may take on each node: `500 MiB`, `1 GiB` or a number of bytes. Each
+    rank has an equal share. A log that has reached half of its share is moved to `rankN.log.1`, and replaces
+    what is there, so that the newest output is kept. What a rank writes at that very moment may be lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec(Settings, Section):
     """A job for gpurun: a workload and the ways of splitting its batch to compare, or a program as it is."""
 
@@ -163,6 +186,8 @@ class JobSpec(Settings, Section):
     takes; a launch begins only if it is likely to end in time."""
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
+    logs: Logs = Logs()
+    """What is kept of the ranks' output."""
     timeout_s: Duration = setting(600.0, kinds=EVERY_KIND, optional_for=frozenset({PROGRAM}))
     """The most that a variant may take: `90s`, `10m`, `1h`, or a number of seconds. Starting processes and
     building the model, which comes before any variant, may take as long, and at least a minute. A program has
@@ -262,6 +287,7 @@ SECTIONS: dict[str, type[Section]] = {
     "baseline": Baseline,
     "steps": Steps,
     "profile": Profile,
+    "logs": Logs,
 }
 """Keys of a job that hold keys of their own."""
 

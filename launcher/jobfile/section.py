@@ -19,7 +19,8 @@ class Key:
     """A key of the file and the field that its value becomes."""
 
     field: str
-    """The key's name; with `_s` where the file has a duration and the spec its seconds."""
+    """The key's name; with `_s` where the file has a duration and the spec its seconds, and `_bytes` where it
+    has a size."""
     kind: "Kind | ListOf | type[Section]"
     may_be_empty: bool
     """Whether it may be without a value, which then is `None`."""
@@ -156,7 +157,10 @@ class Section:
             if part not in (Section, object)
             for name, annotation in inspect.get_annotations(part).items()
         }
-        cls.keys = {name.removesuffix("_s"): key_of(name, kind) for name, kind in annotations.items()}
+        cls.keys = {
+            name.removesuffix("_s").removesuffix("_bytes"): key_of(name, kind)
+            for name, kind in annotations.items()
+        }
 
     def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
         """A mistake in the value at `path`, with its place in the file."""

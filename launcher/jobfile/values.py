@@ -11,6 +11,7 @@ from gpurun.launcher.jobfile.field_types import InvalidValue, expected, whole
 from gpurun.launcher.jobfile.yaml.describe import shorten
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.splits import BALANCED
+from gpurun.launcher.units import GIB
 
 Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
@@ -50,6 +51,8 @@ COUNT = whole(1, MAX_COUNT)
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(MiB|GiB)")
+_UNIT_BYTES = {"MiB": 1 << 20, "GiB": GIB}
 _UUID = re.compile(rf"({_UUID_PREFIXES})[0-9A-Za-z][0-9A-Za-z/-]{{0,99}}")
 """As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
 _AT_NODE = re.compile(r"@[0-9]{1,6}$")
@@ -222,6 +225,19 @@ def parse_silence(value: Any) -> float:
     if (seconds := parse_duration(value)) < MIN_SILENCE_S:
         raise expected(f"a duration of at least {MIN_SILENCE_S:g} s", value)
     return seconds
+
+
+def parse_size(value: Any) -> int:
+    """Bytes, from `500 MiB`, `1.5 GiB` or a whole number of bytes."""
+    if type(value) is int:
+        size_bytes = value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        size_bytes = round(float(match[1]) * _UNIT_BYTES[match[2]])
+    else:
+        raise expected("a size", value, "use 500 MiB, 1 GiB, or a number of bytes")
+    if size_bytes < _UNIT_BYTES["MiB"]:
+        raise expected("a size of at least 1 MiB", value)
+    return size_bytes
 
 
 def parse_threads(value: Any) -> int | str:

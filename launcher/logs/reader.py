@@ -9,7 +9,7 @@ from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, open_regular
-from gpurun.launcher.rundir.paths import rank_files, unreadable
+from gpurun.launcher.rundir.paths import older_part, rank_files, unreadable
 
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
@@ -32,19 +32,26 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
 
 
 def log_lines(path: Path) -> Iterator[str]:
-    """The lines of one log, read in portions: the log may be larger than memory.
+    """The lines of one log and of its older part, read in portions: the log may be larger than memory.
 
     Raises:
         MachineError: it can't be read.
     """
     reader = LineReader()
     try:
-        with open_regular(path) as file:
-            while portion := file.read(_CHUNK_BYTES):
-                yield from reader.feed(portion)
+        for part in parts_of(path):
+            with open_regular(part) as file:
+                while portion := file.read(_CHUNK_BYTES):
+                    yield from reader.feed(portion)
     except OSError as error:
         raise MachineError(unreadable(path, error)) from error
     yield from reader.finish()
+
+
+def parts_of(log: Path) -> list[Path]:
+    """The files of a log, from the oldest on."""
+    older = older_part(log)
+    return [older, log] if older.exists() else [log]
 
 
 def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:

@@ -1,21 +1,26 @@
-"""Shows the output of ranks, line by line, from their logs.
+"""Shows the output of ranks, line by line, from their logs, and keeps those from filling the disk.
 
 Ranks write to their logs directly, without a pipe: they never wait for a reader, and nothing is lost when
 they die. The relay follows the logs.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from gpurun.launcher.logs.lines import NOISE, LineReader, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, NOISE, LineReader, prefixed
 from gpurun.launcher.rundir.files import num_bytes, open_regular
+from gpurun.launcher.rundir.paths import older_part
 from gpurun.launcher.units import format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
 """The most that is shown of one rank at a time; of more, only the end is shown."""
 SHOWN_BYTES = 1 << 16
+REMOVED = b"gpurun: the output before this was removed; `logs: {keep: 4 GiB}` in the job keeps more\n"
 BAR_EVERY_S = 5.0
 """How often a moving progress bar is shown."""
 
@@ -34,6 +39,7 @@ class LogTail:
         try:
             with open_regular(self.path) as file:
                 size = file.seek(0, 2)
+                self.offset = self.offset if self.offset <= size else 0  # it was rotated
                 left_out = max(0, size - self.offset - SHOWN_BYTES)
                 left_out = left_out if size - self.offset > MOST_AT_ONCE_BYTES else 0
                 file.seek(self.offset + left_out)
@@ -60,14 +66,21 @@ class Relay:
     only: Collection[int] | None = None
     """Ranks to show; `None`: all."""
     colour: bool = False
+    keep_bytes: int | None = None
+    """The most that all logs may take together; `None`: they are someone else's, and only read."""
     clock: Callable[[], float] = time.monotonic
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
+    _logs: set[Path] = field(default_factory=set)
+    """Those that are followed, whether or not they are shown."""
+    _full: set[Path] = field(default_factory=set)
+    """Those that can't be rotated, since the disk is full or can't be written."""
 
     def follow(self, logs: Mapping[int, Path], from_start: bool = False) -> None:
         """Follows these logs from now on; their present content is not shown, unless `from_start`."""
         self._held, self._bars, self._tails = [], {}, []
+        self._logs, self._full = set(logs.values()), set()
         for rank, path in logs.items():
             if self.only is None or rank in self.only:
                 self._tails.append(LogTail(rank, path, 0 if from_start else num_bytes(path)))
@@ -83,6 +96,17 @@ class Relay:
         for tail in self._tails:
             self._held += [prefixed(tail.rank, line, self.colour) for line in tail.read()]
             self._show_bar(tail)
+        if self.keep_bytes is not None:
+            self._rotate(self.keep_bytes)
+
+    def _rotate(self, keep_bytes: int) -> None:
+        part_bytes = keep_bytes // (2 * max(len(self._logs), 1))
+        for log in [log for log in self._logs - self._full if num_bytes(log) > part_bytes]:
+            if not rotate(log, part_bytes):
+                self._full.add(log)
+                continue
+            for tail in self._tails:
+                tail.offset = 0 if tail.path == log else tail.offset
 
     def finish(self) -> None:
         """Shows the rest, after ranks have ended well."""
@@ -104,3 +128,34 @@ class Relay:
             return
         self._bars[tail.rank] = (self.clock(), bar)
         self._held.append(prefixed(tail.rank, bar, self.colour))
+
+
+def rotate(log: Path, part_bytes: int) -> bool:
+    """Moves the end of a log to its older part, and empties it; whether it could.
+
+    A rank has it open, and appends, so that it can't be renamed. What the rank writes between the copy and
+    the truncation is lost, as with `copytruncate` of logrotate.
+    """
+    older, draft = older_part(log), log.with_name(f".{log.name}.part")
+    try:
+        with open_regular(log) as file, draft.open("wb") as copy:
+            start = max(0, file.seek(0, os.SEEK_END) - part_bytes)
+            if start or older.exists():
+                copy.write(REMOVED)
+            file.seek(start)
+            if start:
+                file.readline(MAX_LINE_BYTES)  # the rest of a line
+            _copy(file, copy, 2 * part_bytes)
+        draft.replace(older)
+        os.truncate(log, 0)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        return False
+    return True
+
+
+def _copy(source: BinaryIO, target: BinaryIO, most_bytes: int) -> None:
+    while portion := source.read(min(MOST_AT_ONCE_BYTES, most_bytes)):
+        target.write(portion)
+        most_bytes -= len(portion)

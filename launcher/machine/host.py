@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gpurun.launcher import __version__
 from gpurun.launcher.machine.accelerators import inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
 from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology
@@ -15,7 +16,7 @@ from gpurun.launcher.units import GIB
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
 
-PACKAGES = ("gpurun", "torch", "numpy", "tensorboard", "nvidia-ml-py")
+PACKAGES = ("torch", "numpy", "tensorboard", "nvidia-ml-py")
 """Distributions whose versions a result may depend on."""
 UTILISATION_S = 1.0
 """Over how much at the most drivers average a GPU's utilisation.
@@ -206,7 +207,7 @@ def _versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             return None
 
-    return {package: version(package) for package in PACKAGES}
+    return {"gpurun": __version__} | {package: version(package) for package in PACKAGES}
 
 
 def _read(path: Path) -> str | None:

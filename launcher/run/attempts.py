@@ -43,7 +43,7 @@ def replace_other_software(run: RunDir, plan: Plan, software: Mapping[str, str])
         launches = [launch for launch in plan.launches if launch.repetition == repetition]
         if any(is_incomplete(run, plan, launch, is_last=repetition == max(begun)) for launch in launches):
             names = [name for launch in launches for name in counting_attempts(run, launch)]
-            found += [name for name in names if run.read_launch_head(name).software not in ({}, software)]
+            found += [name for name in names if run.read_software(name) not in ({}, software)]
     if found:
         write_json(run.replaced, [*sorted(run.read_replaced()), *found])
     return tuple(found)

@@ -86,9 +86,9 @@ class Output:
             there = ranks_there(num_ranks)
             raise SpecError(f"--only-rank {self.only_rank}: no variant has this rank; {there}")
 
-    def relay(self, say: Callable[[str], None]) -> Relay:
+    def relay(self, say: Callable[[str], None], keep_bytes: int) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
-        return Relay(say, only, colour=has_colour(sys.stderr, os.environ))
+        return Relay(say, only, has_colour(sys.stderr, os.environ), keep_bytes)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def carry_out(
             pools=pools,
             on_event=lambda *what: progress.update(tracker.status(*what)),
             reporter=Reporter(ready.run, say, hide),
-            relay=output.relay(lambda text: progress.say(hide(text))),
+            relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         )
         with claimed(ready.run), forwarded(lambda number: session.ranks.forward(number)):
             return finish(session)

@@ -48,6 +48,7 @@ class Starter:
             rounds: to be run, of each variant that is to be measured.
         """
         program = program_of(self.plan, launch)
+        write_json(self.run.software(name), self.software)
         if program is None:
             self.write_config(launch, name, rounds)
             return self.rank_requests(launch, name, None)
@@ -74,7 +75,7 @@ class Starter:
         )
         baseline = config.baseline if config.baseline in rounds else None
         attempt = replace(config, launch=name, variants=variants, rounds=most, baseline=baseline)
-        write_json(self.run.launch_config(name), replace(attempt, software=self.software))
+        write_json(self.run.launch_config(name), attempt)
 
     def found_splits(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
         """Balanced splits of this launch whose samples an earlier launch or attempt has found."""
@@ -87,7 +88,7 @@ class Starter:
         config = program_config(
             self.spec, program, name, run_dir=run_dir, job_dir=self.code_dir(launch), is_first=is_first
         )
-        write_json(self.run.launch_config(name), replace(config, software=self.software))
+        write_json(self.run.launch_config(name), config)
         append_lines(self.run.events(name), [Event.now("start", program.id)])
 
     def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:

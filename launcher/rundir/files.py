@@ -5,7 +5,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
@@ -42,6 +42,11 @@ class RunDir(RunPaths):
     def read_launch_head(self, launch_id: str) -> LaunchHead:
         """Of any launch, of a workload or a program."""
         return read_json(self.launch_config(launch_id), LaunchHead)
+
+    def read_software(self, launch_id: str) -> dict[str, str]:
+        """Versions that a launch was started with; empty for older runs."""
+        path = self.software(launch_id)
+        return read_json(path, dict[str, str]) if path.exists() else {}
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
@@ -232,6 +237,19 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
         raise unwritable(path, error) from error
     if written != len(encoded):
         raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
+    """Replaces an append-only file by the lines whose values are kept; damaged lines stay as they are.
+
+    Raises:
+        MachineError: it can't be read, or not be written; then it is unchanged.
+    """
+
+    def is_kept(line: bytes) -> bool:
+        return all(keeps(value) for value in decoded_lines([line], kind))
+
+    write_bytes(path, b"".join(line for line in whole_lines(path) if is_kept(line)))
 
 
 def _end_of_lines(file: IO[bytes]) -> int:

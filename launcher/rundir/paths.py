@@ -84,6 +84,10 @@ class RunPaths:
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
 
+    def software(self, launch_id: str) -> Path:
+        """Versions that it was started with: `--resume` compares them with those of that time."""
+        return self.launch(launch_id) / "software.json"
+
     def events(self, launch_id: str, rank: int = 0) -> Path:
         return self.launch(launch_id) / (f"rank{rank}.events.jsonl" if rank else "events.jsonl")
 
@@ -173,6 +177,11 @@ def rank_files(directory: Path, suffix: str) -> dict[int, Path]:
     return {rank: found[str(rank)] for rank in sorted(int(number) for number in found if is_rank(number))}
 
 
+def older_part(log: Path) -> Path:
+    """Where the output before that in `log` is, once there was too much."""
+    return log.with_name(f"{log.name}.1")
+
+
 def refuse_links(directory: Path, depth: int = 0) -> None:
     """Returns if everything in a run directory is a directory, a file or a socket: gpurun makes nothing else.
 
@@ -204,6 +213,14 @@ def unreadable(path: Path | str, error: OSError) -> str:
     """The message about a file or a directory that can't be read."""
     is_denied = isinstance(error, PermissionError)
     return f"can't read {path}: {error.strerror}" + ("; ask its owner for a copy" if is_denied else "")
+
+
+def is_own(directory: Path) -> bool:
+    """Whether a directory is the user's own: what no one has asked for is written nowhere else."""
+    try:
+        return directory.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def check_owner(run: RunPaths) -> None:

@@ -135,7 +135,7 @@ def carry_out_quietly(ready: Prepared, pools: WorkerPools) -> Finished:
         pools=pools,
         on_event=lambda launch, event: None,
         reporter=Reporter(ready.run, lambda text: None),
-        relay=Output(quiet=True).relay(lambda text: None),
+        relay=Output(quiet=True).relay(lambda text: None, ready.spec.logs.keep_bytes),
     )
     with claimed(ready.run), forwarded(lambda number: session.ranks.forward(number)):
         return finish(session)

@@ -59,6 +59,7 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("idle_comm_wait", lambda each: each.idle_by_cause_us.comm_wait),
     ("idle_data", lambda each: each.idle_by_cause_us.data),
     ("idle_other", lambda each: each.idle_by_cause_us.other),
+    ("idle_unknown", lambda each: each.idle_by_cause_us.unknown),
 )
 
 

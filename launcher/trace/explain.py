@@ -27,6 +27,7 @@ Kind = Literal[
     "transfer",
     "other_steps",
     "other",
+    "unknown",
     "split",
     "straggler",
     "bubble",
@@ -69,6 +70,10 @@ CAUSES: dict[Kind, Cause] = {
         "look at the timeline for what delays the step's own", "on work of other steps only"
     ),
     "other": Cause("look for synchronisation and dependencies", "in gaps between work already launched"),
+    "unknown": Cause(
+        "record the CPU as well (ProfilerActivity.CPU)",
+        "in gaps before work whose launch the trace doesn't have",
+    ),
     "split": Cause(
         "try split: balanced",
         if_balanced="find out why the ranks' times differ from those that were measured to find this split",
@@ -82,6 +87,10 @@ CAUSES: dict[Kind, Cause] = {
 _ON_CPU = CAUSES | {
     "host": Cause("try larger batches, fewer operators, or torch.compile", "in Python between operators")
 }
+_ON_UNSEEN_DEVICE = Cause(
+    "record the device's work as well", "outside of operators: in Python, or waiting for the device"
+)
+"""Instead of `host`, where a trace has no work of the device that the CPU launches for."""
 
 
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
@@ -129,6 +138,7 @@ def losses(report: TraceReport) -> list[Loss]:
         "host": causes_us.host,
         "other_steps": mean.other_steps_us,
         "other": causes_us.other,
+        "unknown": causes_us.unknown,
     }
     return sorted((Loss(kind, us / mean.span_us) for kind, us in parts_us.items()), key=lambda x: -x.share)
 
@@ -158,6 +168,8 @@ def _time(report: TraceReport) -> str:
 def _sentence(report: TraceReport, loss: Loss) -> str:
     on_cpu = all(rank.device.startswith(CPU) for rank in report.ranks)
     cause = cause_named(loss.kind, on_cpu)
+    if loss.kind == "host" and on_cpu and any(rank.device != CPU for rank in report.ranks):
+        cause = _ON_UNSEEN_DEVICE
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
     if loss.kind == "transfer" and _is_waiting_unknown(report):
         spent = TRANSFER_OR_WAIT

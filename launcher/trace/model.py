@@ -31,6 +31,8 @@ class IdleCauses:
     """The training loop waited for its next batch."""
     other: float
     """Work was launched but had not started yet."""
+    unknown: float
+    """The trace doesn't have the launch of the work that came next."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """One TensorBoard over all sample runs and one Chromium, for all tests of this directory."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.view import open_view
-from tests.browser.pages import CHROMIUM, Tab, Watched, watched_page
+from tests.browser.pages import Tab, Watched, watched_page
 from tests.browser.sample_runs import (
     write_apart,
     write_balanced,
@@ -30,6 +31,7 @@ from tests.browser.sample_runs import (
     write_traced,
 )
 from tests.browser.sample_traces import write_mesh
+from tools.system_packages import without
 
 LIGHT = ["--disable-gpu", "--disable-extensions", "--disable-background-networking"]
 """A browser without what no test here looks at."""
@@ -65,9 +67,13 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    if reason := without("chromium"):
+        pytest.skip(reason)
     with sync_playwright() as playwright:
         # Without its sandbox: CI runs as root in a container. It only sees pages of our own.
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *LIGHT])
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", *LIGHT]
+        )
         yield chromium
         chromium.close()
 

@@ -11,7 +11,6 @@ from urllib.parse import quote, urlencode, urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Locator, Page, Request, expect
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
-CHROMIUM = "/usr/bin/chromium"
 PATIENCE_MS = 60_000
 """Nothing here is a measurement: a busy machine may take its time."""
 expect.set_options(timeout=PATIENCE_MS)

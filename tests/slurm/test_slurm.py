@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import gpurun, write
-from tests.integration.nodes.hosts import lacks
 from tests.slurm.cluster import SlurmCluster
+from tools.system_packages import without
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(lacks("sbatch", "slurmctld", "munged"), reason="needs root and Slurm"),
+    pytest.mark.skipif(bool(reason := without("slurm-wlm", "munge")), reason=reason),
 ]
 
 JOB = """

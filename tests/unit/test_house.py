@@ -465,10 +465,9 @@ def asked(node: ast.Compare | ast.Call) -> list[ast.expr]:
 
 
 def test_few_modules_lie_flat() -> None:
-    """In the directories of the page, of the tests and of the benchmarks too."""
-    others = (
-        path.relative_to(ROOT) for top in ("tests", "benchmarks") for path in ROOT.glob(f"{top}/**/*.py")
-    )
+    """In the directories of the page, the tests, the benchmarks and the tools too."""
+    tops = ("tests", "benchmarks", "tools")
+    others = (path.relative_to(ROOT) for top in tops for path in ROOT.glob(f"{top}/**/*.py"))
     python = [path for path in (*product(), *others) if path.name != "__init__.py"]
     flat = Counter(path.parent.as_posix() for path in (*python, *page()))
     many = {name: count for name, count in flat.items() if count > MAX_FLAT}
@@ -579,7 +578,7 @@ def read_by_strangers() -> list[Path]:
 
     This file alone has the lists of what isn't said.
     """
-    directories = ("launcher", "workloads", "src/gpurun", "benchmarks", "examples", "docs", "tests")
+    directories = ("launcher", "workloads", "src/gpurun", "benchmarks", "examples", "docs", "tests", "tools")
     kinds = {".py", ".js", ".md", ".yaml", ".css", ".sh", ".toml", ".txt"}
     found = (path for name in directories for path in ROOT.glob(f"{name}/**/*") if path.suffix in kinds)
     at_top = (path for path in ROOT.iterdir() if path.suffix in kinds or path.name == "Makefile")

@@ -52,9 +52,12 @@ FORMATS = {
 
 
 def keep_if_other(comparison: Any, run: Any) -> None:
-    """Writes `comparison.json` anew where another gpurun wrote it, so that the tab shows the same result."""
+    """Writes `comparison.json` of an own run anew where another gpurun wrote it, as the tab shows it."""
     from gpurun.launcher.rundir.files import read_json, write_json
+    from gpurun.launcher.rundir.paths import is_own
 
+    if not is_own(run.path):
+        return
     with suppress(MachineError):  # there is none yet, or it can't be written: what is shown needs none
         if read_json(run.comparison, dict[str, Any]).get("conclusions", 0) != comparison.conclusions:
             write_json(run.comparison, comparison)

@@ -14,9 +14,10 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantFacts,
     VariantStatus,
+    elapsed_s,
 )
 from gpurun.launcher.stats.paired import round_step_ns
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, not_steady_text
+from gpurun.launcher.stats.schedule import MAX_KEPT_ROUNDS, WINDOW_STEPS, not_steady_text, sampled_text
 
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
@@ -69,7 +70,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         timed = round_times(steps, world_size, "timed")
     damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
-    facts = replace(facts, warnings=(*facts.warnings, *damage))
+    sampled = sample_of_steps(steps) if variant.kind.runs_program else ()
+    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
@@ -111,6 +113,29 @@ def last_half(
     return found, not_steady_text(num, len(shown)) if shown else None
 
 
+def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
+    """What to say of a program of whose steps only a sample was kept; nothing where all were."""
+    of_rank = next(iter(steps.values()), ())
+    total = sum({step.launch: step.step + 1 for step in of_rank}.values())
+    is_sample = _may_be_sample(of_rank) and len(of_rank) < total
+    return (sampled_text(len(of_rank), total),) if is_sample else ()
+
+
+def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
+    """Where timed steps of one rank are on an axis: their positions, or in a sample how many came before."""
+    if not _may_be_sample(steps):
+        return range(len(steps))
+    numbers, before = [], 0
+    for last, step in zip([*steps[:1], *steps], steps, strict=False):
+        before += last.step + 1 if last.launch != step.launch else 0
+        numbers.append(before + step.step)
+    return numbers
+
+
+def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
+    return any(step.step >= MAX_KEPT_ROUNDS * WINDOW_STEPS for step in steps)
+
+
 def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
     """How many steps all ranks have of each launch."""
     found: dict[str, int] = {}
@@ -132,7 +157,7 @@ def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
     files = sorted((run.path / "launches").glob("*/events.jsonl"))
     logs = ([e for e in run.read_events(file.parent.name) if e.stage != "start"] for file in files)
     return tuple(
-        (events[-1].time_ns - events[0].time_ns) / 1e9
+        elapsed_s(events)
         for events in logs
         if events and events[0].variant == variant.id and events[-1].stage == "done"
     )

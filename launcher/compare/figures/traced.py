@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.paths import rank_files
+from gpurun.launcher.rundir.paths import is_own, rank_files
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
@@ -80,8 +80,9 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     if kept is not None and kept.schema == SCHEMA and kept.files == stamps:
         return kept
     found = _analysed(run.path, traces, stamps)
-    with suppress(MachineError):  # a run may lie on a medium that can't be written; then it is read each time
-        write_json(run.traced(variant_id), found)
+    if is_own(run.variant(variant_id)):
+        with suppress(MachineError):  # on a medium that can't be written, the traces are read each time
+            write_json(run.traced(variant_id), found)
     return found
 
 

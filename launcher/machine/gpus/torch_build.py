@@ -23,6 +23,8 @@ CAPABILITIES: Mapping[str, Mapping[str, Set[int]]] = {
 The first that fits is recommended: torch's default build, then the one for the oldest drivers and GPUs.
 Source: torch/cuda/__init__.py of torch 2.13, `PYTORCH_RELEASES_CODE_CC`.
 """
+DEFAULT = "cu130"
+"""The index's name of the build that PyPI has."""
 INTEGRATED = {53, 62, 72, 87, 101}
 """GPUs of a system on a chip run kernels of their own capability alone, which no build of the index has.
 
@@ -113,16 +115,31 @@ def _has_kernels(cuda: str, machine: str, gpu: Gpu) -> bool:
     return any(runs_on(code, gpu.capability) for code in codes)
 
 
+def build_for(found: Gpus, machine: str = platform.machine()) -> str | None:
+    """The index's build, `cu126`, for all these GPUs, or else for the first; `None` where there is none."""
+    best = (_best(found, gpu, machine) for gpu in found.gpus)
+    return next((_tag(cuda) for cuda in best if cuda), None)
+
+
 def _remedy(found: Gpus, gpu: Gpu, machine: str) -> str:
     """How to get a build of torch that this driver runs and that serves all GPUs, or else this one."""
-    newest = found.cuda_driver_version
-    serving = [cuda for cuda in CAPABILITIES if _has_kernels(cuda, machine, gpu)]
-    if not serving:
+    if not _serving(gpu, machine):
         return "no build of torch 2.13 has kernels for it: leave it out of `devices`"
-    runnable = [cuda for cuda in serving if newest is None or _major(cuda) <= _major(newest)]
-    for_all = [cuda for cuda in runnable if all(_has_kernels(cuda, machine, each) for each in found.gpus)]
-    best = next(iter(for_all or runnable), None)
+    best = _best(found, gpu, machine)
     return f"pip install --force-reinstall torch --index-url {INDEX}/{_tag(best)}" if best else UPDATE
+
+
+def _best(found: Gpus, gpu: Gpu, machine: str) -> str | None:
+    """CUDA version of the build that this driver runs and that serves all GPUs, or else this one."""
+    newest = found.cuda_driver_version
+    runnable = [cuda for cuda in _serving(gpu, machine) if newest is None or _major(cuda) <= _major(newest)]
+    for_all = [cuda for cuda in runnable if all(_has_kernels(cuda, machine, each) for each in found.gpus)]
+    return next(iter(for_all or runnable), None)
+
+
+def _serving(gpu: Gpu, machine: str) -> list[str]:
+    """CUDA versions of the builds that have kernels for it."""
+    return [cuda for cuda in CAPABILITIES if _has_kernels(cuda, machine, gpu)]
 
 
 def _tag(cuda: str) -> str:

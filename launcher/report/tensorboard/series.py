@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
+from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.figures.slowest import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.size_curves import CurvePoint, ProbeResult
 from gpurun.launcher.rundir.records import StepRecord
@@ -27,14 +28,17 @@ class Point:
 def step_points(ranks: Mapping[int, Sequence[StepRecord]], starts_s: RoundStarts) -> list[Point]:
     """A point per timed step: `step_ms/rank0`, `phases_ms/rank0/forward`.
 
-    Steps count from 0 over all rounds and launches. A phase that is zero throughout has no tag.
+    Steps count from 0 over all rounds and launches, those that a sample leaves out as well. A phase that is
+    zero throughout has no tag.
     """
     phases = _used_phases(ranks)
     timed = {rank: _timed(records) for rank, records in ranks.items()}
     longest = max(timed.values(), key=len, default=[])
     return [
-        Point(step, time_s, _step_values(_at(timed, step), phases))
-        for step, time_s in enumerate(_times_s(longest, starts_s))
+        Point(number, time_s, _step_values(_at(timed, position), phases))
+        for position, (number, time_s) in enumerate(
+            zip(step_numbers(longest), _times_s(longest, starts_s), strict=True)
+        )
     ]
 
 

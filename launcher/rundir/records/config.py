@@ -91,8 +91,6 @@ class LaunchConfig:
     """Settings that the strategy's class takes as keyword arguments."""
     device_names: tuple[str, ...] = ()
     """What the job calls the devices, in which a process that sees one GPU only calls each `cuda:0`."""
-    software: Mapping[str, str] = field(default_factory=dict)
-    """Versions that it is started with, as `software_of` gives them; empty in older runs."""
 
     def __post_init__(self) -> None:
         """Rejects an unknown strategy, also in a file that is read back."""
@@ -132,8 +130,6 @@ class ProgramConfig:
     variants: tuple[VariantRef, ...]
     """The one variant that runs."""
     profile: ProfileConfig | None = None
-    software: Mapping[str, str] = field(default_factory=dict)
-    """As in `LaunchConfig`."""
 
     @property
     def variant(self) -> str:
@@ -146,8 +142,6 @@ class LaunchHead:
 
     variants: tuple[VariantRef, ...]
     rounds: int = 1
-    software: Mapping[str, str] = field(default_factory=dict)
-    """As in `LaunchConfig`."""
 
 
 @dataclass(frozen=True)

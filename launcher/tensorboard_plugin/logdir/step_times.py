@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.logdir.directories import read_end
@@ -26,16 +27,18 @@ _DECODER = msgspec.json.Decoder(StepRecord)
 
 def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
     """Every timed step, or evenly chosen ones, on every rank; see README.md."""
-    by_rank = {rank: timed(records) for rank, records in read_ranks(listed, variant).items()}
+    ranks = read_ranks(listed, variant)
+    by_rank = {rank: timed(records) for rank, records in ranks.items()}
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
-    ordered = [key for key in next(iter(by_rank.values()), {}) if key in common]
+    found = {key: one for one in next(iter(ranks.values()), []) if (key := key_of(one)) in common}
+    ordered, numbers = list(found), step_numbers(list(found.values()))
     slowest = [max(steps[key] for steps in by_rank.values()) for key in ordered]
     chosen = choose(slowest, max(MAX_VALUES // max(len(by_rank), 1), 2 * NUM_SLOWEST))
     keys = [ordered[i] for i in chosen]
     return {
         "total": len(ordered),
         "ranks": list(by_rank),
-        "number": chosen,
+        "number": [numbers[i] for i in chosen],
         "round": [key[1] for key in keys],
         "launch": [key[0] for key in keys],
         "step_ms": [slowest[i] for i in chosen],
@@ -62,11 +65,12 @@ def decode(lines: bytes) -> list[StepRecord]:
 
 def timed(records: Sequence[StepRecord]) -> Mapping[Key, float]:
     """Milliseconds of the timed steps, in their order."""
-    return {
-        (record.launch, record.round, record.order, record.step): record.step_ns / 1e6
-        for record in records
-        if record.kind == "timed"
-    }
+    return {key_of(record): record.step_ns / 1e6 for record in records if record.kind == "timed"}
+
+
+def key_of(record: StepRecord) -> Key:
+    """Which step this is, on all ranks."""
+    return record.launch, record.round, record.order, record.step
 
 
 def choose(values: Sequence[float], number: int) -> list[int]:

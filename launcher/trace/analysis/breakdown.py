@@ -47,20 +47,35 @@ class Waits:
     """Some thread is in an operator."""
 
 
+LOST = np.iinfo(np.int64).max
+"""Instead of when work was launched."""
+
+
 @dataclass(frozen=True, eq=False)
 class Queue:
     """A device's work by start, with the time at which its launch began: shows what a gap waits for."""
 
     starts: Int64
     launches: Int64
+    """`LOST` where the trace doesn't have it."""
 
-    def dry(self, gap_starts: Int64, gap_ends: Int64) -> NDArray[np.bool_]:
+    def dry(self, gaps: Intervals) -> Intervals:
         """Gaps in which nothing had been launched: the work that ends the gap was launched after it began."""
-        place = np.searchsorted(self.starts, gap_ends)
-        if not len(self.starts):
-            return np.ones(len(gap_starts), dtype=bool)
-        launches = self.launches[np.minimum(place, len(self.starts) - 1)]
-        return np.asarray((place == len(self.starts)) | (launches >= gap_starts), dtype=np.bool_)
+        launches = self._launches_after(gaps)
+        return _some(gaps, (launches != LOST) & (launches >= gaps.starts))
+
+    def unexplained(self, gaps: Intervals) -> Intervals:
+        """Gaps that end with work whose launch isn't known."""
+        return _some(gaps, self._launches_after(gaps) == LOST)
+
+    def _launches_after(self, gaps: Intervals) -> Int64:
+        """The launch of the work that ends each gap; the end of time where none does."""
+        place = np.searchsorted(self.starts, gaps.ends)
+        return np.append(self.launches, LOST - 1)[place]
+
+
+def _some(gaps: Intervals, chosen: NDArray[np.bool_]) -> Intervals:
+    return Intervals(gaps.starts[chosen], gaps.ends[chosen])
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,8 @@ class Idle:
     data: int
     other: int
     """Work was launched but had not started: it waited for other work, or for the launch itself."""
+    unknown: int
+    """The launch of the work that came next isn't known."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +187,11 @@ def _causes(idle: Intervals, waits: Waits, queue: Queue | None) -> Idle:
     rest = idle.subtract(data)
     comm = rest.intersect(waits.comm)
     rest = rest.subtract(comm)
-    dry = idle
-    if queue is not None:
-        is_dry = queue.dry(idle.starts, idle.ends)
-        dry = Intervals(idle.starts[is_dry], idle.ends[is_dry])
-    host = rest.intersect(dry).length_ns
-    return Idle(host, comm.length_ns, data.length_ns, rest.length_ns - host)
+    if queue is None:
+        return Idle(rest.length_ns, comm.length_ns, data.length_ns, 0, 0)
+    host = rest.intersect(queue.dry(idle)).length_ns
+    unknown = rest.intersect(queue.unexplained(idle)).length_ns
+    return Idle(host, comm.length_ns, data.length_ns, rest.length_ns - host - unknown, unknown)
 
 
 def _host_activity(idle: Intervals, waits: Waits) -> HostActivity:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.trace.analysis.breakdown import Activity, Measure, Queue, Waits, joined, measure
+from gpurun.launcher.trace.analysis.breakdown import LOST, Activity, Measure, Queue, Waits, joined, measure
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
@@ -215,9 +215,10 @@ class _GpuPicture:
         gpu = self.trace.gpu
         mine = self.devices.share(np.argsort(gpu.start, kind="stable"), device)
         busy = gpu.covered if len(mine) == len(gpu) else union(gpu.start[mine], gpu.end[mine])
-        before_capture = np.iinfo(np.int64).min
-        launches = np.where(self.work.launch[mine] >= 0, self.work.start[mine], before_capture)
-        return busy, Queue(gpu.start[mine], launches)
+        launches = np.where(self.work.is_known, self.work.start, LOST)
+        if self.work.is_known.any():
+            launches[before_capture(self.trace, self.work)] = np.iinfo(np.int64).min
+        return busy, Queue(gpu.start[mine], launches[mine])
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -338,7 +339,7 @@ def _device(trace: Trace, on_gpu: bool) -> str:
         return f"CPU ({', '.join(others)} not read)" if others else "CPU"
     devices = trace.header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
-        if isinstance(device, dict) and isinstance(device.get("name"), str):
+        if isinstance(device, dict) and isinstance(device.get("name"), str) and device["name"]:
             return str(device["name"])
     return "GPU"
 

@@ -38,14 +38,15 @@ class CudaRuntime(StreamRuntime):
 
         Where only the new ones are set, readers of the old ones raise: `cudnn.flags` among them, and
         `get_float32_matmul_precision`, which the compiler reads. Source: aten/src/ATen/Context.cpp,
-        `allowTF32CuDNN` and `float32MatmulPrecision`.
+        `allowTF32CuDNN` and `float32MatmulPrecision`. Before torch 2.9 there are only the old ones.
         """
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
         mode = "tf32" if allowed else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = mode
-        torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
-        torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+            torch.backends.cuda.matmul.fp32_precision = mode
+            torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
+            torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
 
     def set_convolution_search(self, searches: bool) -> None:
         torch.backends.cudnn.benchmark = searches

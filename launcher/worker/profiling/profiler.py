@@ -73,8 +73,16 @@ def new_profiler(config: ProfileConfig, all_threads: bool) -> profile:
         profile_memory=config.memory,
         with_stack=config.stacks or config.modules,  # modules are recorded as a part of Python's stacks
         with_modules=config.modules,
-        experimental_config=_ExperimentalConfig(profile_all_threads=all_threads),
+        experimental_config=_experimental_config(all_threads),
     )
+
+
+def _experimental_config(all_threads: bool) -> _ExperimentalConfig:
+    """An older torch records the threads that torch itself starts, whatever is asked."""
+    try:
+        return _ExperimentalConfig(profile_all_threads=all_threads)
+    except TypeError:
+        return _ExperimentalConfig()
 
 
 def synchronize() -> None:

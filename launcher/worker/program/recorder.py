@@ -12,7 +12,7 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU, gpu_kinds
-from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines
 from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
@@ -20,12 +20,14 @@ from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.on_request import StepCapture
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
-from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
+from gpurun.launcher.worker.program.step_rules import Classifier, RoundSample, StepBoundary
 
 P = ParamSpec("P")
 
 FLUSH_NS = 500_000_000
 """Records are written this often: seldom enough to cost nothing, often enough to show progress."""
+PROGRESS_PARTS = 2000
+"""Progress is reported once in this part of the time so far: 15,000 times in ten days, not 1.7 million."""
 
 
 def harmless(method: Callable[P, None]) -> Callable[P, None]:
@@ -71,6 +73,7 @@ class StepRecorder:
     """Of any optimizer."""
     noise: NoiseMeter = field(default_factory=NoiseMeter)
     classifier: Classifier = field(init=False)
+    sample: RoundSample = field(init=False)
     _boundary: StepBoundary = field(default_factory=StepBoundary)
     _device: torch.device | None = None
     """Of the first optimizer whose weights are on a GPU."""
@@ -83,12 +86,17 @@ class StepRecorder:
     """Whether the current step is traced or next to a traced one."""
     _ended: "deque[tuple[Any, Any, Kind]]" = field(default_factory=deque)
     _num_ended: int = 0
+    _last: StepRecord | None = None
+    """Of the steps that were written or dropped."""
+    _began_ns: int = field(default_factory=time.perf_counter_ns)
     _flushed_ns: int = field(default_factory=time.perf_counter_ns)
+    _reported_ns: int = 0
     _closed: bool = False
 
     def __post_init__(self) -> None:
         self._read = self.noise.read()
         self.classifier = Classifier(self.config.launch, self.config.warmup)
+        self.sample = RoundSample(self.config.launch)
 
     @harmless
     def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
@@ -122,15 +130,27 @@ class StepRecorder:
             self._end(self._now(), "timed")
 
     def flush(self) -> None:
-        """Writes the steps whose times are known by now."""
+        """Writes the steps whose times are known by now; of a long program a sample of them."""
         records = self._with_noise(self._records())
         if not records:
             return
         try:
-            append_lines(self.run.steps(self.config.variant, self.rank), records)
-            self.report_progress()
+            self.keep(records)
+            if self._flushed_ns - self._reported_ns >= (self._flushed_ns - self._began_ns) / PROGRESS_PARTS:
+                self.report_progress()
         except MachineError as error:
             self.stop(error)
+
+    def keep(self, records: list[StepRecord]) -> None:
+        """Writes steps, as far as they are in the sample."""
+        path, level = self.run.steps(self.config.variant, self.rank), self.sample.level
+        for one in records:
+            self.sample.add(one)
+        if self.sample.level > level:
+            keep_lines(path, StepRecord, self.sample.keeps)
+        if kept := [one for one in records if self.sample.keeps(one)]:
+            append_lines(path, kept)
+        self._last = records[-1]
 
     def _with_noise(self, records: list[StepRecord]) -> list[StepRecord]:
         """The steps since the last flush, with what of their time the rank waited for a core."""
@@ -161,12 +181,13 @@ class StepRecorder:
 
     def report_progress(self) -> None:
         """Rank 0 writes how many steps have ended."""
+        self._reported_ns = time.perf_counter_ns()
         if self.rank == 0:
             event = Event.now("run", self.config.variant, self._num_ended)
             append_lines(self.run.events(self.config.launch), [event])
 
     def close(self, wait: bool) -> None:
-        """Writes the remaining steps.
+        """Writes the remaining steps; in any case the last, which has their number and the peak of memory.
 
         Args:
             wait: for the GPU, and for a trace that is being written; not after a failure, when it may hang.
@@ -181,6 +202,9 @@ class StepRecorder:
         if wait and self.stamps is not None:
             self.stamps.wait()
         self.flush()
+        if self._last is not None and not self.sample.keeps(self._last):
+            append_lines(self.run.steps(self.config.variant, self.rank), [self._last])
+        self.report_progress()
 
     def abandon(self) -> None:
         """Records nothing more: in a process that the program forked, whose steps aren't this rank's."""

@@ -1,7 +1,6 @@
 """Two "hosts" on one machine, joined by a cable: each has a network, a host name and a working directory."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +18,6 @@ ADDRESSES = ("10.213.7.1", "10.213.7.2")
 NAMES = ("hosta", "hostb")
 _ENTER = 'hostname "$1" && mount --bind "$2" "$3" && cd "$3" && shift 3 && exec "$@"'
 """Both hosts work at the same path, where each finds its own directory: nothing is shared."""
-
-
-def lacks(*programs: str) -> bool:
-    """Whether tests that need root and these programs should be left out here; never in CI."""
-    there = os.geteuid() == 0 and all(shutil.which(name) for name in programs)
-    return not there and not os.environ.get("GPURUN_ALL_TESTS")
 
 
 @dataclass(frozen=True)

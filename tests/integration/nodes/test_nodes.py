@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import MODEL
-from tests.integration.nodes.hosts import NAMES, Hosts, await_file, ended, lacks
+from tests.integration.nodes.hosts import NAMES, Hosts, await_file, ended
+from tools.system_packages import without
 
-pytestmark = pytest.mark.skipif(lacks("ip", "tc", "unshare"), reason="needs root and iproute2")
+pytestmark = pytest.mark.skipif(bool(reason := without("iproute2")), reason=reason)
 
 JOB = """
 name: two

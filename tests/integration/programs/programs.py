@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -93,6 +94,13 @@ def seeds(args: argparse.Namespace) -> None:
 
 def threads(args: argparse.Namespace) -> None:
     print("threads", torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["GIVEN"])
+
+
+def chatty(args: argparse.Namespace) -> None:
+    for burst in range(3):
+        print(*(f"{burst}: line {number}" for number in range(20_000)), sep="\n", flush=True)
+        while os.fstat(1).st_size > 100_000:  # until gpurun has moved it away
+            time.sleep(0.01)
 
 
 def wrong_exit(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from tests.integration.command import Result, gpurun, write
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 NAMES = (
-    *("ddp", "no_destroy", "loader", "children", "ending", "seeds", "threads"),
+    *("ddp", "no_destroy", "loader", "children", "ending", "seeds", "threads", "chatty"),
     *("wrong_exit", "early"),
 )
 
@@ -33,14 +33,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Result:
         compare: {{args: {json.dumps([[name] for name in NAMES])}}}
         steps: {{launches: 1}}
         profile: {{steps: 2}}
+        logs: {{keep: 1 MiB}}
         """,
     )
     return gpurun(directory, "job.yaml", "--out", "run")
 
 
+def launch_of(ran: Result, name: str) -> Path:
+    (path,) = (ran.directory / "run" / "launches").glob(f"*-script-2-{name}")
+    return path
+
+
 def log(ran: Result, name: str, rank: int = 0) -> str:
-    (path,) = (ran.directory / "run" / "launches").glob(f"*-script-2-{name}/log/rank{rank}.log")
-    return path.read_text()
+    return (launch_of(ran, name) / f"log/rank{rank}.log").read_text()
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("wrong_exit", "early")])
@@ -65,6 +70,14 @@ def test_steps_of_an_unchanged_program_are_timed_and_traced(ran: Result) -> None
     assert len(kinds) == 39
     assert kinds[29:32] == ["profile"] * 3
     assert kinds[28] in ("timed", "warmup")
+
+
+def test_the_newest_output_is_kept(ran: Result) -> None:
+    read = gpurun(ran.directory, "logs", "run", "--rank", "1", "--launch", launch_of(ran, "chatty").name)
+    first, *lines = read.out.splitlines()
+    assert first.startswith("[rank 1] gpurun: the output before this was removed")
+    assert lines == [f"[rank 1] 2: line {number}" for number in range(20_000 - len(lines), 20_000)]
+    assert sum(file.stat().st_size for file in launch_of(ran, "chatty").glob("log/rank*")) <= 1 << 20
 
 
 def test_the_steps_of_a_program_with_data_loaders_are_not_those_of_its_workers(ran: Result) -> None:
@@ -97,7 +110,7 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
     early = ran.variant("script-2-early")
     assert early["status"] == "failed"
     assert "rank 0 ended with exit code 0" in early["reason"]
-    assert "2 of 10 variants failed: script-2-wrong_exit, script-2-early" in ran.err
+    assert "2 of 11 variants failed: script-2-wrong_exit, script-2-early" in ran.err
 
 
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:

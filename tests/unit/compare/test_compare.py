@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
+from gpurun.launcher.compare.figures.recorded import launch_logs, round_times, step_numbers
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, Status, VariantResult
 from gpurun.launcher.compare.ranking import Following, following
@@ -618,6 +618,24 @@ def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended
         "only 13 steps, which did not settle: the times are those of the last 6; run more steps"
     )
     assert [rank.step_ms for rank in found.ranks] == [50, 50]
+
+
+def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
+    program = Variant(
+        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
+    )
+    numbers = (*range(10), *range(50_000, 50_010), 123_456)
+    lines = [replace(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    assert "figures are of 21 of 123,457 steps: rounds of 5, chosen at random" in found.warnings
+    again = [replace(line, launch="02") for line in lines]
+    assert [*step_numbers(lines), *numbers] == [*numbers, *numbers]
+    assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]
+    assert [*step_numbers(lines[10:12])] == [50_000, 50_001]
+    assert [*step_numbers([replace(line, step=line.step + 7) for line in lines[:3]])] == [0, 1, 2]
 
 
 def step_of(number: int, ms: float) -> StepRecord:

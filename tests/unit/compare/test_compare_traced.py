@@ -72,6 +72,13 @@ def test_what_was_found_out_is_kept_until_a_trace_changes(run: RunDir) -> None:
     assert run.traced("v").read_bytes() != kept
 
 
+def test_nothing_is_written_into_a_strangers_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: run.path.stat().st_uid + 1)
+    before = sorted(run.path.rglob("*"))
+    assert read_traced(run, "v") is not None
+    assert sorted(run.path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 0}'])
 def test_a_kept_file_that_cannot_be_read_is_made_again(run: RunDir, content: bytes) -> None:
     first = read_traced(run, "v")

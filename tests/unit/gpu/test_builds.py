@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch.cuda import DEVICE_REQUIREMENT, PYTORCH_RELEASES_CODE_CC
 
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
-from gpurun.launcher.machine.gpus.torch_build import CAPABILITIES, TorchBuild, nvidia_problem, runs_on
+from gpurun.launcher.machine.gpus.torch_build import (
+    CAPABILITIES,
+    DEFAULT,
+    TorchBuild,
+    build_for,
+    nvidia_problem,
+    runs_on,
+)
 
 # 23: a build of torch lacks the kernels of some GPUs
 
@@ -91,3 +98,16 @@ def test_what_is_not_in_the_table_is_left_to_torch() -> None:
     assert problem("13.0", "13.0", (14, 0)) is None
     assert problem("13.0", "13.0", None) is None
     assert problem("12.8", "13.0", V100) is None
+
+
+def test_setting_up_takes_the_build_that_the_hint_names() -> None:
+    def gpus(newest: str | None, *capabilities: tuple[int, int]) -> Gpus:
+        found = tuple(cast(Gpu, SimpleNamespace(capability=each)) for each in capabilities)
+        return Gpus(found, "570.86.10", newest)
+
+    assert build_for(gpus("13.0", H200), "x86_64") == DEFAULT
+    assert build_for(gpus("13.0", A100, V100), "x86_64") == "cu126"
+    assert build_for(gpus("12.8", B200), "x86_64") == "cu129"
+    assert build_for(gpus("11.4", A100), "x86_64") is None
+    assert build_for(gpus("13.0"), "x86_64") is None
+    assert f"cu{next(iter(CAPABILITIES)).replace('.', '')}" == DEFAULT

@@ -165,16 +165,12 @@ def given_to_ranks(spec: JobSpec, plan: Plan, variant: Variant) -> tuple[Any, ..
     return replace(config, launch="", variants=(own,), baseline=None), inherited
 
 
-FOR_RESUMING = {"software"}
-"""What a launch ran with: `--resume` compares it with what is installed then."""
-
-
 @pytest.mark.parametrize("kind", [LaunchConfig, VariantConfig, ProgramConfig])
 def test_the_worker_reads_all_that_it_is_given(kind: type) -> None:
     read = {
         name for module in modules().values() if module.package == "worker" for _, name in identifiers(module)
     }
-    assert {one.name for one in fields(kind)} - FOR_RESUMING <= read
+    assert {one.name for one in fields(kind)} <= read
 
 
 @pytest.mark.parametrize("name", VARYING)

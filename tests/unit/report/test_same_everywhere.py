@@ -1,5 +1,6 @@
 """One run in every report: the same headline, and the same figures under the same titles."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -208,6 +209,16 @@ def test_report_compares_again_what_another_gpurun_compared(recorded: RunDir) ->
     done = CliRunner().invoke(cli, ["report", str(recorded.path)])
     assert done.exit_code == 0, done.output
     assert recorded.comparison.read_bytes() == stored
+
+
+def test_report_leaves_a_strangers_run_as_it_is(recorded: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = {**msgspec.json.decode(recorded.comparison.read_bytes()), "conclusions": 0}
+    write_json(recorded.comparison, stored)
+    monkeypatch.setattr(os, "geteuid", lambda: recorded.path.stat().st_uid + 1)
+    before = {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")}
+    done = CliRunner().invoke(cli, ["report", str(recorded.path)])
+    assert done.exit_code == 0, done.output
+    assert {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")} == before
 
 
 @pytest.mark.parametrize("report", REPORTS)

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.failures.reporter import Reporter
+from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.failures.restart import fails_everywhere, is_transient, pause_s
 from gpurun.launcher.failures.root_cause import Failure
-from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
+from gpurun.launcher.logs.reader import log_lines
+from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, REMOVED, Relay
 from gpurun.launcher.machine.resource_limits import check_open_files, remedy, start_problem
 from gpurun.launcher.rundir.claim import (
     Running,
@@ -239,6 +240,39 @@ def test_200_mb_are_not_read_to_be_shown(tmp_path: Path) -> None:
     assert text.endswith("[rank 1] last")
     assert "[rank 0]" not in text
     assert len(text) < MOST_AT_ONCE_BYTES
+
+
+def test_logs_stay_small_and_keep_the_newest_lines(tmp_path: Path) -> None:
+    shown: list[str] = []
+    logs = {rank: tmp_path / f"rank{rank}.log" for rank in (0, 1)}
+    relay = Relay(shown.append, only=(1,), keep_bytes=4000)
+    relay.follow(logs)
+    lines = [f"line {number} of the program" for number in range(1000)]
+    for begin in range(0, len(lines), 10):
+        for log in logs.values():
+            with log.open("a") as file:
+                file.writelines(f"{line}\n" for line in lines[begin : begin + 10])
+        relay.look()
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4000 + 2 * (len(REMOVED) + 300)
+    relay.finish()
+    assert "\n".join(shown).splitlines() == [f"[rank 1] {line}" for line in lines]
+    for log in logs.values():
+        first, *kept = log_lines(log)
+        assert first == REMOVED.decode().strip()
+        assert len(kept) > 30
+        assert kept == lines[-len(kept) :]
+        assert log_tail(log, 500).endswith("line 998 of the program\nline 999 of the program\n")
+
+
+def test_a_log_that_cannot_be_rotated_is_left_alone(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    (tmp_path / ".rank0.log.part").mkdir()
+    relay = Relay(print, keep_bytes=1000)
+    relay.follow({0: log})
+    log.write_text("a line\n" * 1000)
+    relay.look()
+    relay.look()
+    assert log.read_text() == "a line\n" * 1000
 
 
 def test_a_bar_is_shown_now_and_then(tmp_path: Path) -> None:

@@ -43,6 +43,31 @@ def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
     assert "CUDA graphs" in on_gpu
 
 
+@pytest.mark.parametrize(
+    "launches",
+    [[], [launch(0, 1, 1), launch(900, 1, 3)]],
+    ids=["no launch is recorded", "that of the next work is lost"],
+)
+def test_gaps_are_of_an_unknown_cause_where_the_launch_of_what_came_next_is(
+    tmp_path: Path, launches: list[Event]
+) -> None:
+    work = [kernel("k", 100, 100, 1), kernel("k", 800, 100, 2), kernel("k", 905, 95, 3)]
+    report = analyse_paths([write(tmp_path / "t.json", [*launches, *work])])
+    causes = report.ranks[0].total.idle_by_cause_us
+    assert (causes.unknown, causes.other) == (605 if not launches else 600, 0)
+    assert "in gaps before work whose launch the trace doesn't have" in explain(report)
+
+
+def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_python(tmp_path: Path) -> None:
+    ops = [span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
+    mtia = span("mtia_ccp_events", "k", 10, 60)
+    (tmp_path / "t").mkdir()
+    text = explain(analyse_paths([write(tmp_path / "t" / "t.json", [*ops, mtia])]))
+    assert text.startswith(
+        "60 % of the time is spent outside of operators: in Python, or waiting for the device"
+    )
+
+
 def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
     """Stage 1 asks at once and gets its input after 25 of 70 ms; then stage 0 waits 5 ms for the gradient."""
     job = Job(2)

@@ -79,7 +79,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     fields = {f"{name}_us" for name in f"{names} exposed_wait exposed_transfer".split()}
     assert fields <= rank["total"].keys()
     assert fields | {"step", "idle_by_cause_us"} <= rank["steps"][0].keys()
-    assert rank["steps"][0]["idle_by_cause_us"].keys() == {"host", "comm_wait", "data", "other"}
+    assert rank["steps"][0]["idle_by_cause_us"].keys() == {"host", "comm_wait", "data", "other", "unknown"}
     (each,) = content["collectives"]
     assert {"group", "seq", "kind", "bytes", "last_rank", "ranks"} <= each.keys()
     assert each["ranks"] == [

@@ -11,7 +11,7 @@ import torch
 
 import gpurun
 from gpurun.launcher.compare.figures.other_load import queue_percent
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
@@ -297,3 +297,29 @@ def test_steps_have_their_share_of_the_time_that_the_rank_waited_for_a_core(tmp_
         train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 20)
     timed = [step for step in steps_of(recorder) if step.kind == "timed"]
     assert queue_percent(timed) == pytest.approx(50, abs=10)
+
+
+def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRecorder) -> None:
+    """The file also has lines of an earlier launch, one of them damaged, which stay as they are."""
+    path, launch = recorder.run.steps("script-1", 0), recorder.config.launch
+    earlier = [StepRecord("00", 1, 0, number, "timed", 1, {}, None) for number in range(3)]
+    append_lines(path, earlier)
+    path.write_bytes(path.read_bytes() + b"{damaged\n")
+    before = path.read_bytes()
+    recorder.sample.most = 8
+    layer = a_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    for _ in range(20):
+        train(layer, [optimizer], 20)
+        recorder.flush()
+    steps = steps_of(recorder)
+    assert path.read_bytes().startswith(before)
+    own = [step for step in steps if step.launch == launch]
+    warm = [step for step in own if step.kind == "warmup"]
+    assert [step.step for step in warm] == list(range(len(warm)))
+    kept = [step.step for step in own if step.kind == "timed"]
+    assert kept == sorted(set(kept))
+    assert kept[-1] == recorder.classifier.count - 1
+    assert len({number // 5 for number in kept}) <= 9
+    events = recorder.run.read_events(launch)
+    assert events[-1].round == recorder.classifier.count

@@ -1,0 +1,189 @@
+"""Ten days of training: the size of the run, the cost of its report, and how exact that is."""
+
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.timing import BIN, machine_facts, record, table
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
+from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
+from gpurun.launcher.stats.schedule import WINDOW_STEPS
+from gpurun.launcher.worker.program.recorder import FLUSH_NS, PROGRESS_PARTS, StepRecorder
+from gpurun.launcher.worker.program.step_rules import RoundSample
+
+RANKS = 8
+DAYS = 10
+STEP_MS = 10.0
+SCATTER = 0.1
+"""Of the logarithm of a round's time."""
+EVALUATION_ROUNDS = 200
+"""One round in so many takes ten times as long."""
+REPORTS = 5
+PROGRAM = """
+import torch
+layer = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for _ in range(200):
+    layer(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+JOB = f"script: train.py\ndevices: cpu:{RANKS}\nsteps: {{launches: 1}}\nprofile: {{steps: 0}}\n"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a run and of its report."""
+
+    steps: int
+    megabytes: float
+    report_s: float
+    peak_mb: float
+
+    def row(self, name: str) -> tuple[str, ...]:
+        cells = (f"{self.steps:,}", f"{self.megabytes:.1f}", f"{self.report_s:.2f}", f"{self.peak_mb:.0f}")
+        return (name, *cells)
+
+
+def main() -> None:
+    """Runs a short program, replaces its steps by those of ten days, and compares the reports of both."""
+    facts = machine_facts()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "train.py").write_text(PROGRAM)
+        (directory / "job.yaml").write_text(JOB)
+        subprocess.run(
+            [BIN / "gpurun", "job.yaml", "--out", "run"], cwd=directory, check=True, capture_output=True
+        )
+        run = RunDir(directory / "run")
+        short = cost(run, 200)
+        rounds_ms = simulated_rounds_ms()
+        write_long_run(run, rounds_ms)
+        long = cost(run, len(rounds_ms) * WINDOW_STEPS)
+        kept_ms = shown_rounds_ms(run)
+    header = ("run", "steps of a rank", "run directory MB", "report s", "peak MB of the report")
+    goal = ("goal", "", "", "as short", "≤ 200")
+    text = (
+        f"{DAYS} days of steps of {STEP_MS:g} ms on {RANKS} ranks, written by the recorder of programs "
+        f"without their time passing. Rounds drift by 5 %, scatter by {SCATTER:.0%}, and one in "
+        f"{EVALUATION_ROUNDS} takes ten times as long. The report makes the table and TensorBoard's files, "
+        f"as the command does at the end; median of {REPORTS}.\n\n"
+        f"{table(header, [short.row('short'), long.row(f'{DAYS} days'), goal])}\n\n"
+        f"{errors(kept_ms, rounds_ms)}"
+    )
+    record("Long runs", text, facts)
+
+
+def simulated_rounds_ms() -> npt.NDArray[np.float32]:
+    """The mean step of every round."""
+    num_rounds = round(DAYS * 86_400_000 / STEP_MS / WINDOW_STEPS)
+    chance = np.random.default_rng(2026)
+    rounds_ms = STEP_MS * np.exp(chance.normal(0, SCATTER, num_rounds)).astype(np.float32)
+    rounds_ms *= np.linspace(1, 1.05, num_rounds, dtype=np.float32)
+    rounds_ms[::EVALUATION_ROUNDS] *= 10
+    return rounds_ms
+
+
+def write_long_run(run: RunDir, rounds_ms: npt.NDArray[np.float32]) -> None:
+    """Replaces the steps and the events of a run of a program by those of a long one."""
+    (launch,) = (path.name for path in (run.path / "launches").iterdir())
+    config = read_json(run.launch_config(launch), ProgramConfig)
+    recorders = [StepRecorder(config, rank, run) for rank in range(RANKS)]
+    for one in recorders:
+        run.steps(config.variant, one.rank).unlink()
+    for number in candidates(launch, len(rounds_ms)):
+        for one in recorders:
+            one.keep(steps_of(launch, number, rounds_ms[number]))
+    for one in recorders:
+        one.close(wait=False)
+    events = run.read_events(launch)
+    run.events(launch).unlink()
+    append_lines(run.events(launch), [events[0], *progress(events[1], rounds_ms), events[-1]])
+
+
+def candidates(launch: str, num_rounds: int) -> Iterator[int]:
+    """The rounds that are kept when they are measured; the others change nothing."""
+    sample = RoundSample(launch)
+    for number in range(num_rounds):
+        step = StepRecord(launch, 1, 0, number * WINDOW_STEPS, "timed", 1, {}, None)
+        sample.add(step)
+        if sample.keeps(step) or number == num_rounds - 1:
+            yield number
+
+
+def steps_of(launch: str, number: int, round_ms: float) -> list[StepRecord]:
+    """The steps of a round."""
+    first, step_ns = number * WINDOW_STEPS, round(float(round_ms) * 1e6)
+    return [
+        StepRecord(
+            launch, number + 1, 0, first + place, "timed", step_ns, {}, 1 << 30, queue_ns=0, others_ns=0
+        )
+        for place in range(WINDOW_STEPS)
+    ]
+
+
+def progress(first: Event, rounds_ms: npt.NDArray[np.float32]) -> Iterator[Event]:
+    """The events that rank 0 writes meanwhile."""
+    ends_ns = float(rounds_ms.sum(dtype=np.float64)) * WINDOW_STEPS * 1e6
+    passed_ns = 0.0
+    while passed_ns < ends_ns:
+        num_steps, after_ns = round(passed_ns / STEP_MS / 1e6), round(passed_ns)
+        times = {"time_ns": first.time_ns + after_ns, "monotonic_ns": first.monotonic_ns + after_ns}
+        yield Event(stage="run", variant=first.variant, round=num_steps, **times)
+        passed_ns += max(FLUSH_NS, passed_ns / PROGRESS_PARTS)
+
+
+def cost(run: RunDir, steps: int) -> Cost:
+    """What a run takes on disk, and its report in time and memory."""
+    seconds, peaks_mb = [], []
+    for _ in range(REPORTS):
+        start = time.perf_counter()
+        report = [str(BIN / "gpurun"), "report", str(run.path), "--format", "table,tensorboard"]
+        process = subprocess.Popen(report, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit(f"gpurun report ended with {process.returncode}")
+        seconds.append(time.perf_counter() - start)
+        peaks_mb.append(usage.ru_maxrss / 1024)
+    size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
+    return Cost(steps, size / 1e6, statistics.median(seconds), max(peaks_mb))
+
+
+def shown_rounds_ms(run: RunDir) -> npt.NDArray[np.float64]:
+    """The rounds that the report's figures are of."""
+    (variant,) = msgspec.json.decode(run.plan.read_bytes())["variants"]
+    steps = run.read_steps(variant["id"])[0]
+    by_round = {step.round: step.step_ns / 1e6 for step in steps}
+    return np.array(list(by_round.values()))
+
+
+def errors(kept_ms: npt.NDArray[np.float64], rounds_ms: npt.NDArray[np.float32]) -> str:
+    """How far the sample's median and mean are from those of all rounds."""
+    num, scatter = len(kept_ms), float(np.std(rounds_ms, dtype=np.float64))
+    middle, mean = float(np.median(rounds_ms)), float(np.mean(rounds_ms, dtype=np.float64))
+    expected = (100 * 1.25 * SCATTER / num**0.5, 100 * scatter / num**0.5 / mean)
+    rows = [
+        (
+            "median",
+            f"{middle:.3f}",
+            f"{np.median(kept_ms):.3f}",
+            f"{100 * (np.median(kept_ms) / middle - 1):+.2f}",
+        ),
+        ("mean", f"{mean:.3f}", f"{np.mean(kept_ms):.3f}", f"{100 * (np.mean(kept_ms) / mean - 1):+.2f}"),
+    ]
+    header = ("round", "all, ms", "sample, ms", "error %", "standard error %")
+    lines = [(*row, f"{error:.2f}") for row, error in zip(rows, expected, strict=True)]
+    return f"{num:,} of {len(rounds_ms):,} rounds are kept:\n\n{table(header, lines)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Setting up on bare machines ends well, or with what to install."""

@@ -1,0 +1,248 @@
+"""What `make` runs before anything is installed; `benchmarks/fresh` tries it on bare machines."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpurun.launcher.machine.gpus.gpu import Gpus
+from gpurun.launcher.machine.gpus.torch_build import DEFAULT
+from tools import environment, system_packages
+from tools.environment import OURS, Environment
+
+ROOT = Path(__file__).parents[2]
+GOOD, OLD, BARE = "good", "old", "without venv"
+WHEN = """case "$*" in
+*"print("*) echo 3.12 ;;
+*-V*) echo Python 3.9.2 ;;
+*"3, 11"*) exit {version} ;;
+*ensurepip*) exit {venv} ;;
+*) echo "$0 runs $*" ;;
+esac"""
+ANSWERS = {
+    GOOD: WHEN.format(version=0, venv=0),
+    OLD: WHEN.format(version=2, venv=0),
+    BARE: WHEN.format(version=0, venv=1),
+}
+"""What Pythons answer when they are asked who they are."""
+
+
+def start(directory: Path, programs: dict[str, str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """`python.sh FILE` on a machine that has these Pythons, and nothing but what every Debian has."""
+    for name in ("sh", "uname", "id"):
+        (directory / name).symlink_to(f"/usr/bin/{name}")
+    for name, what in programs.items():
+        (directory / name).write_text(f"#!/bin/sh\n{ANSWERS.get(what, what)}\n")
+        (directory / name).chmod(0o755)
+    return subprocess.run(
+        ["/bin/sh", ROOT / "tools/python.sh", "FILE"],
+        env={"PATH": str(directory), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("programs", "environ", "chosen"),
+    [
+        ({"python3": GOOD, "python3.13": GOOD}, {}, "python3"),
+        ({"python3": OLD, "python3.12": GOOD}, {}, "python3.12"),
+        ({"python3": BARE, "python3.12": GOOD}, {}, "python3.12"),
+        ({"python3": GOOD, "mine": GOOD}, {"PYTHON": "mine"}, "mine"),
+    ],
+)
+def test_a_python_that_can_make_environments_is_chosen(
+    tmp_path: Path, programs: dict[str, str], environ: dict[str, str], chosen: str
+) -> None:
+    done = start(tmp_path, programs, **environ)
+    assert done.stdout == f"{tmp_path}/{chosen} runs FILE\n"
+
+
+APT = {"apt-get": "exit 1"}
+
+
+@pytest.mark.parametrize(
+    ("programs", "environ", "sentence"),
+    [
+        ({}, {}, "needs Python 3.11 to 3.14: install python3-venv with your system's package manager"),
+        (APT, {}, "needs Python 3.11 to 3.14: apt-get update && apt-get install python3-venv"),
+        (
+            {"python3": BARE, **APT},
+            {},
+            "python3 can't make virtual environments: apt-get update && apt-get install python3.12-venv",
+        ),
+        (
+            {"python3": OLD, **APT},
+            {},
+            "needs Python 3.11 to 3.14, and python3 is Python 3.9.2: install another and name it, "
+            "`make PYTHON=python3.14`",
+        ),
+        ({"python3": GOOD, "mine": OLD}, {"PYTHON": "mine"}, "PYTHON=mine is not Python 3.11 to 3.14"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the command for another user has sudo in it")
+def test_without_one_a_sentence_names_what_to_install(
+    tmp_path: Path, programs: dict[str, str], environ: dict[str, str], sentence: str
+) -> None:
+    done = start(tmp_path, programs, **environ)
+    assert (done.returncode, done.stderr) == (1, f"gpurun: {sentence}\n")
+
+
+def made(directory: Path, *files: Path, torch: str = "cpu") -> Environment:
+    """An environment as `make` leaves it, without what pip and venv put there."""
+    found = Environment(directory, files)
+    directory.mkdir()
+    (directory / OURS).touch()
+    (directory / "pyvenv.cfg").touch()
+    found.finish(torch)
+    return found
+
+
+def test_an_environment_is_ready_until_what_it_was_made_of_changes(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("one==1\n")
+    found = made(tmp_path / ".venv", file)
+    assert found.is_ready()
+    assert Environment(found.directory, found.requirements, torch="cpu").is_ready()
+    assert not Environment(found.directory, found.requirements, torch="cu126").is_ready()
+    moved = found.directory.rename(tmp_path / "elsewhere")
+    assert not Environment(moved, found.requirements).is_ready()
+    moved.rename(found.directory)
+    file.write_text("one==2\n")
+    assert not found.is_ready()
+    found.begin()  # pip brings it up to date; until it has, the environment isn't complete
+    assert found.made_of() is None
+    assert (found.directory / "pyvenv.cfg").exists()
+
+
+@pytest.mark.parametrize("ready", ["", "{", '{"python": "3.11"}'])
+def test_what_an_interrupted_command_has_left_is_removed(tmp_path: Path, ready: str) -> None:
+    found = made(tmp_path / ".venv")
+    (tmp_path / ".venv-discarded").mkdir()  # and the one before it
+    (found.directory / ".ready").write_text(ready)
+    assert not found.is_ready()
+    found.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_an_environment_of_somebody_elses_is_never_removed(tmp_path: Path, link: bool) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "pyvenv.cfg").touch()
+    place = tmp_path / ".venv"
+    place.symlink_to(theirs) if link else theirs.rename(place)
+    with pytest.raises(SystemExit, match=r"\.venv was not made by this version of `make`: rm -r \.venv"):
+        Environment(place).begin()
+    assert (place / "pyvenv.cfg").exists()
+
+
+def test_the_build_of_torch_follows_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which build serves which GPUs: `test_builds`."""
+    found = made(tmp_path / ".venv")
+    monkeypatch.setattr(environment, "has_driver", lambda: False)
+    assert environment.fitting_build(found) == "cpu"
+    monkeypatch.setattr(environment, "has_driver", lambda: True)
+    monkeypatch.setattr(Environment, "install", lambda *_: None)
+    monkeypatch.setattr(environment, "inspect_nvidia_gpus", lambda _: Gpus(driver="580"))
+    assert environment.fitting_build(found) == "cpu"
+    for build, expected in ((DEFAULT, "pypi"), ("cu126", "cu126"), (None, "cpu")):
+        monkeypatch.setattr(environment, "build_for", lambda _, build=build: build)
+        assert environment.fitting_build(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("build", "offered", "arguments"),
+    [
+        ("pypi", {}, ["torch===9.1"]),
+        ("cpu", {"": ["9.1+cpu", "9.1"]}, ["torch==9.1+cpu"]),
+        ("cpu", {"": ["9.1"], "--index-url": ["9.1+cpu"]}, ["torch==9.1+cpu", "--extra-index-url", "cpu"]),
+        ("cu126", {"": ["9.1"]}, "gpurun: .*/cu126 has no torch 9.1 for python.* make setup TORCH=pypi"),
+    ],
+)
+def test_no_index_has_to_answer_that_is_not_needed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    build: str,
+    offered: dict[str, list[str]],
+    arguments: list[str] | str,
+) -> None:
+    monkeypatch.setattr(environment, "pinned", lambda _: "9.1")
+    monkeypatch.setattr(environment, "versions", lambda _, *options: offered.get("".join(options[:1]), []))
+    if isinstance(arguments, str):
+        with pytest.raises(SystemExit, match=arguments):
+            environment.requirement(Environment(tmp_path), build)
+        return
+    found = [each.rpartition("/")[2] for each in environment.requirement(Environment(tmp_path), build)]
+    assert found == arguments
+
+
+def test_packages_of_the_system_are_named_where_they_may_not_be_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(system_packages, "has", lambda package: package == "munge")
+    monkeypatch.setattr(system_packages, "install", lambda _: False)
+    monkeypatch.delenv(system_packages.ALL_TESTS, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    system_packages.main()
+    command = "sudo apt-get install chromium fonts-dejavu-core"
+    assert capsys.readouterr().err == f"tests that need chromium will be skipped; to run them: {command}\n"
+    assert system_packages.without("chromium") == "needs chromium: sudo apt-get install chromium"
+    assert system_packages.without("munge") == "needs root"
+    monkeypatch.setenv(system_packages.ALL_TESTS, "1")
+    assert system_packages.without("chromium") == ""
+    with pytest.raises(SystemExit, match="no test may be skipped"):
+        system_packages.main()
+
+
+FAKE_GPURUN = """#!/bin/sh
+printf '%s\\n' "$*" >> "$LOG"
+case "$*" in *open.yaml*) exit 6;; *mistake*) exit 2;; *gpus*) exit 3;; *worse.yaml*) exit 5;; esac
+"""
+
+
+@pytest.fixture
+def fake_gpurun(tmp_path: Path) -> dict[str, str]:
+    """An environment whose `gpurun` writes its arguments to $LOG; names in them say how it ends."""
+    program = tmp_path / "gpurun"
+    program.write_text(FAKE_GPURUN)
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    return {"PATH": path, "LOG": str(tmp_path / "log"), "GITHUB_STEP_SUMMARY": "summary.md"}
+
+
+@pytest.mark.parametrize(
+    ("job", "undecided", "code"),
+    [("job.yaml", "fail", 0), ("worse.yaml", "pass", 5), ("open.yaml", "pass", 0), ("open.yaml", "fail", 6)],
+)
+def test_the_action_ends_as_the_gate_does(
+    fake_gpurun: dict[str, str], job: str, undecided: str, code: int
+) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    (step,) = action["runs"]["steps"]
+    given = {"job": f"{job} $(touch x)", "against": "origin/main", "undecided": undecided}
+    inputs = {name: str(given.get(name, one.get("default"))) for name, one in action["inputs"].items()}
+    environ = {key: inputs[value.split(".")[1].split(" ")[0]] for key, value in step["env"].items()}
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], env=fake_gpurun | environ, capture_output=True, check=False
+    )
+    assert done.returncode == code
+    assert Path(fake_gpurun["LOG"]).read_text() == (
+        f"gate {job} $(touch x) --against origin/main --fail-slower 3% --budget 10m "
+        "--out gate --junit gate.xml --markdown summary.md\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("jobs", "code"),
+    [(["a.yaml"], 0), (["a.yaml", "mistake.yaml", "b.yaml"], 1), (["gpus.yaml", "b.yaml"], 0)],
+)
+def test_the_hook_checks_every_job(fake_gpurun: dict[str, str], jobs: list[str], code: int) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    command = [*shlex.split(hook["entry"]), *jobs]
+    assert subprocess.run(command, env=fake_gpurun, check=False).returncode == code
+    assert Path(fake_gpurun["LOG"]).read_text().splitlines() == [f"check {job}" for job in jobs]

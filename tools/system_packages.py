@@ -1,0 +1,92 @@
+"""Installs the packages of the system that some tests need, as root or by sudo without a password.
+
+Where it may not, it says what to install, and those are skipped. With GPURUN_ALL_TESTS that is an error.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+PROGRAMS = {
+    "chromium": ("chromium",),
+    "iproute2": ("ip", "tc"),
+    "slurm-wlm": ("sbatch", "slurmctld"),
+    "munge": ("munged",),
+}
+"""Debian's package → the programs that tests start from it."""
+FOR_ROOT = {"iproute2", "slurm-wlm", "munge"}
+"""What only root's tests need: two hosts in network namespaces, a Slurm of two nodes."""
+FONTS = "fonts-dejavu-core"
+"""Chromium draws with it."""
+ALL_TESTS = "GPURUN_ALL_TESTS"
+"""Set where no test may be skipped for what the machine lacks."""
+
+
+def lacking() -> list[str]:
+    """The packages that this user's tests lack."""
+    is_root = os.geteuid() == 0
+    return [package for package in PROGRAMS if not has(package) and (is_root or package not in FOR_ROOT)]
+
+
+def has(package: str) -> bool:
+    """Whether all its programs can be started."""
+    return all(shutil.which(program) for program in PROGRAMS[package])
+
+
+def without(*packages: str) -> str:
+    """Why tests that need these packages (and root, for some) are skipped; empty where they must run."""
+    if os.environ.get(ALL_TESTS):
+        return ""
+    missing = [package for package in packages if not has(package)]
+    if missing:
+        return f"needs {' and '.join(missing)}: {command(missing)}"
+    return "needs root" if os.geteuid() and FOR_ROOT.intersection(packages) else ""
+
+
+def command(packages: Sequence[str]) -> str:
+    """What a person types to install them."""
+    return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install {' '.join(packages)}"
+
+
+def as_root() -> list[str] | None:
+    """How to start a command as root without being asked for anything; `None` where that can't be."""
+    if os.geteuid() == 0:
+        return []
+    sudo = shutil.which("sudo")
+    may = sudo and subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode == 0
+    return [str(sudo), "-n"] if may else None
+
+
+def install(packages: Sequence[str]) -> bool:
+    """Whether apt-get has installed them; it shows its own errors."""
+    prefix = as_root()
+    if prefix is None or not shutil.which("apt-get"):
+        return False
+    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    print(f"installing {', '.join(packages)} for the tests", flush=True)
+    options = ["install", "--yes", "--no-install-recommends"]
+    subprocess.run([*apt, "update"], stdout=subprocess.DEVNULL, check=False)  # install reports what matters
+    return subprocess.run([*apt, *options, *packages], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def main() -> None:
+    """Installs what is lacking, or says what its lack means."""
+    packages = lacking()
+    if not packages:
+        return
+    fonts = [FONTS] if "chromium" in packages else []
+    if install([*packages, *fonts]) and not lacking():
+        return
+    needed = " ".join(packages)
+    if os.environ.get(ALL_TESTS):
+        raise SystemExit(f"gpurun: no test may be skipped ({ALL_TESTS}), and these need {needed}")
+    print(
+        f"tests that need {needed} will be skipped; to run them: {command([*packages, *fonts])}",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()
