@@ -23,7 +23,7 @@ def completer(command: click.Command, shell: str) -> ShellComplete:
 
 
 def suggestions(command: click.Command, request: str) -> str:
-    """What the shell is told; click itself would write it as bytes, which our output refuses.
+    """What the shell asks for; click itself would write it as bytes, which our output refuses.
 
     Args:
         command: all of `gpurun`.

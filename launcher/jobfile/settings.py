@@ -236,7 +236,7 @@ class Settings:
         absent=(),
         check_list=program.check_args_list,
     )
-    """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` stands for the launch's own directory."""
+    """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
     env: Annotated[Mapping[str, str], ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "

@@ -19,15 +19,8 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.units import plural
-from gpurun.launcher.worker.base.nested import (
-    Tree,
-    join_rows,
-    map_tensors,
-    row_counts,
-    split_rows,
-    take_rows,
-    tensors_of,
-)
+from gpurun.launcher.worker.base import nested
+from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
@@ -197,8 +190,7 @@ class BatchSource:
         parts = [join_rows([take_rows(tree, *pair) for pair in used]) for tree in (inputs, targets)]
         if self.layout.pin:
             parts = [map_tensors(pinned, part) for part in parts]
-        chunks = tuple(stop - start for start, stop in rows)
-        return micro_batch(self.workload, parts[0], parts[1], chunks)
+        return micro_batch(self.workload, parts[0], parts[1], tuple(stop - start for start, stop in rows))
 
 
 class IndexFeed(Sampler[list[int]]):
@@ -332,7 +324,7 @@ def micro_batch(workload: Workload, inputs: Tree, targets: Tree, chunks: tuple[i
     """The samples of all chunks, with what the loss of each averages over."""
     if workload.count is None:
         return MicroBatch(inputs, targets, chunks, chunks)
-    parts = zip(split_rows(inputs, chunks), split_rows(targets, chunks), chunks, strict=True)
+    parts = zip(*(nested.split_rows(tree, chunks) for tree in (inputs, targets)), chunks, strict=True)
     counts = (count_targets(workload, *part) if part[-1] else 0 for part in parts)
     return MicroBatch(inputs, targets, chunks, tuple(counts))
 
@@ -345,8 +337,9 @@ def count_targets(workload: Workload, inputs: Tree, targets: Tree, num_samples: 
     """
     if workload.count is None:
         return num_samples
-    place = partial(place_of, workload.count)  # looked up only on failure: it takes time
-    with users_code("count(targets) failed", "the number of valid targets", place):
+    with users_code(
+        "count(targets) failed", "the number of valid targets", partial(place_of, workload.count)
+    ):
         return int(workload.count(inputs if workload.loss is None else targets))
 
 
@@ -399,5 +392,4 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
             "`images` has too few, or `max_images` is too small"
         )
     expected, got = f"at least one global batch, {plural(num_samples, 'sample')}", plural(size, "sample")
-    place = place_of(workload.dataset)
-    raise UserError("the dataset is too small", expected=expected, got=got, place=place)
+    raise UserError("the dataset is too small", expected=expected, got=got, place=place_of(workload.dataset))
