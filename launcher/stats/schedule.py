@@ -76,6 +76,11 @@ def not_steady_text(num_steps: int, shown: int) -> str:
     return f"only {num_steps} steps, which did not settle: {which}; run more steps"
 
 
+def short_text(num_steps: int, shown: int) -> str:
+    """What to say of a program that ended soon after its steps were steady."""
+    return f"only {num_steps} steps: the times are those of the last {shown}"
+
+
 def warmup_minimum(warmup: int) -> int:
     """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
     return max(warmup, 2 * WINDOW_STEPS)
