@@ -70,15 +70,10 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
     return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
 
 
-def not_steady_text(num_steps: int, shown: int) -> str:
-    """What to say of a program that ended before its steps were steady, and of which some are shown."""
-    which = f"the times are those of the last {shown}"
-    return f"only {num_steps} steps, which did not settle: {which}; run more steps"
-
-
-def short_text(num_steps: int, shown: int) -> str:
-    """What to say of a program that ended soon after its steps were steady."""
-    return f"only {num_steps} steps: the times are those of the last {shown}"
+def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
+    """What to say of a program that ended before or soon after its steps were steady: some are shown."""
+    how = "" if has_settled else ", which did not settle"
+    return f"only {num_steps} steps{how}: the times are those of the last {shown}; run more steps"
 
 
 def warmup_minimum(warmup: int) -> int:

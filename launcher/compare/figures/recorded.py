@@ -20,7 +20,6 @@ from gpurun.launcher.stats.paired import round_step_ns
 from gpurun.launcher.stats.schedule import (
     MAX_KEPT_ROUNDS,
     WINDOW_STEPS,
-    not_steady_text,
     sampled_text,
     short_text,
 )
@@ -125,10 +124,9 @@ def last_half(
     found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
     of_short = [step for of_rank in found.values() for step in of_rank if step.launch in halves]
     shown = {step.step for step in of_short if step.kind == "timed"}
-    is_steady = any(step.kind == "timed" for of_rank in steps.values() for step in of_rank)
-    text = short_text if is_steady else not_steady_text
+    has_settled = any(step.kind == "timed" for of_rank in steps.values() for step in of_rank)
     num = max((step.step + 1 for step in of_short), default=0)
-    return found, text(num, len(shown)) if shown else None
+    return found, short_text(num, len(shown), has_settled) if shown else None
 
 
 def num_timed(steps: Iterable[StepRecord], launch: str) -> int:

@@ -632,7 +632,7 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(files: 
     comparison = compare_run(files.run)
     (found,) = comparison.variants
     assert known(found.step_ms).ci == (50, 51)
-    assert "only 12 steps: the times are those of the last 6" in found.warnings
+    assert "only 12 steps: the times are those of the last 6; run more steps" in found.warnings
     assert "95 % confidence within one launch (6 steps); other launches may differ" in comparison.notes[0]
 
 
