@@ -17,7 +17,7 @@ setup: ## Make the virtual environment with pinned versions
 trainer: ## Make the environment of the test with a Hugging Face Trainer
 	$(TOOL) tools/environment.py trainer
 
-demo: setup ## Compare eight splits of a small GPT on two CPU devices (under two minutes)
+demo: setup ## Compare six splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
 # Three files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that

@@ -17,6 +17,7 @@ MODULES = (
     "verdicts.sharing",
     "verdicts.truth",
     "faults.reliability",
+    "faults.jobs",
     "faults.supervision",
     "faults.nodes",
     "faults.agents",

@@ -67,7 +67,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails a test that leaves what `tests.leaks` looks for, temporary files or a changed environment."""
-    directory = tmp_path_factory.mktemp("tmpdir")
+    directory = tmp_path_factory.getbasetemp() / "tmpdir"  # one for all: a numbered one takes a look at all
+    directory.mkdir(exist_ok=True)
+    old_files = set(directory.iterdir())
     old_directory, tempfile.tempdir = tempfile.tempdir, str(directory)
     old_variable = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(directory)
@@ -78,7 +80,11 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tempfile.tempdir = old_directory
     _set_variable("TMPDIR", old_variable)
     leaks = left_since(before)
-    leaks += [f"temporary file {path.name}" for path in directory.iterdir() if not _is_torchs_cache(path)]
+    leaks += [
+        f"temporary file {path.name}"
+        for path in {*directory.iterdir()} - old_files
+        if not _is_torchs_cache(path)
+    ]
     leaks += [f"environment variable {key}" for key in sorted(changed)]
     assert not leaks, f"left behind: {', '.join(leaks)}"
 

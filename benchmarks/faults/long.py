@@ -27,6 +27,8 @@ SCATTER = 0.1
 """Of the logarithm of a round's time."""
 EVALUATION_ROUNDS = 200
 """One round in so many takes ten times as long."""
+AT_ONCE = 10
+"""Rounds that are written at once, as in half a second."""
 REPORTS = 5
 PROGRAM = """
 import torch
@@ -99,9 +101,11 @@ def write_long_run(run: RunDir, rounds_ms: npt.NDArray[np.float32]) -> None:
     recorders = [StepRecorder(config, rank, run) for rank in range(RANKS)]
     for one in recorders:
         run.steps(config.variant, one.rank).unlink()
-    for number in candidates(launch, len(rounds_ms)):
+    numbers = list(candidates(launch, len(rounds_ms)))
+    for first in range(0, len(numbers), AT_ONCE):
+        rounds = [(number, rounds_ms[number]) for number in numbers[first : first + AT_ONCE]]
         for one in recorders:
-            one.keep(steps_of(launch, number, rounds_ms[number]))
+            one.keep([step for number, ms in rounds for step in steps_of(launch, number, ms)])
     for one in recorders:
         one.close(wait=False)
     events = run.read_events(launch)
@@ -113,9 +117,8 @@ def candidates(launch: str, num_rounds: int) -> Iterator[int]:
     """The rounds that are kept when they are measured; the others change nothing."""
     sample = RoundSample(launch)
     for number in range(num_rounds):
-        step = StepRecord(launch, 1, 0, number * WINDOW_STEPS, "timed", 1, {}, None)
-        sample.add(step)
-        if sample.keeps(step) or number == num_rounds - 1:
+        if sample.level_of(number) >= sample.level or number == num_rounds - 1:
+            sample.add(steps_of(launch, number, STEP_MS)[0])
             yield number
 
 

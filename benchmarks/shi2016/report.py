@@ -84,7 +84,7 @@ def ours_of(comparison: Any) -> list[Ours]:
                 label=_label(variant, comparison.host),
                 global_batch=variant.global_batch,
                 num_devices=len(variant.devices),
-                seconds=variant.step_ms.median / 1e3,
+                seconds=variant.step_ms.estimate / 1e3,
                 version=params.get("version"),
                 threads=None if _on_gpu(variant) else variant.threads * len(variant.devices) or None,
                 seconds_ci=_in_seconds(variant.step_ms.ci),

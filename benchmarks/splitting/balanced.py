@@ -64,7 +64,7 @@ def two_devices(
     alphas: Sequence[float], betas: Sequence[float], batch: int, rounds: int, goal: float
 ) -> list[str]:
     found = run(sleep_job(alphas, betas, batch) | {"compare": {"split": ["even", "balanced"]}}, rounds)
-    even, balanced = (variant["step_ms"]["median"] for variant in found["variants"])
+    even, balanced = (variant["step_ms"]["estimate"] for variant in found["variants"])
     split, best = found["variants"][1]["split"], optimum_ms(alphas, betas, batch)
     measured_best = found["variants"][1]["balanced"]["optimum_ms"]
     together_ms, alone_ms = bare_ms(alphas, betas, split)
@@ -93,7 +93,7 @@ def one_draw(seed: int) -> tuple[float, float, float]:
     wall = time.monotonic() - start
     variant, best = found["variants"][0], optimum_ms(alphas, betas, batch)
     by_formula = max(a + b * n for a, b, n in zip(alphas, betas, variant["split"], strict=True))
-    net_ms = variant["step_ms"]["median"] - zero_ms(DEVICES, batch)
+    net_ms = variant["step_ms"]["estimate"] - zero_ms(DEVICES, batch)
     print(f"draw {seed}: {by_formula / best - 1:+.2%} {net_ms / best - 1:+.2%} {wall:.0f} s", file=sys.stderr)
     return by_formula / best, net_ms / best, wall
 
@@ -118,8 +118,8 @@ def limited_rank() -> str:
     vs_even, split = balanced["vs_baseline"], "/".join(map(str, balanced["split"]))
     text = (
         f"A small GPT on two CPU ranks, rank 1 limited by its cgroup to {QUOTA:.0%} of a core. "
-        f"Even takes {even['step_ms']['median']:.1f} ms, balanced ({split}) "
-        f"{balanced['step_ms']['median']:.1f} ms: {-vs_even['percent']:.0f} % less, verdict "
+        f"Even takes {even['step_ms']['estimate']:.1f} ms, balanced ({split}) "
+        f"{balanced['step_ms']['estimate']:.1f} ms: {-vs_even['percent']:.0f} % less, verdict "
         f"*{vs_even['verdict']}*."
     )
     return f"{text} {found['summary']}" if found["interference"] else text
@@ -165,7 +165,7 @@ def zero_ms(num_devices: int, batch: int) -> float:
     """The step of a sleep of no length, measured once for each number of ranks."""
     if num_devices not in _zero_ms:
         found = run(sleep_job([0.0] * num_devices, [0.0] * num_devices, batch), rounds=8)
-        _zero_ms[num_devices] = found["variants"][0]["step_ms"]["median"]
+        _zero_ms[num_devices] = found["variants"][0]["step_ms"]["estimate"]
     return _zero_ms[num_devices]
 
 

@@ -25,8 +25,23 @@ from gpurun.launcher.compare.figures.variant import (
 from gpurun.launcher.compare.gate import gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, is_one_task
 from gpurun.launcher.compare.interference import interference_in
-from gpurun.launcher.compare.model import CONCLUSIONS, Comparison, Difference, StepTime, VariantResult
-from gpurun.launcher.compare.notes import alerts, findings, notes, open_notes, restart_notes, software_notes
+from gpurun.launcher.compare.model import (
+    CONCLUSIONS,
+    Comparison,
+    Difference,
+    StepTime,
+    TracedSteps,
+    VariantResult,
+)
+from gpurun.launcher.compare.notes import (
+    alerts,
+    budget_notes,
+    findings,
+    notes,
+    open_notes,
+    restart_notes,
+    software_notes,
+)
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.plan.model import Plan
@@ -36,7 +51,7 @@ from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.explain import MENTION_FROM
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def compare_run(run: RunDir) -> Comparison:
@@ -79,6 +94,7 @@ def compare_run(run: RunDir) -> Comparison:
         summary=conclusion.summary,
         notes=(
             *notes(plan, measured, differences.within),
+            *(budget_notes(run, plan) if complete else ()),
             *(open_notes(plan, undecided, looks) if complete and not interference else ()),
             *restart_notes(run),
             *software_notes(run, measured.values()),
@@ -147,7 +163,7 @@ def variant_result(
     step_ms = times[variant.id]
     traced = read_traced(run, variant.id)
     ranks = rank_figures(run, measured, traced, nodes)
-    middle_ms = step_ms.median if step_ms else None
+    middle_ms = step_ms.estimate if step_ms else None
     found = findings(measured, ranks, middle_ms)
     rates = throughput(measured, middle_ms, host)
     return VariantResult(
@@ -184,6 +200,7 @@ def variant_result(
         wall_s=median(measured.wall_s) if measured.wall_s else None,
         loss=facts.loss,
         code=facts.code,
+        traced_steps=TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None,
         **asdict(rates),
     )
 

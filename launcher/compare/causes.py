@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named
 from gpurun.launcher.units import format_ms
 
@@ -60,8 +61,9 @@ def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
 
 
 def loss_text(loss: Loss, variant: VariantResult) -> str:
-    """The loss; where traced steps are longer than timed ones, this is added."""
-    return f"{loss}{traced_and_timed(loss.span_ms, variant)}"
+    """The loss, and which steps it was seen in."""
+    text, steps = str(loss), traced_steps(loss.span_ms, variant)
+    return f"{text[:-1]}; {steps})" if text.endswith(")") else f"{text} ({steps})"
 
 
 def on_cpu(ranks: Sequence[RankFigures]) -> bool:
@@ -69,18 +71,27 @@ def on_cpu(ranks: Sequence[RankFigures]) -> bool:
     return all(rank.device.startswith("cpu") for rank in ranks)
 
 
-def traced_and_timed(span_ms: float, variant: VariantResult) -> str:
-    """That the steps of the trace aren't as long as the timed ones, where they differ much."""
-    if variant.step_ms is None or abs(span_ms / variant.step_ms.median - 1) <= TRACED_AS_TIMED:
-        return ""
-    return f" (in traced steps; timed ones take {format_ms(variant.step_ms.median)} ms)"
+def traced_steps(span_ms: float, variant: VariantResult) -> str:
+    """`in the 8 quietest of 16 traced steps`, with the timed step where it is far from the traced one."""
+    steps, timed = variant.traced_steps, ""
+    if variant.step_ms is not None and is_far_from_timed(span_ms, variant):
+        timed = f"; timed ones take {format_ms(variant.step_ms.estimate)} ms"
+    if steps is None or steps.used == steps.recorded:
+        return f"in traced steps{timed}"
+    quietest = "quietest" if steps.used == 1 else f"{steps.used} quietest"
+    return f"in the {quietest} of {steps.recorded} traced steps{timed}"
+
+
+def is_far_from_timed(span_ms: float, variant: VariantResult) -> bool:
+    """Whether the steps of the trace are much longer or shorter than the timed ones."""
+    return variant.step_ms is not None and abs(span_ms / variant.step_ms.estimate - 1) > TRACED_AS_TIMED
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
     """The loss that grew most, if it explains most of the difference; `None` where the figures don't say."""
     if slower.step_ms is None or faster.step_ms is None or slower.global_batch != faster.global_batch:
         return None
-    longer_ms = slower.step_ms.median - faster.step_ms.median
+    longer_ms = slower.step_ms.estimate - faster.step_ms.estimate
     before = losses(faster.ranks)
     if not before or longer_ms <= 0:
         return None
@@ -102,12 +113,35 @@ def grown_compute(slower: VariantResult, faster: VariantResult) -> Loss | None:
         return None  # another rank may be the one that computes for longer
     more_ms = one.compute_ms - other.compute_ms
     span_ms = one.span_ms or 0.0
-    longer_ms = slower.step_ms.median - faster.step_ms.median
+    longer_ms = slower.step_ms.estimate - faster.step_ms.estimate
     if longer_ms <= 0 or more_ms < max(MOST * longer_ms, MENTION_FROM * span_ms):
         return None
     spent = cause_named("compute", on_cpu(slower.ranks)).spent
-    text = f"rank {one.rank} spends {{ms}} {spent}{_why_compute_grew(one, other)}"
+    is_alike = STRATEGIES[slower.strategy].has_replicas == STRATEGIES[faster.strategy].has_replicas
+    which = grown_operators(one, other, more_ms) if is_alike else ""
+    text = f"rank {one.rank} spends {{ms}} {spent}{which}{_why_compute_grew(one, other)}"
     return Loss("compute", (one.rank,), one.compute_ms, span_ms, text, more_ms)
+
+
+NAMED_OPERATORS = 2
+"""That are named at the most, those that grew most."""
+NAMED_FROM = 0.2
+"""Share of the growth of compute from which on an operator is named."""
+
+
+def grown_operators(one: RankFigures, other: RankFigures, more_ms: float) -> str:
+    """`, mostly in aten::mm (+8.12 ms a step)`: what grew by a relevant part of `more_ms`.
+
+    Only the longest operators are known. One that the other rank's list lacks took at most as long there as
+    the last of it.
+    """
+    before = other.operators_ms
+    least_ms = min(before.values(), default=0.0)
+    grown = {name: ms - before.get(name, least_ms) for name, ms in one.operators_ms.items() if before}
+    most = sorted(grown, key=lambda name: -grown[name])[:NAMED_OPERATORS]
+    named = [name for name in most if grown[name] >= NAMED_FROM * more_ms]
+    parts = [f"{name} (+{format_ms(grown[name])} ms a step)" for name in named]
+    return f", mostly in {' and '.join(parts)}" if parts else ""
 
 
 LOWER_CLOCK = 0.95

@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
-from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.interference import LESS_AT_ONCE
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.jobfile.settings import SETTINGS, resolved_setting
+from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
@@ -114,7 +114,7 @@ def diff_runs(
         name_a=a.name,
         name_b=b.name,
         ci_level=1 - share if alike else None,
-        variants=tuple(_variant_diff(in_a[one], in_b[one], share) for one in alike),
+        variants=tuple(_variant_diff(one, (a, b), share) for one in alike),
         not_comparable=tuple(
             NotComparable(one, variant_label(in_b[one]), reason) for one, reason in reasons.items() if reason
         ),
@@ -207,16 +207,17 @@ def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}: {old} → {new}" for key, old, new in texts)
 
 
-def _variant_diff(a: VariantResult, b: VariantResult, alpha: float) -> VariantDiff:
+def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: float) -> VariantDiff:
+    a, b = (_variant(run, variant) for run in runs)
     lost = [f"{one.status} in run {name}" for name, one in (("A", a), ("B", b)) if not is_ranked(one)]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
     return VariantDiff(
         id=a.id,
         label=variant_label(b),
-        a_ms=a.step_ms.median if a.step_ms else None,
-        b_ms=b.step_ms.median if b.step_ms else None,
+        a_ms=a.step_ms.estimate if a.step_ms else None,
+        b_ms=b.step_ms.estimate if b.step_ms else None,
         difference=difference,
-        note=", ".join(lost) if lost else _few_launches(a, b),
+        note=", ".join(lost) if lost else _few_launches(variant, *runs),
     )
 
 
@@ -229,12 +230,17 @@ def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
     return Difference(percent, ci, verdict_of(percent, ci))
 
 
-def _few_launches(a: VariantResult, b: VariantResult) -> str | None:
-    few = [name for name, one in (("A", a), ("B", b)) if len(one.launch_ms) < 2]
+def _few_launches(variant: str, a: Comparison, b: Comparison) -> str | None:
+    few = {name: run for name, run in (("A", a), ("B", b)) if len(_variant(run, variant).launch_ms) < 2}
     if not few:
         return None
-    runs = "both runs have" if len(few) == 2 else f"run {few[0]} has"
-    return f"{runs} only one launch, so the variation between launches is unknown: set {MORE_LAUNCHES}"
+    runs = "both runs have" if len(few) == 2 else f"run {next(iter(few))} has"
+    more = dict.fromkeys(more_launches(run.job.get("until") == "decided") for run in few.values())
+    return f"{runs} only one launch, so the variation between launches is unknown: set {' and '.join(more)}"
+
+
+def _variant(run: Comparison, variant_id: str) -> VariantResult:
+    return next(one for one in run.variants if one.id == variant_id)
 
 
 def code_marks(a: Comparison, b: Comparison) -> Iterator[str]:

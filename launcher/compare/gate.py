@@ -203,7 +203,7 @@ class _Pair:
         return bounded(self.estimate, threshold, looks, num_variants, self.bias)
 
     def row(self, looks: Sequence[Look], num_variants: int) -> GateRow:
-        times = tuple(result.step_ms.median if result.step_ms else None for result in (self.a, self.b))
+        times = tuple(result.step_ms.estimate if result.step_ms else None for result in (self.a, self.b))
         estimate = self.estimate
         launches = estimate.launches if estimate else 0
         found, why = self.found(looks, num_variants), self.strays or self.lost or self.hot

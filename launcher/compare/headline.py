@@ -15,9 +15,6 @@ from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.units import Interval, format_ms, format_percent, format_percent_interval, plural
 
-MORE_LAUNCHES = "steps: {launches: 6}"
-"""What to add to the job file to have launches compared."""
-
 
 @dataclass(frozen=True)
 class Conclusion:
@@ -145,8 +142,8 @@ def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
     if leader.kind.runs_program and step is not None:
-        return f"{variant_label(leader)}: {format_ms(step.median)} ms per step."
-    time = f", {format_ms(step.median)} ms per step" if step else ""
+        return f"{variant_label(leader)}: {format_ms(step.estimate)} ms per step."
+    time = f", {format_ms(step.estimate)} ms per step" if step else ""
     return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."
 
 
@@ -183,12 +180,10 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
 
 
 def _too_few(rival: Rival) -> str:
-    """Why there is no interval, and how to get one."""
-    if rival.shares_launches:
-        seen, remedy = plural(rival.result.rounds, "round"), ""
-    else:
-        seen, remedy = plural(rival.result.launches, "launch"), f": set {MORE_LAUNCHES}"
-    return f"{seen} can't tell that from chance{remedy}"
+    """Why there is no interval; the notes say how to get one."""
+    result = rival.result
+    seen = plural(result.rounds, "round") if rival.shares_launches else plural(result.launches, "launch")
+    return f"{seen} can't tell that from chance"
 
 
 def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -> str:

@@ -1,8 +1,9 @@
 """`Comparison`: the one object that every report renders, and the schema of `comparison.json`.
 
-What does not apply is `None` (`null`), never 0. Schema version 1.
+What does not apply is `None` (`null`), never 0. Schema version 2.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -28,9 +29,9 @@ class StepTime:
     ratio that they are compared by. With several launches the interval covers their scatter.
     """
 
-    median: float
-    """That middle; files of older runs have the median over rounds here."""
-    ci: Interval | None
+    estimate: float = math.nan
+    """In files of schema 1, whose figures aren't shown, it was called `median`."""
+    ci: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,15 @@ class ExposedComm:
 
 
 @dataclass(frozen=True)
+class TracedSteps:
+    """Where the figures of traces come from: the mean of those steps in which least else ran."""
+
+    used: int
+    recorded: int
+    """Steps that the traces of all ranks have."""
+
+
+@dataclass(frozen=True)
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
@@ -141,6 +151,8 @@ class RankFigures:
     """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
+    operators_ms: Mapping[str, float] = field(default_factory=dict)
+    """Compute of a traced step by operator, on a GPU by kernel, longest first; the mean of all of them."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +198,8 @@ class VariantResult(Rates):
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Files of the user's code that it loaded, relative to the job's directory, with a hash of each."""
+    traced_steps: TracedSteps | None = None
+    """`None` where nothing was traced, and in older runs."""
 
     @property
     def kind(self) -> JobKind:
@@ -211,6 +225,7 @@ class VariantResult(Rates):
             probe=None,
             wall_s=None,
             loss=None,
+            traced_steps=None,
         )
 
 
@@ -261,7 +276,7 @@ class Gate:
         return " ".join((self.headline, *self.details))
 
 
-CONCLUSIONS = 3
+CONCLUSIONS = 5
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

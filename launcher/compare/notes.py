@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpurun.launcher.compare.figures.recorded import Measured, steps_of_launches
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
-from gpurun.launcher.compare.headline import MORE_LAUNCHES
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
+from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.rundir.records import Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
-from gpurun.launcher.units import Interval, format_ms, plural
+from gpurun.launcher.units import Interval, format_ms, format_number, plural
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -32,10 +32,12 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
     if not baseline.variant.kind.is_ranked:
         others = []
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
+    more = more_launches(plan.budget_s is not None)
     if others and baseline.finished and not baseline.counts:
-        return (*found, _lost_baseline(baseline))
-    more = MORE_LAUNCHES if plan.budget_s is None else "a larger `budget`"
-    found += _few_launches(baseline, others, more)
+        found.append(_lost_baseline(baseline))
+        baseline, *others = [one for one in others if one.counts] or [baseline]
+    name = "the baseline" if baseline is measured[plan.baseline] else variant_label(baseline.variant)
+    found += _few_launches(baseline, name, others, more)
     found += _within(within, baseline, others, more)
     found += _other_batches(baseline, others)
     found += _within_launch(measured.values())
@@ -59,6 +61,33 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
         return (f"{found}: they differ by too little to decide that in an hour.",)
     minutes = math.ceil(s / 60)
     return (f"{found}. To decide it takes about {plural(minutes, 'minute')}: set `budget: {minutes}m`.",)
+
+
+SPENT_ON: dict[str, tuple[Stage, ...]] = {
+    "rounds": ("round",),
+    "the program": ("run",),
+    "warm-up": ("warmup",),
+    "start-up": ("start", "build"),
+    "gradient checks": ("check",),
+    "balanced splits": ("balance",),
+    "traces": ("profile",),
+}
+
+
+def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
+    """What part of the budget the launches took, and for what; the rest is left, or lies between launches."""
+    logs = run.read_all_events()
+    stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
+    if plan.budget_s is None or not stages:
+        return ()
+    spent = {
+        name: format_number(100 * sum(s for stage, s in stages if stage in names) / plan.budget_s, 0)
+        for name, names in SPENT_ON.items()
+    }
+    parts = [f"{name} {percent} %" for name, percent in spent.items() if percent != "0"]
+    total = format_number(100 * sum(seconds for _, seconds in stages) / plan.budget_s, 0)
+    of = f"{plural(len(logs), 'launch')} took {total} % of the budget"
+    return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:
@@ -97,8 +126,8 @@ def _lost_baseline(baseline: Measured) -> str:
     return f"The baseline {name} has the status {status}, so nothing is compared with it; choose another one."
 
 
-def _few_launches(baseline: Measured, others: list[Measured], more: str) -> list[str]:
-    """Variants that run in other processes than the baseline need pairs of launches."""
+def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str) -> list[str]:
+    """Variants that run in other processes than the baseline, called `name`, need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
     pairs = [len(repetitions & set(one.logs)) for one in apart]
@@ -108,7 +137,7 @@ def _few_launches(baseline: Measured, others: list[Measured], more: str) -> list
         variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES
     )
     return [
-        f"Identical launches vary, so comparing {names} with the baseline takes {MIN_LAUNCHES} pairs of"
+        f"Identical launches vary, so comparing {names} with {name} takes {MIN_LAUNCHES} pairs of"
         f" launches (this run has {min(pairs)}): set {more}."
     ]
 

@@ -156,8 +156,7 @@ def has_open_row(result: VariantResult) -> bool:
 def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
     """Variants with figures that count, by their difference from the baseline, else by time per sample.
 
-    Not by the medians in the table: those of variants that stopped early are of other rounds, and
-    those of several launches scatter as launches do, while the difference is taken between neighbours.
+    Not by their step times, where all are compared: those of the table follow from the differences anyway.
     """
     ranked = [result for result in results if is_ranked(result)]
     percents = {result.id: percent_behind_baseline(result) for result in ranked}
@@ -181,7 +180,7 @@ def is_ranked(result: VariantResult) -> bool:
 
 def time_per_sample(result: VariantResult) -> float:
     """In ms; per step where the samples aren't known, which they are of all variants or of none."""
-    return result.step_ms.median / (result.global_batch or 1) if result.step_ms else 0.0
+    return result.step_ms.estimate / (result.global_batch or 1) if result.step_ms else 0.0
 
 
 def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise) -> bool:

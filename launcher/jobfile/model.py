@@ -110,8 +110,9 @@ class Steps(Section):
     """How much is measured."""
 
     shorthand = "rounds"
-    warmup: Annotated[int, whole(0, 100_000)] = 10
-    """Steps before timing begins, at least; a variant that is not steady yet takes more."""
+    warmup: Annotated[int, whole(0, 100_000)] = 0
+    """Steps before timing begins, at least. By itself a variant takes what shows that it is steady: 10 steps
+    or more, and after the first variant of a launch, which has warmed up the model, 6 or more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
     """Rounds of a run of fixed size, over all launches of a group of processes. In a round every variant runs
     once, for at least 200 ms (1 s on GPUs), in a random order."""
@@ -146,6 +147,7 @@ class Profile(Section):
 class Logs(Section):
     """What is kept of the ranks' output."""
 
+    shorthand = "keep"
     keep_bytes: Size = GIB
     """How much the logs of one launch may take on each node: `500 MiB`, `1 GiB` or a number of bytes. Each
     rank has an equal share. A log that has reached half of its share is moved to `rankN.log.1`, and replaces

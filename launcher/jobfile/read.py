@@ -94,7 +94,8 @@ def _in_full(section: type[Section], name: str, value: Any) -> str | None:
         value = getattr(section, key.field) if value else 0
     with suppress(InvalidValue):
         if isinstance(key.kind, Kind):
-            return f"write `{name}: {{{section.shorthand}: {key.kind.parse(value)}}}`"
+            key.kind.parse(value)
+            return f"write `{name}: {{{section.shorthand}: {value}}}`"
     return None
 
 

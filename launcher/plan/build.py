@@ -18,6 +18,7 @@ from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_no
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.plan.spread import all_devices, interface_env
 from gpurun.launcher.rundir.paths import RunPaths
+from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
 
 __all__ = ["Group", "build_plan", "estimate_s"]
@@ -26,8 +27,6 @@ MOST_LAUNCHES = 64
 """Of a group, until all is decided: what differs by less than those can detect is hardly worth the time."""
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
-ROUNDS_OF_A_LAUNCH = 5
-"""While nothing is known about what launches and rounds scatter by."""
 
 ASSUMED_SAMPLES = 64
 """On each device, in a plan that is made before the largest batch is known."""
@@ -129,7 +128,7 @@ def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool) -> Size:
     fit = math.ceil(spec.budget_s / (SHORTEST_LAUNCH_S * len(groups)))
     per_repetition = sum(group.variants[0].world_size for group in groups)
     most = min(MOST_LAUNCHES, fit, MAX_PROCESSES // per_repetition)
-    rounds = ROUNDS_OF_A_LAUNCH if spec.kind.has_rounds else 1
+    rounds = ROUNDS if spec.kind.has_rounds else 1
     return Size(max(most, LAUNCHES_TO_COMPARE), rounds, spec.budget_s)
 
 

@@ -17,7 +17,12 @@ _STEP_S = 0.03
 _BLOCK_OVERHEAD = 1.25
 """A block lasts at least as long as the kind of device asks for, plus a step and its barriers."""
 _STEADY_STEPS = 10
-"""Steps beyond `warmup` until a variant is seen to be steady."""
+"""Steps until a variant is seen to be steady."""
+
+
+def more_launches(has_budget: bool) -> str:
+    """What to set in a job file to have enough launches compared."""
+    return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
 
 
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:
@@ -125,5 +130,5 @@ def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
     has_baseline = plan.baseline in launch.variants  # measured twice in every round
     blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(spec, launch) * num_variants / 2
     extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
-    steps = num_variants * (spec.steps.warmup + _STEADY_STEPS + extra_steps)
+    steps = num_variants * (max(spec.steps.warmup, _STEADY_STEPS) + extra_steps)
     return kind.start_s + blocks * _BLOCK_OVERHEAD * kind.block_ms / 1e3 + steps * _STEP_S

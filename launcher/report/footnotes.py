@@ -15,16 +15,16 @@ DISAGREEMENT = 0.05
 
 def fact_lines(comparison: Comparison) -> list[str]:
     """Noise, the level of the verdicts, gradients, and the run's notes; what doesn't apply has no line."""
-    compared = any(one.vs_baseline and one.vs_baseline.ci for one in comparison.variants)
     return [
-        *noise_lines(comparison.noise, comparison.ci_level if compared else None),
+        *noise_lines(comparison.noise),
+        *interval_lines(comparison),
         *gradient_lines(comparison.variants),
         *comparison.notes,
     ]
 
 
-def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
-    """How much the same thing differs from itself, and how sure the verdicts are."""
+def noise_lines(noise: Noise) -> list[str]:
+    """How much the same thing differs from itself."""
     lines = []
     if noise.aa_percent is not None:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
@@ -39,17 +39,38 @@ def noise_lines(noise: Noise, ci_level: float | None) -> list[str]:
     ]
     if known:
         lines.append(f"The baseline scatters by {', '.join(known)} (standard deviation).")
-    if ci_level is not None:
-        lines.append(confidence_text(ci_level))
     return lines
 
 
-def confidence_text(together: float, each: float | None = None) -> str:
+OVER_LAUNCHES = "over launches"
+OVER_ROUNDS = "over rounds"
+
+
+def interval_lines(comparison: Comparison) -> list[str]:
+    """Of what kind and level the intervals are: those of steps, and those that verdicts rest on."""
+    lines = []
+    points = [
+        point for one in comparison.variants if one.probe for c in one.probe.curves for point in c.points
+    ]
+    if any(point.ci_us for point in points):
+        lines.append("The ± of a time is the 95 % interval of its median over rounds.")
+    known = [one for one in comparison.variants if one.step_ms and one.step_ms.ci]
+    over = OVER_LAUNCHES if comparison.unit == "launch" else OVER_ROUNDS
+    if known:
+        of_step = OVER_LAUNCHES if any(len(one.launch_ms) > 1 for one in known) else OVER_ROUNDS
+        of_noise = f", that of the noise {over}" if comparison.noise.ci else ""
+        lines.append(f"The ± of a step is its 95 % interval {of_step}{of_noise}.")
+    if comparison.ci_level is not None and any(v.vs_baseline and v.vs_baseline.ci for v in known):
+        lines.append(confidence_text(comparison.ci_level, over=over))
+    return lines
+
+
+def confidence_text(together: float, each: float | None = None, over: str = OVER_LAUNCHES) -> str:
     """The confidence of a table's verdicts, and of each by itself where all have one level."""
     level = "" if each is None or each == together else f", {100 * each:.1f} %"
     return (
-        f"All verdicts in the table together have {100 * together:.0f} % confidence; "
-        f"each ± uses its verdict's level{level}."
+        f"All verdicts together have {100 * together:.0f} % confidence; "
+        f"each ± is {over}, at its level{level}."
     )
 
 

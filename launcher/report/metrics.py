@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.units import Interval, format_number, format_rate, round_up
+from gpurun.launcher.units import Interval, format_number, format_rate, least_decimals, round_up
 
 LOPSIDED = 1.5
 """From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
@@ -161,6 +161,11 @@ def _fixed(decimals: int) -> Callable[[float], str]:
     return lambda value: format_number(value, decimals)
 
 
+def _at_least(decimals: int) -> Callable[[float], str]:
+    """More where a tiny model would be shown as 0."""
+    return lambda value: format_number(value, least_decimals(value, decimals))
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
@@ -190,7 +195,7 @@ def _exposed_percent(result: VariantResult) -> float | None:
     if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
         return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms
     exposed_ms = result.exposed_comm_ms.ablation
-    return 100 * exposed_ms / result.step_ms.median if exposed_ms is not None and result.step_ms else None
+    return 100 * exposed_ms / result.step_ms.estimate if exposed_ms is not None and result.step_ms else None
 
 
 def _any_parallel(results: Results) -> bool:
@@ -204,7 +209,7 @@ METRICS: tuple[Metric, ...] = (
         title="step",
         short="step ms",
         unit="ms",
-        value=lambda result: result.step_ms.median if result.step_ms else None,
+        value=lambda result: result.step_ms.estimate if result.step_ms else None,
         text=_fixed(1),
         better="lower",
         drop=0,
@@ -236,7 +241,7 @@ METRICS: tuple[Metric, ...] = (
         short="MFU %",
         unit="%",
         value=lambda result: _times(result.mfu, 100),
-        text=_fixed(1),
+        text=_at_least(1),
         better="higher",
         drop=6,
     ),
@@ -246,7 +251,7 @@ METRICS: tuple[Metric, ...] = (
         short="J/sample",
         unit="J/sample",
         value=lambda result: result.joules_per_sample,
-        text=_fixed(3),
+        text=_at_least(3),
         better="lower",
         drop=7,
     ),
@@ -278,7 +283,7 @@ METRICS: tuple[Metric, ...] = (
         short="peak GiB",
         unit="GiB",
         value=_peak_gib,
-        text=_fixed(2),
+        text=_at_least(2),
         better="lower",
         drop=4,
     ),

@@ -124,8 +124,7 @@ def run_variants(run: RunDir, attempt: str) -> set[str]:
 
 def spent_s(run: RunDir) -> float:
     """Seconds that the launches of a run have taken so far, from their ranks' first event to the last."""
-    logs = (run.read_events(path.parent.name) for path in run.path.glob("launches/*/events.jsonl"))
-    return sum(elapsed_s(events) for events in logs)
+    return sum(map(elapsed_s, run.read_all_events()))
 
 
 def record_outcomes(run: RunDir, plan: Plan, launch: Launch, attempt: str, settle: Settle) -> tuple[str, ...]:

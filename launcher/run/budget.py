@@ -3,26 +3,55 @@
 Close rivals get the rounds; a variant that is far behind needs few to be shown to be slower.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from gpurun.launcher.compare.gate import still_open
 from gpurun.launcher.compare.model import Comparison, Gate, Scatter
 from gpurun.launcher.compare.ranking import following, is_ranked
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
-from gpurun.launcher.rundir.records import Event, Look
-from gpurun.launcher.stats.sequential import best_rounds, detectable_percent, next_look
+from gpurun.launcher.rundir.records import Event, Look, elapsed_s, stages_s
+from gpurun.launcher.stats.sequential import ROUNDS_WITHIN, best_rounds, detectable_percent, next_look
 
 ASSUMED_PERCENT = 10.0
 """What launches, and rounds, scatter by until it is known."""
 AROUND_S = 1.0
-"""What a launch takes before its ranks' first event, after the last one, and to be compared."""
+"""What a launch takes before its ranks' first event, after the last one, and to be compared, until it is
+known."""
 ONCE = frozenset({"balance", "check", "profile"})
 """Stages that only the first launches have."""
+RECENT = 3
+"""Launches of a group by which the next one is judged: it is taken to last as long as the longest of them."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What launches take."""
+
+    start_s: float
+    """Without rounds, and without what only the first launches do."""
+    block_s: float
+    """A variant's block in a round."""
+    twice: str = ""
+    """The variant that runs twice in a round."""
+
+    def expected_s(self, rounds: Mapping[str, int]) -> float:
+        """The time for so many rounds."""
+        return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(self.twice, 0))
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """What a launch took."""
+
+    start_s: float
+    """Without rounds and warm-up, and without what only the first launches do."""
+    warmup_s: Mapping[str, float]
+    """Of each variant."""
+    block_s: float
 
 
 @dataclass
@@ -35,9 +64,14 @@ class Budget:
     """By a monotonic clock."""
     rounds: Mapping[str, int] = field(default_factory=dict)
     """Of each variant in the launches since the last review."""
+    times: dict[str, list[LaunchTime]] = field(default_factory=dict)
+    """Of each group's launches so far, in order."""
+    around_s: float = AROUND_S
+    """What a launch takes in addition to the time between its ranks' first and last event."""
 
     def __post_init__(self) -> None:
-        self.started_s = self.now_s() - spent_s(self.run)
+        self.reviewed_s = self.now_s()
+        self.started_s = self.reviewed_s - spent_s(self.run)
 
     @property
     def total_s(self) -> float:
@@ -48,20 +82,70 @@ class Budget:
 
         None if all is decided, or no other repetition fits.
         """
-        costs = costs_of(self.events(repetitions - 1), is_first=repetitions == 1)
-        elapsed_s = self.now_s() - self.started_s
-        twice = "" if self.plan.gate else self.plan.baseline
-        shortest_s = costs.expected_s(dict.fromkeys(self.planned(), 1), twice)
+        self.learn(repetitions - 1)
+        left_s = self.total_s - (self.reviewed_s - self.started_s)
+        shortest = dict.fromkeys(self.planned(), 1)
         is_planned = any(launch.repetition >= repetitions for launch in self.plan.launches)
-        has_time = is_planned and elapsed_s + shortest_s <= self.total_s
-        look = due_look(self.run.read_looks(), repetitions, elapsed_s / self.total_s, has_time)
+        has_time = is_planned and self.costs(shortest).expected_s(shortest) <= left_s
+        look = due_look(self.run.read_looks(), repetitions, 1 - left_s / self.total_s, has_time)
         if look is not None:
             append_lines(self.run.looks, [look])
         comparison = compare()
-        left_s = self.total_s - elapsed_s
-        rounds = next_rounds(comparison, repetitions, costs, left_s) if has_time else {}
+        rounds = next_rounds(comparison, repetitions, self.costs, left_s) if has_time else {}
         self.rounds = self.without_lone_baseline(rounds, comparison)
         return self.rounds
+
+    def learn(self, repetition: int) -> None:
+        """Keeps what the launches of a repetition took, the last comparison included."""
+        now_s, lasted_s, launches = self.now_s(), 0.0, 0
+        for launch in self.plan.launches:
+            if launch.repetition == repetition and (names := attempts(self.run, launch)):
+                events = [self.run.read_events(name) for name in names]
+                lasted_s, launches = lasted_s + sum(map(elapsed_s, events)), launches + 1
+                self.times.setdefault(launch.group, []).append(launch_time(events[-1], repetition == 0))
+        # The first launches wait for imports; those before a `--resume` took their time earlier.
+        if repetition and launches and now_s - self.reviewed_s > lasted_s:
+            self.around_s = (now_s - self.reviewed_s - lasted_s) / launches
+        self.reviewed_s = now_s
+
+    def costs(self, variants: Collection[str]) -> Costs:
+        """Of a repetition of these variants: a launch of each of their groups."""
+        first = [launch for launch in self.plan.launches if launch.repetition == 0]
+        found = [self.launch_costs(launch, variants) for launch in first if {*launch.variants} & {*variants}]
+        start_s = sum(each.start_s + self.around_s for each in found)
+        return Costs(start_s, max((each.block_s for each in found), default=0.0), self.twice)
+
+    def launch_costs(self, launch: Launch, variants: Collection[str]) -> Costs:
+        """Of those variants that a launch has, from its ranks' first event to the last."""
+        first, later = (times := self.times.get(launch.group, []))[:1], times[1:]
+        recent = later[-RECENT:] or first  # the first launch imports and builds what later ones find
+        warmup_s = (
+            max((each.warmup_s.get(variant, 0.0) for each in recent), default=0.0)
+            for variant in launch.variants
+            if variant in variants
+        )
+        start_s = max((each.start_s for each in recent), default=0.0)
+        block_s = max((each.block_s for each in recent), default=0.0)
+        return Costs(start_s + sum(warmup_s), block_s, self.twice)
+
+    def fits(self, launch: Launch, rounds: Mapping[str, int] | None) -> bool:
+        """Whether there is time left for a launch with these rounds.
+
+        Only asked of one whose repetition has begun, since the review has decided that it begins. Every
+        variant is launched once, however small the budget is.
+        """
+        others = [x for x in self.plan.launches if x.repetition == launch.repetition and x != launch]
+        has_begun = any(attempts(self.run, other) for other in others)
+        if rounds is None or launch.repetition == 0 or not has_begun or attempts(self.run, launch):
+            return True
+        own = {variant: rounds[variant] for variant in launch.variants if variant in rounds}
+        expected_s = self.launch_costs(launch, own).expected_s(own)
+        return self.now_s() - self.started_s + expected_s <= self.total_s
+
+    @property
+    def twice(self) -> str:
+        """The variant that runs twice in a round."""
+        return "" if self.plan.gate else self.plan.baseline
 
     def without_lone_baseline(self, rounds: Mapping[str, int], comparison: Comparison) -> Mapping[str, int]:
         """The baseline needs no launches of its own once it is shown to be slower than the leader."""
@@ -73,41 +157,23 @@ class Budget:
             return {variant: num for variant, num in rounds.items() if variant != baseline}
         return rounds
 
-    def events(self, repetition: int) -> list[list[Event]]:
-        """Of a repetition's launches, by their last attempts."""
-        names = [attempts(self.run, x) for x in self.plan.launches if x.repetition == repetition]
-        return [self.run.read_events(tries[-1]) for tries in names if tries]
-
     def planned(self) -> Mapping[str, int]:
         """Rounds of the last repetition."""
         return self.rounds or {v.id: self.plan.launches[0].rounds for v in self.plan.variants}
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What one repetition, a launch of each group, took."""
-
-    start_s: float
-    """Without rounds, and without what only the first launches do."""
-    block_s: float
-    """A variant's block in a round."""
-
-    def expected_s(self, rounds: Mapping[str, int], twice: str) -> float:
-        """The time for a repetition of so many rounds; in each one variant, the baseline, runs twice."""
-        return self.start_s + self.block_s * (sum(rounds.values()) + rounds.get(twice, 0))
-
-
-def costs_of(launches: Sequence[Sequence[Event]], is_first: bool = False) -> Costs:
-    """From the events of a repetition's launches; in the first one ranks wait for their server's imports."""
-    stages = [
-        (event.stage, (after.monotonic_ns - event.monotonic_ns) / 1e9)
-        for events in launches
-        for event, after in pairwise(events)
-    ]
-    blocks_s = [seconds for stage, seconds in stages if stage == "round"]
+def launch_time(events: Sequence[Event], is_first: bool = False) -> LaunchTime:
+    """From the events of a launch; in the first ones ranks wait for their server's imports."""
     once = ONCE | {"start"} if is_first else ONCE
-    start_s = sum(seconds for stage, seconds in stages if stage not in once | {"round"})
-    return Costs(start_s + AROUND_S * len(launches), median(blocks_s) if blocks_s else 0.0)
+    start_s, warmup_s, blocks_s = 0.0, dict[str, float](), []
+    for event, seconds in stages_s(events):
+        if event.stage == "round":
+            blocks_s.append(seconds)
+        elif event.stage == "warmup" and event.variant:
+            warmup_s[event.variant] = warmup_s.get(event.variant, 0.0) + seconds
+        elif event.stage not in once:
+            start_s += seconds
+    return LaunchTime(start_s, warmup_s, median(blocks_s) if blocks_s else 0.0)
 
 
 def due_look(looks: Sequence[Look], repetitions: int, elapsed: float, has_time: bool) -> Look | None:
@@ -124,13 +190,15 @@ def due_look(looks: Sequence[Look], repetitions: int, elapsed: float, has_time: 
     return Look(repetitions, min(elapsed, 1.0) if has_time else 1.0)
 
 
-def next_rounds(comparison: Comparison, repetitions: int, costs: Costs, left_s: float) -> dict[str, int]:
+def next_rounds(
+    comparison: Comparison, repetitions: int, costs: Callable[[Collection[str]], Costs], left_s: float
+) -> dict[str, int]:
     """Rounds of each variant in the next launches; empty if all is decided.
 
     Args:
         comparison: of what has been measured.
         repetitions: so far.
-        costs: of the last one.
+        costs: of a repetition of some variants.
         left_s: of the budget.
     """
     if comparison.gate is not None:
@@ -141,28 +209,49 @@ def next_rounds(comparison: Comparison, repetitions: int, costs: Costs, left_s: 
     variants = [one for one, by in behind.items() if is_early or by == 0 or one in chosen.variants]
     if chosen.is_decided and not is_early:
         return {}
-    most = _most_rounds(comparison.scatter, len(variants), look - repetitions, costs, left_s)
-    return {variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants}
+    scatter = comparison.scatter
+    if is_early and scatter.launch_percent is not None:  # that of a few launches may be small by chance
+        scatter = replace(scatter, launch_percent=max(scatter.launch_percent, ASSUMED_PERCENT))
+
+    def rounds_if(most: int) -> dict[str, int]:
+        return {one: _fewest_rounds(comparison, behind.get(one, 0.0), look, most) for one in variants}
+
+    return _affordable(rounds_if, scatter, look - repetitions, costs(variants), left_s)
 
 
 def _rounds_of_gate(
-    comparison: Comparison, gate: Gate, repetitions: int, costs: Costs, left_s: float
+    comparison: Comparison,
+    gate: Gate,
+    repetitions: int,
+    costs: Callable[[Collection[str]], Costs],
+    left_s: float,
 ) -> dict[str, int]:
     """As many for both versions of what is undecided."""
     variants, noise = still_open(gate), comparison.noise
     scatter = Scatter(noise.launch_scatter_percent, noise.round_scatter_percent)
     launches = next_look(repetitions) - repetitions
-    return dict.fromkeys(variants, _most_rounds(scatter, len(variants), launches, costs, left_s))
+    return _affordable(lambda most: dict.fromkeys(variants, most), scatter, launches, costs(variants), left_s)
 
 
-def _most_rounds(found: Scatter, num: int, launches: int, costs: Costs, left_s: float) -> int:
-    """Rounds of close rivals: what makes the most of the time, if the launches until the next look fit."""
-    round_s = costs.block_s * (num + 1)
-    if round_s == 0:
-        return 1
-    best = best_rounds(costs.start_s, round_s, found.launch_percent, found.round_percent)
-    fits = [int((left_s / num_launches - costs.start_s) / round_s) for num_launches in (launches, 1)]
-    return min(best, next((fit for fit in fits if fit > 0), 1))
+def _affordable(
+    rounds_if: Callable[[int], dict[str, int]], scatter: Scatter, launches: int, costs: Costs, left_s: float
+) -> dict[str, int]:
+    """The rounds that make the most of the time, if the launches until the next look fit; else the next one.
+
+    Args:
+        rounds_if: rounds of each variant where close rivals have so many.
+        scatter: of differences.
+        launches: until the next look.
+        costs: of a repetition.
+        left_s: of the budget.
+    """
+    _, most = ROUNDS_WITHIN
+    longest_s = costs.expected_s(rounds_if(most))
+    round_s = longest_s - costs.expected_s(rounds_if(most - 1))
+    best = best_rounds(longest_s - most * round_s, round_s, scatter.launch_percent, scatter.round_percent)
+    choices = [rounds_if(num) for num in range(best, 0, -1)]
+    fits = (rounds for num in (launches, 1) for rounds in choices if num * costs.expected_s(rounds) <= left_s)
+    return next(fits, choices[-1])
 
 
 def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, most: int) -> int:
@@ -181,7 +270,7 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
     """How much slower each variant is than the fastest on average, per sample."""
     times = {
-        one.id: one.step_ms.median / (one.global_batch or 1)
+        one.id: one.step_ms.estimate / (one.global_batch or 1)
         for one in comparison.variants
         if one.step_ms and is_ranked(one)
     }

@@ -93,7 +93,8 @@ class Session:
         match action:
             case do.ReadRemaining():
                 launch = self.plan.launches[action.position]
-                return remaining(self.run, self.plan, launch, action.rounds)
+                rounds = action.rounds if self.budget.fits(launch, action.rounds) else {}
+                return remaining(self.run, self.plan, launch, rounds)
             case do.Review():
                 return do.Reviewed(self.budget.review(action.repetitions, self.compare))
             case do.Start():

@@ -107,6 +107,11 @@ class RunDir(RunPaths):
     def read_events(self, launch_id: str, rank: int = 0) -> list[Event]:
         return list(read_lines(self.events(launch_id, rank), Event))
 
+    def read_all_events(self) -> list[list[Event]]:
+        """Rank 0's of every attempt, in order."""
+        logs = sorted(self.path.glob("launches/*/events.jsonl"))
+        return [self.read_events(log.parent.name) for log in logs]
+
 
 def open_regular(path: Path) -> BinaryIO:
     """A file, open for reading; whoever has made the run, it is neither a link nor a pipe.

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from gpurun.launcher.units import format_number, round_up
 
 QUEUE_PERCENT = 5.0
-"""Up to this share of a time waiting is accepted: as rounds take turns, all variants have about as much."""
+"""From this share of a time on, waiting is reported. Of less only a part counts: as rounds take turns, all
+variants have about as much."""
 MOST_PERCENT = 99.0
 
 
@@ -22,12 +23,14 @@ def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | N
 
 
 def waiting_bias(queue_percents: Iterable[float | None]) -> float:
-    """By how much waiting for a core may have changed a difference of ln(time), either way; 0 if accepted.
+    """By how much waiting for a core may have changed a difference of ln(time), either way.
 
-    A step that waited for q % of its time takes at least 1 − q / 100 of it without other load.
+    A step that waited for q % of its time takes at least 1 − q / 100 of it without other load. Below 5 %,
+    q² / 5 % of it counts instead of q, so that no verdict depends on which side of a limit q is on.
     """
     worst = max((percent for percent in queue_percents if percent is not None), default=0.0)
-    return -math.log1p(-min(worst, MOST_PERCENT) / 100) if worst > QUEUE_PERCENT else 0.0
+    counted = min(worst, MOST_PERCENT) * min(1.0, worst / QUEUE_PERCENT)
+    return -math.log1p(-counted / 100)
 
 
 def queued_text(percent: float) -> str:

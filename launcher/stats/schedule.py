@@ -10,15 +10,20 @@ T = TypeVar("T")
 
 WINDOW_STEPS = 5
 """Steps between two checks whether the warm-up is steady; the medians compared are of as many."""
+NEXT_WINDOW_STEPS = 3
+"""The same of a variant whose model another one has warmed up: all but its first step takes as long as later
+ones."""
 MAX_WARMUP_STEPS = 30
 """After so many steps a variant counts as warm, steady or not; the result has a note then."""
 TOLERANCE = 0.02
 
-MEDIANS_ERROR_PER_DEVIATION = 1.32
-"""Standard error of the difference between two medians of 5, per median absolute deviation of the 10 steps
-from their own medians, for normal noise (400,000 simulated warm-ups)."""
+MEDIANS_ERROR_PER_DEVIATION = {WINDOW_STEPS: 1.32, NEXT_WINDOW_STEPS: 2.84}
+"""By the length of a window, standard error of the difference between the medians of two, per median absolute
+deviation of their steps from their own medians, for normal noise (400,000 simulated warm-ups). Of short
+windows it is so much that noise alone is as often (14 %) taken for a warm-up that isn't over."""
 
-
+ROUNDS = 3
+"""Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
 MAX_KEPT_ROUNDS = 4000
 """Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
 error of the median round is then up to 2.8 % of the rounds' standard deviation (1.25 / √2000), for normal
@@ -28,18 +33,18 @@ TIMED_BEFORE_TRACE = 20
 """Timed steps that come before the traced ones even if the program ends then."""
 
 
-def is_steady(step_ns: Sequence[int], minimum: int) -> bool:
-    """Whether the medians of the last two windows of 5 steps agree within 2 % or two standard errors.
+def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) -> bool:
+    """Whether the medians of the last two windows of steps agree within 2 % or two standard errors.
 
-    False before `minimum` steps (and before 10). The spread is taken from absolute deviations, so that a
-    single slow step, such as a recompilation, doesn't hide a difference.
+    False before `minimum` steps (and before two windows). The spread is taken from absolute deviations, so
+    that a single slow step, such as a recompilation, doesn't hide a difference.
     """
-    if len(step_ns) < max(minimum, 2 * WINDOW_STEPS):
+    if len(step_ns) < max(minimum, 2 * window):
         return False
-    before, last = step_ns[-2 * WINDOW_STEPS : -WINDOW_STEPS], step_ns[-WINDOW_STEPS:]
+    before, last = step_ns[-2 * window : -window], step_ns[-window:]
     median_before, median_last = median(before), median(last)
     deviations = [abs(step - median_before) for step in before] + [abs(step - median_last) for step in last]
-    standard_error = MEDIANS_ERROR_PER_DEVIATION * median(deviations)
+    standard_error = MEDIANS_ERROR_PER_DEVIATION[window] * median(deviations)
     return abs(median_last - median_before) <= max(TOLERANCE * median_before, 2 * standard_error)
 
 
@@ -76,9 +81,9 @@ def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
     return f"only {num_steps} steps{how}: the times are those of the last {shown}; run more steps"
 
 
-def warmup_minimum(warmup: int) -> int:
-    """The least number of warm-up steps: two windows of 5, by which steadiness is judged."""
-    return max(warmup, 2 * WINDOW_STEPS)
+def warmup_minimum(warmup: int, window: int = WINDOW_STEPS) -> int:
+    """The least number of warm-up steps: two windows, by which steadiness is judged."""
+    return max(warmup, 2 * window)
 
 
 def warmup_maximum(warmup: int) -> int:

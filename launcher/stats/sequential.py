@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.launches import t_quantile
+from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.stats.verdict import percent_from_log
 
 ALPHA = 0.05
@@ -127,9 +128,7 @@ POWER = 0.8
 """Chance to find a difference that is called detectable."""
 
 MOST_LAUNCHES = 10_000
-ROUNDS = 5
-"""Of a launch, while nothing is known about its scatter."""
-ROUNDS_WITHIN = (3, 28)
+ROUNDS_WITHIN = (ROUNDS, 28)
 """Fewer say little about a launch; more of one launch repeat what it has said."""
 
 
@@ -164,7 +163,7 @@ def launches_needed(percent: float, scatter_percent: float) -> int | None:
 def best_rounds(
     start_s: float, round_s: float, launch_percent: float | None, round_percent: float | None
 ) -> int:
-    """Rounds of a launch that make the most of a given time: 3 to 28; 5 where the scatter isn't known.
+    """Rounds of a launch that make the most of a given time: 3 to 28; 3 where the scatter isn't known.
 
     Args:
         start_s: what a launch takes before its first round.

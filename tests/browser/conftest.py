@@ -13,23 +13,19 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.view import open_view
-from tests.browser.pages import Tab, Watched, watched_page
-from tests.browser.sample_runs import (
+from tests.browser.odd_runs import (
     write_apart,
-    write_balanced,
-    write_batches,
     write_broken,
     write_changing,
     write_damaged,
-    write_gpt_splits,
     write_hostile,
     write_linked,
     write_live,
-    write_many,
     write_one,
-    write_ranks,
     write_traced,
 )
+from tests.browser.pages import Tab, Watched, watched_page
+from tests.browser.sample_runs import write_balanced, write_batches, write_gpt_splits, write_many, write_ranks
 from tests.browser.sample_traces import write_mesh
 from tools.system_packages import without
 

@@ -1,12 +1,8 @@
 """Run directories as `gpurun` would leave them, made from a few figures: what the browser tests look at."""
 # ruff: noqa: E501
 
-import gzip
 import json
-import os
-import platform
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +22,7 @@ from gpurun.launcher.compare.model import (
 )
 from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
-from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.rundir.claim import Running, boot_id
-from gpurun.launcher.rundir.control import start_ticks
-from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.sample_traces import write_traces
 from tests.known import known
 
@@ -123,7 +115,7 @@ def write_comparison(
     """The run directory with what the reports read."""
     run = RunDir(path)
     measured = [one for one in variants if one.step_ms]
-    best = min(measured, key=lambda one: known(one.step_ms).median / known(one.global_batch), default=None)
+    best = min(measured, key=lambda one: known(one.step_ms).estimate / known(one.global_batch), default=None)
     base = next(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
@@ -199,7 +191,7 @@ def write_gpt_splits(path: Path, traced: Sequence[tuple[int, ...]] = TRACED) -> 
     run = write_comparison(path, "gpt-splits", variants)
     for number, one in enumerate(variants):
         for rank in one.ranks if one.strategy == "ddp" else one.ranks[:1]:
-            write_steps(run, one.id, rank.rank, known(one.step_ms).median, 224, 10 * number + rank.rank)
+            write_steps(run, one.id, rank.rank, known(one.step_ms).estimate, 224, 10 * number + rank.rank)
     for one in variants:
         if one.strategy == "ddp" and one.split in traced:
             write_traces(run.variant(one.id), [rank.compute_ms or 0.0 for rank in one.ranks])
@@ -309,115 +301,3 @@ def write_ranks(path: Path, count: int = 64) -> RunDir:
     run = write_comparison(path, "ranks", [one, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
     write_traces(run.variant(one.id), compute, num_steps=3, kernels_per_step=10)
     return run
-
-
-def write_hostile(path: Path) -> RunDir:
-    """Names that would be markup, in the variant's label, the reason, and the trace; traced steps are others
-    than timed ones."""
-    first = variant(
-        "ddp", (32, 32), 60.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
-    )
-    second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
-    run = write_comparison(path, MARKUP, [first, second], headline=MARKUP)
-    write_traces(run.variant(first.id), [40.0], num_steps=2, kernels_per_step=8)
-    trace = run.trace(first.id, 0)
-    text = gzip.decompress(trace.read_bytes()).decode().replace("aten::addmm", MARKUP)
-    trace.write_bytes(gzip.compress(text.encode()))
-    return run
-
-
-def write_one(path: Path) -> RunDir:
-    """A run of a single variant."""
-    ranks = [
-        rank_figures(0, 32, (40.8, 5.5, 2.7, 0.5, 0.4, 0.8)),
-        rank_figures(1, 32, (45.6, 3.4, 0, 0.5, 0.4, 0.8)),
-    ]
-    return write_comparison(path, "one", [variant("ddp", (32, 32), 50.7, ranks=ranks)])
-
-
-def write_broken(path: Path) -> RunDir:
-    """Two variants, the trace of one of which is damaged."""
-    variants = [
-        variant("ddp", (32, 32), 50.0, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]),
-        variant("ddp", (40, 24), 52.0, percent=4.0, ranks=[rank_figures(0, 40, (42, 5, 1, 1, 1, 2))]),
-    ]
-    run = write_comparison(path, "broken", variants)
-    for one in variants:
-        write_traces(run.variant(one.id), [40.0], num_steps=2, kernels_per_step=40)
-    trace = run.trace(variants[1].id, 0)
-    damage(trace)
-    return run
-
-
-def damage(trace: Path) -> None:
-    """Loses a byte in the middle of the file."""
-    content = trace.read_bytes()
-    middle = len(content) // 2
-    trace.write_bytes(content[:middle] + content[middle + 1 :])
-
-
-def write_live(path: Path) -> RunDir:
-    """A run in round 6 of 10, which this process is at; `advance` goes on with it."""
-    names = ("ddp-2-even", "ddp-2-48-16")
-    planned = tuple(
-        Variant(
-            id=name,
-            devices=("cpu:0", "cpu:1"),
-            split=split,
-            split_name="",
-            global_batch=64,
-            precision="fp32",
-            accumulate=1,
-            seed=0,
-            varied={},
-        )
-        for name, split in zip(names, ((32, 32), (48, 16)), strict=True)
-    )
-    run = RunDir(path)
-    launch = Launch("01-ddp-2", "ddp-2", 0, names, 10, ())
-    write_json(run.plan, Plan("live", "gpt", names[0], planned, (), (launch,), ()))
-    write_json(run.host, {"hostname": platform.node(), "cpu_model": "CPU", "cpu_cores": 2})
-    claim = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
-    write_json(run.running, claim)
-    for rank in range(2):
-        write_steps(run, names[1], rank, 48.0, 40, seed=rank)
-    advance(run, 6)
-    return run
-
-
-def advance(run: RunDir, round_: int) -> None:
-    """The run's second variant enters a round."""
-    append_lines(run.events("01-ddp-2"), [Event(time.time_ns(), "round", "ddp-2-48-16", round_, 10)])
-
-
-def write_traced(path: Path) -> None:
-    """A directory with anybody's traces, no plan, no comparison: the second step is longer than the first."""
-    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12, growth=1.5)
-
-
-def write_damaged(path: Path) -> None:
-    """Anybody's traces: rank 0's is damaged, and next to it a whole one."""
-    write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12)
-    damage(path / "rank0.pt.trace.json.gz")
-
-
-def write_changing(path: Path, num_steps: int = 2) -> None:
-    """A trace that a test writes again, with more steps."""
-    write_traces(path, [4.0], num_steps=num_steps, kernels_per_step=8)
-
-
-def write_linked(path: Path) -> None:
-    """A directory whose only trace is a link that leads out."""
-    path.mkdir(parents=True)
-    (path / "rank0.pt.trace.json").symlink_to(__file__)
-
-
-def write_apart(path: Path) -> None:
-    """Two traces that have nothing to do with each other: the second begins a minute later."""
-    write_traces(path, [4.0], num_steps=2, kernels_per_step=8)
-    first = path / "rank0.pt.trace.json.gz"
-    content = json.loads(gzip.decompress(first.read_bytes()))
-    own = [event for event in content["traceEvents"] if "allreduce" not in event["name"].lower()]
-    content["traceEvents"] = [event | {"ts": event["ts"] + 60e6} for event in own]
-    content["distributedInfo"]["rank"] = 1
-    (path / "rank1.pt.trace.json").write_text(json.dumps(content))

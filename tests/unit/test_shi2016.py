@@ -69,7 +69,7 @@ def test_ours_next_to_the_published(snapshot: Callable[[str, str], None]) -> Non
 
 def variant(**changes: Any) -> SimpleNamespace:
     usual = {
-        "workload": "resnet50", "step_ms": SimpleNamespace(median=500.0, ci=(400.0, 700.0)), "varied": {},
+        "workload": "resnet50", "step_ms": SimpleNamespace(estimate=500.0, ci=(400.0, 700.0)), "varied": {},
         "global_batch": 16, "status": "ok", "reason": None, "ranks": (),
         "devices": ("cpu:0",), "threads": 1, "strategy": "single", "split": (16,), "precision": "fp32",
     }  # fmt: skip

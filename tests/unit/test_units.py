@@ -88,6 +88,7 @@ def test_numbers_read_back_as_rounded(value: float, decimals: int) -> None:
     [
         (1.1577, "1.16"),
         (0.04, "0.0400"),
+        (6e-7, "0.000000600"),
         (99.4, "99.4"),
         (999.6, "1\u202f000"),
         (1520.3, "1\u202f520"),

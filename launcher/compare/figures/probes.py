@@ -8,7 +8,7 @@ from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.paired import median_interval
-from gpurun.launcher.units import format_ms, size_text
+from gpurun.launcher.units import format_ms, format_rate, size_text
 
 MIN_FIT_POINTS = 3
 FITS_WITHIN = 1.25
@@ -143,12 +143,12 @@ def _sentences(workload: str, result: ProbeResult) -> list[str]:
 def _curve_sentence(found: Curve) -> list[str]:
     best = max((p.gflop_per_s for p in found.points if p.gflop_per_s), default=None)
     if best is not None:
-        return [f"{found.series}: at most {best:,.3g} GFLOP/s"]
+        return [f"{found.series}: at most {format_rate(best)} GFLOP/s"]
     if found.latency_us is None or found.fitted_gb_per_s is None:
         return [f"{found.series}: {_point_text(found, found.points[-1])}"]
     off = found.fit_off_by or 1.0
     if off <= FITS_WITHIN:
-        line = f"{_time_text(found.latency_us)} + size / {found.fitted_gb_per_s:,.3g} GB/s"
+        line = f"{_time_text(found.latency_us)} + size / {format_rate(found.fitted_gb_per_s)} GB/s"
         return [f"{found.series}: {line}"]
     ends = " and ".join(_point_text(found, point) for point in (found.points[0], found.points[-1]))
     return [
@@ -158,7 +158,7 @@ def _curve_sentence(found: Curve) -> list[str]:
 
 def _point_text(found: Curve, point_: CurvePoint) -> str:
     """`9.2 ms for 1 MiB (0.12 GB/s)`."""
-    rate = f" ({point_.gb_per_s:,.3g} GB/s)" if point_.gb_per_s else ""
+    rate = f" ({format_rate(point_.gb_per_s)} GB/s)" if point_.gb_per_s else ""
     return f"{_time_text(point_.time_us)} for {size_text(point_.size, found.unit)}{rate}"
 
 

@@ -175,8 +175,7 @@ def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
 
 def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
     """From the moment when rank 0 runs the program, of the attempts that came to their end."""
-    files = sorted((run.path / "launches").glob("*/events.jsonl"))
-    logs = ([e for e in run.read_events(file.parent.name) if e.stage != "start"] for file in files)
+    logs = ([event for event in events if event.stage != "start"] for events in run.read_all_events())
     return tuple(
         elapsed_s(events)
         for events in logs

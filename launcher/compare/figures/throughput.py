@@ -29,7 +29,7 @@ class Rates:
 
 
 def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Rates:
-    """The rates of a variant whose median step takes `step_ms`; `host` has the names of the GPUs."""
+    """The rates of a variant whose step takes `step_ms`; `host` has the names of the GPUs."""
     variant, facts = measured.variant, measured.facts
     if not step_ms or variant.global_batch is None:
         return Rates()  # the samples of a step aren't known of most programs

@@ -4,9 +4,10 @@ Traces grow to hundreds of megabytes, a report is asked for many times: `variant
 outcome, and is made anew when a trace is another file than the one that it was made from.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from gpurun.launcher.rundir.paths import is_own, rank_files
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 5
+SCHEMA = 7
+MOST_OPERATORS = 20
+"""That are kept of each rank, the longest ones."""
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -65,9 +68,14 @@ class Traced:
     """The traces that this was made from, by name."""
     steps: tuple[int, ...]
     """The steps whose mean the figures are; empty where the traces have none in common."""
+    num_steps: int
+    """How many steps all traces have."""
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
     warnings: tuple[str, ...]
+    operators_ns: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Compute in a step by operator, on a GPU by kernel: the mean of all steps, by rank. Of a process with
+    several GPUs it isn't known which of them computed what."""
 
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:
@@ -108,20 +116,39 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     try:
         analysis = analyse(traces)
     except TraceError as error:
-        return Traced(SCHEMA, stamps, (), {}, (_relative(str(error), root),))
+        return Traced(SCHEMA, stamps, (), 0, {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
     warnings = tuple(
         _relative(text, root)
         for text in analysis.report.warnings
         if text not in named and SEVERAL not in text  # each replica has its own figures
     )
-    steps, ranks = quiet_steps(analysis.report.ranks)
-    return Traced(SCHEMA, stamps, steps, ranks, warnings)
+    ranks = analysis.report.ranks
+    steps, means = quiet_steps(ranks)
+    operators = {rank.rank: operators_ns(rank) for rank in ranks if not rank.devices}
+    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators)
 
 
 def _relative(text: str, root: Path) -> str:
     """Paths as everywhere in a comparison, from the run directory on; the run may be moved."""
     return text.replace(f"{root}/", "")
+
+
+def operators_ns(rank: "RankTrace") -> dict[str, int]:
+    """Compute of the rank's mean step by kernel; by operator where no GPU worked."""
+    kernels = [
+        (kernel.name, kernel.device_us) for kernel in rank.per_step.kernels if kernel.kind == "compute"
+    ]
+    found: dict[str, float] = {}
+    for name, us in kernels or [(op.name, op.host_us) for op in rank.per_step.ops]:
+        found[short_name(name)] = found.get(short_name(name), 0.0) + us / max(1, len(rank.steps))
+    longest = sorted(found, key=lambda name: -found[name])[:MOST_OPERATORS]
+    return {name: round(1000 * found[name]) for name in longest}
+
+
+def short_name(kernel: str) -> str:
+    """`at::native::reduce_kernel` for a kernel's name with its template and types."""
+    return re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0].strip() or kernel
 
 
 def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int, RankBreakdown]]:
@@ -135,7 +162,7 @@ def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int
     by_rank = {
         number: {step.step: rank_breakdown(step) for step in steps} for number, steps in _replicas(ranks)
     }
-    common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
+    common = common_steps(ranks)
     if not common:
         return (), {}
     busy_ns = {number: sum(steps[number].busy_ns for steps in by_rank.values()) for number in sorted(common)}
@@ -143,6 +170,12 @@ def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int
     return tuple(sorted(chosen)), {
         rank: mean_breakdown([steps[number] for number in chosen]) for rank, steps in by_rank.items()
     }
+
+
+def common_steps(ranks: Sequence["RankTrace"]) -> set[int]:
+    """The steps that all ranks have."""
+    found = [{step.step for step in steps} for _, steps in _replicas(ranks)]
+    return set.intersection(*found) if found else set()
 
 
 def _replicas(ranks: Sequence["RankTrace"]) -> list[tuple[int, Sequence["StepBreakdown"]]]:
@@ -156,9 +189,9 @@ def _replicas(ranks: Sequence["RankTrace"]) -> list[tuple[int, Sequence["StepBre
 def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
     """The mean step in whole ns; idle takes what the rounding of the others leaves, so that it adds up."""
     means: dict[str, int | None] = {}
-    for field in fields(RankBreakdown):
-        values = [getattr(step, field.name) for step in steps]
-        means[field.name] = None if None in values else round(mean(values))
+    for each in fields(RankBreakdown):
+        values = [getattr(step, each.name) for step in steps]
+        means[each.name] = None if None in values else round(mean(values))
     found = RankBreakdown(**means)  # type: ignore[arg-type]
     exposed_ns = found.exposed_transfer_ns + found.exposed_wait_ns + found.exposed_memcpy_ns
     return replace(found, idle_ns=found.span_ns - found.compute_ns - exposed_ns - found.other_steps_ns)

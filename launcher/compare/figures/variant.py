@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from types import MappingProxyType
 
 from gpurun.launcher.compare.figures.other_load import (
     cpu_ms,
@@ -110,7 +111,7 @@ def scaling_efficiency(
     single_time = times[single.variant.id] if single else None
     if time is None or single_time is None or not measured.counts:
         return None
-    return single_time.median / (len(measured.variant.devices) * time.median)
+    return single_time.estimate / (len(measured.variant.devices) * time.estimate)
 
 
 def _is_single_of(one: Measured, measured: Measured) -> bool:
@@ -183,6 +184,7 @@ def rank_figures(
             _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
             breakdowns.get(rank),
             alone,
+            traced.operators_ns.get(rank, {}) if traced else {},
         )
         for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
@@ -226,7 +228,12 @@ def mean_of(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone: bool = False) -> RankFigures:
+def with_breakdown(
+    figures: RankFigures,
+    breakdown: RankBreakdown | None,
+    alone: bool = False,
+    operators_ns: Mapping[str, int] = MappingProxyType({}),
+) -> RankFigures:
     """The rank's figures with what its trace adds to them; one device `alone` has no communication."""
     if breakdown is None:
         return figures
@@ -245,6 +252,7 @@ def with_breakdown(figures: RankFigures, breakdown: RankBreakdown | None, alone:
         wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
         transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
+        operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
     )
 
 
@@ -329,7 +337,7 @@ def balanced(measured: Measured, step: StepTime | None, differences: Differences
     if balance is None:
         return None
     others = differences.measured.values()
-    optimum_ms, measured_ms = balance.best.compute_ms, step.median if step else None
+    optimum_ms, measured_ms = balance.best.compute_ms, step.estimate if step else None
     return Balanced(
         devices=tuple(_costs(measured, balance)),
         optimum_ms=optimum_ms,

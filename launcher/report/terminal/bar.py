@@ -73,7 +73,7 @@ def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
     rank = slowest_rank(variant.ranks)
     if rank is None or not rank.span_ms or variant.step_ms is None:
         return ()
-    scale = variant.step_ms.median / rank.span_ms
+    scale = variant.step_ms.estimate / rank.span_ms
     parts = (Part(name, scale * ms, *TRACED[name]) for name, ms in parts_ms(rank).items())
     return tuple(part for part in parts if part.ms > 0)
 

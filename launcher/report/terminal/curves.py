@@ -88,8 +88,12 @@ NO_LINE = "–"
 
 
 def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
-    """A paragraph per balanced variant."""
-    return [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
+    """A paragraph per balanced variant, and what their symbols are."""
+    lines = [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
+    legend = "T*: computing of the slowest device by these costs."
+    if any(one.balanced.optimum_over_measured is not None for one in variants if one.balanced):
+        legend += " T: the measured step."
+    return [*lines, f"  {legend}"] if lines else []
 
 
 def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[str]:
@@ -107,7 +111,7 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     lines += [f"  {line}" for line in (*also, *_others(found, sum(variant.split)))]
     if faster:
         quicker = ", ".join(
-            f"{variant_label(one)} {format_ms(one.step_ms.median)} ms" for one in faster if one.step_ms
+            f"{variant_label(one)} {format_ms(one.step_ms.estimate)} ms" for one in faster if one.step_ms
         )
         lines.append(f"  Measured faster than that: {quicker}.")
     if found.same_as:

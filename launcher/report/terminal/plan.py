@@ -6,7 +6,14 @@ import sys
 
 from gpurun.launcher.compare.label import split_label, value_text, varied_texts
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, Detectable, Earlier, detectable, estimate_s
+from gpurun.launcher.plan.estimate import (
+    LAUNCHES_TO_COMPARE,
+    Detectable,
+    Earlier,
+    detectable,
+    estimate_s,
+    more_launches,
+)
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
@@ -68,7 +75,7 @@ def budget_text(s: float) -> str:
 
 def _power(plan: Plan, found: Detectable) -> str | None:
     """What differences the run can show, where that is known; what it can't in any case."""
-    launches, more = plural(found.launches, "launch"), f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
+    launches, more = plural(found.launches, "launch"), more_launches(has_budget=False)
     if found.is_too_little and plan.budget_s is not None:
         enough = math.ceil((found.enough_s or 0.0) / 10) * 10
         fit = f"{launches} of each fit{'s' * (found.launches == 1)}"

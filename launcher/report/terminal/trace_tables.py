@@ -85,7 +85,7 @@ def _shapes(report: TraceReport) -> list[RenderableType]:
             ms_text(row.device_us),
             format_count(row.count),
             format_number(row.device_us / row.count, 1),
-            _number(row.tflop_per_s, 2),
+            "-" if row.tflop_per_s is None else format_rate(row.tflop_per_s),
             _number(row.gb_per_s, 1),
             share,
             clean(f"{row.name} {row.shapes} {_types(row.types)}"),

@@ -38,6 +38,7 @@ from gpurun.launcher.rundir.records.outcome import (
     Stage,
     VariantStatus,
     elapsed_s,
+    stages_s,
 )
 
 __all__ = [
@@ -74,4 +75,5 @@ __all__ = [
     "VariantRef",
     "VariantStatus",
     "elapsed_s",
+    "stages_s",
 ]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "run", "done"]
@@ -38,6 +39,11 @@ def elapsed_s(events: Sequence[Event]) -> float:
     if first.monotonic_ns and last.monotonic_ns:
         return (last.monotonic_ns - first.monotonic_ns) / 1e9
     return (last.time_ns - first.time_ns) / 1e9
+
+
+def stages_s(events: Sequence[Event]) -> list[tuple[Event, float]]:
+    """Every event of an attempt but the last, with the seconds until the next one."""
+    return [(event, elapsed_s((event, after))) for event, after in pairwise(events)]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.compare.causes import (
+    is_far_from_timed,
     largest_loss,
     loss_text,
-    traced_and_timed,
+    traced_steps,
     why_slower,
 )
 from gpurun.launcher.compare.figures.slowest import slowest_rank
@@ -57,7 +58,7 @@ def _all_compute(variant: VariantResult) -> str | None:
         return None
     return (
         f"{format_ms(slowest.compute_ms)} of {format_ms(slowest.span_ms)} ms are compute;"
-        f" no other part is significant{traced_and_timed(slowest.span_ms, variant)}"
+        f" no other part is significant ({traced_steps(slowest.span_ms, variant)})"
     )
 
 
@@ -69,7 +70,7 @@ def step_sentence(variant: VariantResult) -> str | None:
     """What the step of the slowest rank consists of; `None` where none was timed."""
     if variant.step_ms is None:
         return None
-    label, step_ms = variant_label(variant), variant.step_ms.median
+    label, step_ms = variant_label(variant), variant.step_ms.estimate
     rank = slowest_rank(variant.ranks)
     parts = (_traced_parts(rank) or timed_parts(rank, step_ms)) if rank is not None else {}
     total_ms = sum(parts.values())
@@ -80,7 +81,7 @@ def step_sentence(variant: VariantResult) -> str | None:
     if lost_ms >= NAMED_FROM * total_ms:
         lost = f"{name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
         text += f"; the largest other part is {lost}"
-    return f"{text}{traced_and_timed(rank.span_ms, variant) if rank.span_ms else ''}."
+    return f"{text} ({traced_steps(rank.span_ms, variant)})." if rank.span_ms else f"{text}."
 
 
 def _traced_parts(rank: RankFigures) -> Mapping[str, float]:
@@ -113,7 +114,7 @@ def timed_parts(rank: RankFigures, step_ms: float | None) -> Mapping[str, float]
 def far_note(variant: VariantResult) -> str | None:
     """A warning where the traced steps aren't the ones that rank the variant; `None` where they are."""
     rank = slowest_rank(variant.ranks)
-    if rank is None or not rank.span_ms or not traced_and_timed(rank.span_ms, variant):
+    if rank is None or not rank.span_ms or not is_far_from_timed(rank.span_ms, variant):
         return None
     return (
         f"The traced steps of {variant_label(variant)} are far from the timed ones: "
@@ -166,7 +167,7 @@ def shown_as(listed: Listed, variant: str) -> Shown:
         return Shown(listed.title(outline(listed).name))
     if comparison := read_comparison(listed):
         result = next(each for each in comparison.variants if each.id == variant)
-        return Shown(variant_label(result), result.step_ms.median if result.step_ms else None)
+        return Shown(variant_label(result), result.step_ms.estimate if result.step_ms else None)
     plan = read_plan(listed)
     return Shown(next(variant_label(each) for each in (plan.variants if plan else ()) if each.id == variant))
 

@@ -113,7 +113,7 @@ export class Variant {
   }
 
   get stepMs() {
-    return this.result?.step_ms?.median ?? null;
+    return this.result?.step_ms?.estimate ?? null;
   }
 
   /** Against the baseline; of the baseline itself 0 %. */

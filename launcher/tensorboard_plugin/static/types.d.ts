@@ -148,7 +148,7 @@ interface VariantResult {
   reason: string | null;
   rounds: number;
   launches: number;
-  step_ms: { median: number; ci: Interval | null } | null;
+  step_ms: { estimate: number; ci: Interval | null } | null;
   samples_per_s: number | null;
   vs_baseline: Difference | null;
   scaling_efficiency: number | null;

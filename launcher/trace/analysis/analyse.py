@@ -243,7 +243,6 @@ def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport
 
 def _collective(each: Collective, parallelism: str, matched: Matched, base_ns: int) -> CollectiveReport:
     algorithm, bus = bandwidths(each)
-    transfer_ns = each.transfer_ns
     return CollectiveReport(
         group=each.group,
         group_ranks=each.group_ranks,
@@ -260,7 +259,7 @@ def _collective(each: Collective, parallelism: str, matched: Matched, base_ns: i
                 rank=part.rank,
                 start_us=(part.start_ns - matched.offsets[part.rank] - base_ns) / 1000,
                 wait_us=each.waits[part.rank] / 1000 if each.matched else None,
-                transfer_us=transfer_ns / 1000 if each.matched else None,
+                transfer_us=each.transfer(part) / 1000 if each.matched else None,
             )
             for part in each.parts
         ),

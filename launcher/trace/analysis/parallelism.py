@@ -98,7 +98,7 @@ class _Others:
         """The stage of the last rank to come; `None` if it is of the rank's own stage, or unknown."""
         if not each.matched or not each.waits[part.rank]:
             return None
-        last = max(each.parts, key=lambda other: other.start_ns - self.offsets[other.rank])
+        last = max(each.awaited(part), key=lambda other: other.start_ns - self.offsets[other.rank])
         stage = self.stages.get(last.rank)
         return None if stage == self.stages[part.rank] else stage
 

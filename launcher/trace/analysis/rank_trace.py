@@ -148,7 +148,7 @@ def _wait_and_transfer(parts: Parts) -> tuple[int | None, int | None]:
     if parts and not known:
         return None, None
     wait_ns = sum(each.waits[part.rank] for each, part in known)
-    return wait_ns, sum(each.transfer_ns for each, _ in known)
+    return wait_ns, sum(each.transfer(part) for each, part in known)
 
 
 def _groups(parts: Parts) -> tuple[GroupTotal, ...]:

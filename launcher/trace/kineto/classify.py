@@ -115,11 +115,11 @@ COLLECTIVES = (
 )
 """Kind of a collective by its name; the first match counts. NCCL runs an all-to-all as `SendRecv` kernels."""
 
-SYNCHRONISING = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"}
-)
+SYNCHRONISING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Kinds that no rank leaves before all have arrived: their ends show the clock offset."""
 POINT_TO_POINT = frozenset({"send", "recv"})
+SEND_RECV = "send_recv"
+"""A kernel of grouped sends and receives; or of an all-to-all, where nothing says which."""
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier"})
 """Kinds that carry equal bytes on all ranks; an all-to-all may differ."""
 

@@ -117,7 +117,7 @@ class RoundSample:
         if number == self._newest:
             return
         self._newest = number
-        if (level := self._level_of(number)) >= self.level:
+        if (level := self.level_of(number)) >= self.level:
             self._levels.append(level)
         while len(self._levels) > self.most:
             self.level += 1
@@ -126,9 +126,9 @@ class RoundSample:
     def keeps(self, step: StepRecord) -> bool:
         """Whether a step is kept: also those of other launches, and of the warm-up, which are few."""
         is_own = step.launch == self.launch and step.kind != "warmup"
-        return not is_own or self._level_of(step.step // WINDOW_STEPS) >= self.level
+        return not is_own or self.level_of(step.step // WINDOW_STEPS) >= self.level
 
-    def _level_of(self, number: int) -> int:
+    def level_of(self, number: int) -> int:
         """The number of zeros at the end of a random number."""
         digest = hashlib.blake2b(f"{self.launch} {number}".encode(), digest_size=8).digest()
         bits = int.from_bytes(digest)

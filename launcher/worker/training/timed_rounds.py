@@ -9,6 +9,7 @@ import torch
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, VariantConfig
 from gpurun.launcher.stats.schedule import (
+    NEXT_WINDOW_STEPS,
     WINDOW_STEPS,
     ablation_steps,
     block_steps,
@@ -75,15 +76,19 @@ class TimedRounds:
         return variant.id.removesuffix(CONTROL)
 
     def warm_up(self, variant: VariantConfig) -> None:
-        """At least `warmup` steps, until two medians of 5 agree; sets how many steps a block has."""
+        """At least `warmup` steps, until two medians agree; sets how many steps a block has.
+
+        Windows are shorter after the first variant, which has warmed up the model for all.
+        """
         steps_ns: list[int] = []
-        minimum, maximum = warmup_minimum(self.config.warmup), warmup_maximum(self.config.warmup)
-        while not is_steady(steps_ns, minimum) and len(steps_ns) < maximum:
-            timings = self.run_steps(variant, WINDOW_STEPS)
+        window = WINDOW_STEPS if variant is self.measured[0] else NEXT_WINDOW_STEPS
+        minimum, maximum = warmup_minimum(self.config.warmup, window), warmup_maximum(self.config.warmup)
+        while not is_steady(steps_ns, minimum, window) and len(steps_ns) < maximum:
+            timings = self.run_steps(variant, window)
             self.journal.add_steps(self.named(variant), "warmup", timings)
             over_ranks = self.slowest([float(timing.step_ns) for timing in timings], variant)
             steps_ns += [round(step_ns) for step_ns in over_ranks]
-        if not is_steady(steps_ns, minimum):
+        if not is_steady(steps_ns, minimum, window):
             self.journal.add_facts(self.named(variant), unsteady=unsteady_text(len(steps_ns)))
         self.block_steps[variant.id] = block_steps(steps_ns, self.config.block_ms)
 

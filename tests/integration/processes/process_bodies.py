@@ -176,6 +176,14 @@ def _import_nothing() -> None:
     importlib.import_module("no_such_module_anywhere")
 
 
+def _assert_nothing() -> None:
+    raise AssertionError("the loss is no number")
+
+
+def _recurse(depth: int) -> int:
+    return _recurse(depth + 1) + 1
+
+
 def _load(fault: Callable[[], object]) -> None:
     """Has a DataLoader's worker process fail."""
     from torch.utils.data import DataLoader, Dataset
@@ -211,7 +219,18 @@ FAULTS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
+    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "bus error": lambda: os.kill(os.getpid(), signal.SIGBUS),
+    "floating point": lambda: os.kill(os.getpid(), signal.SIGFPE),
+    "illegal": lambda: os.kill(os.getpid(), signal.SIGILL),
     "import": _import_nothing,
+    "no file": lambda: Path("no such file").read_text(),
+    "assertion": _assert_nothing,
+    "recursion": lambda: _recurse(0),
+    "index": lambda: [][0],
+    "no memory": lambda: bytearray(1 << 60),
+    "sleep": lambda: time.sleep(3600),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "memory": _exhaust_memory,
     "loader-raise": lambda: _load(_raise),
     "loader-kill": lambda: _load(lambda: os.kill(os.getpid(), signal.SIGKILL)),

@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
-from gpurun.launcher.compare.model import Difference, ExposedComm, RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.model import (
+    Difference,
+    ExposedComm,
+    RankFigures,
+    StepTime,
+    TracedSteps,
+    VariantResult,
+)
 from gpurun.launcher.compare.notes import disagreement
 from tests.known import known
 from tests.unit.compare.test_compare_summary import result, sentence
@@ -43,19 +50,27 @@ def variant(name: str, split: tuple[int, ...], step_ms: float, *ranks: RankFigur
 
 EVEN = variant("ddp-even", (32, 32), 50.9, rank(0, 32, 50.0, 0.5), rank(1, 32, 50.5))
 UNEVEN = variant("ddp-48-16", (48, 16), 60.2, rank(0, 48, 60.0), rank(1, 16, 48.8, 11.2))
+TRACED = "(in traced steps)"
 
 
 def test_the_rank_with_less_to_do_waits() -> None:
-    assert why_slower(UNEVEN, EVEN) == "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch"
+    assert why_slower(UNEVEN, EVEN) == f"rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch {TRACED}"
 
 
-def test_traced_steps_that_took_longer_than_timed_ones_are_marked() -> None:
-    assert UNEVEN.step_ms is not None
-    timed = replace(UNEVEN, step_ms=replace(UNEVEN.step_ms, median=50.0))
-    quick = replace(EVEN, step_ms=replace(UNEVEN.step_ms, median=41.0))
-    assert why_slower(timed, quick) == (
-        "rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch (in traced steps; timed ones take 50.0 ms)"
-    )
+@pytest.mark.parametrize(
+    ("steps", "step_ms", "shown"),
+    [
+        (TracedSteps(8, 16), 60.2, "in the 8 quietest of 16 traced steps"),
+        (TracedSteps(1, 2), 60.2, "in the quietest of 2 traced steps"),
+        (TracedSteps(1, 1), 60.2, "in traced steps"),
+        (None, 50.0, "in traced steps; timed ones take 50.0 ms"),
+        (TracedSteps(2, 3), 50.0, "in the 2 quietest of 3 traced steps; timed ones take 50.0 ms"),
+    ],
+)
+def test_the_steps_that_show_it_are_named(steps: TracedSteps | None, step_ms: float, shown: str) -> None:
+    slow = replace(UNEVEN, step_ms=StepTime(step_ms), traced_steps=steps)
+    said = why_slower(slow, replace(EVEN, step_ms=StepTime(step_ms - 9)))
+    assert said == f"rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch ({shown})"
 
 
 def test_the_sentence_says_why() -> None:
@@ -64,7 +79,7 @@ def test_the_sentence_says_why() -> None:
     said = sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower})
     assert said == (
         "Fastest: ddp 32/32; ddp 48/16 is 18 % slower (17 to 19)."
-        " In ddp 48/16 rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch."
+        f" In ddp 48/16 rank 1 waits 11.2 of 60.0 ms for rank 0's larger batch {TRACED}."
     )
 
 
@@ -78,15 +93,19 @@ def test_a_baseline_that_loses_says_why_too() -> None:
         replace(fit, vs_baseline=faster),
     ]
     assert sentence(results, {("ddp-40-24", "ddp-even"): faster}).endswith(
-        ". In ddp 32/32 rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples."
+        ". In ddp 32/32 rank 0 waits 20.0 of 60.0 ms for rank 1, which takes longer for as many samples "
+        f"{TRACED}."
     )
 
 
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("input", "every rank spends 30.0 of 65.0 ms waiting for data: raise num_workers,"),
-        ("host", "every rank spends 30.0 of 65.0 ms in Python between operators: try larger batches,"),
+        ("input", "every rank spends 30.0 of 65.0 ms waiting for data (in traced steps): raise num_workers,"),
+        (
+            "host",
+            "every rank spends 30.0 of 65.0 ms in Python between operators (in traced steps): try",
+        ),
     ],
 )
 def test_what_all_splits_lose_is_said_of_the_fastest(part: str, said: str) -> None:
@@ -122,7 +141,7 @@ def test_what_is_small_is_not_said_of_the_fastest() -> None:
 def test_other_causes(part: str, said: str) -> None:
     work_ms = 50.0 if part == "transfer" else 65.0
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
-    assert why_slower(slow, EVEN) == said
+    assert why_slower(slow, EVEN) == f"{said} {TRACED}"
 
 
 @pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
@@ -159,7 +178,8 @@ def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
     alone = replace(slow.ranks[0], wait_ms=None, transfer_ms=None)
     untraced = replace(slow.ranks[1], span_ms=None, exposed_comm_ms=ExposedComm())
     said = why_slower(replace(slow, ranks=(alone, untraced)), EVEN)
-    assert said == "rank 0 spends 15.0 of 65.0 ms on communication, or waiting for it, that nothing overlaps"
+    spent = "rank 0 spends 15.0 of 65.0 ms on communication, or waiting for it, that nothing overlaps"
+    assert said == f"{spent} {TRACED}"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +188,7 @@ def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
         pytest.param(replace(UNEVEN, ranks=()), id="no trace"),
         pytest.param(replace(UNEVEN, step_ms=None), id="no times"),
         pytest.param(replace(UNEVEN, global_batch=128), id="other work"),
-        pytest.param(replace(UNEVEN, step_ms=StepTime(50.0, None)), id="not slower by its median"),
+        pytest.param(replace(UNEVEN, step_ms=StepTime(50.0, None)), id="not slower by its step time"),
         pytest.param(replace(UNEVEN, step_ms=StepTime(90.0, None)), id="the wait is a small part of it"),
         pytest.param(
             variant("x", (48, 16), 52.0, rank(0, 48, 52.0), rank(1, 16, 50.0, 2.0)),
@@ -234,7 +254,7 @@ RATIO = variant("ddp-46-18", (46, 18), 73.2, asleep(0, 46, 52.0, 21.2), asleep(1
 
 def test_a_rank_that_waits_for_the_slowest_is_named_where_the_cpu_is_the_work() -> None:
     assert why_slower(RATIO, FIT) == (
-        "rank 0 waits 21.2 of 73.2 ms for rank 1, which takes longer for fewer samples"
+        f"rank 0 waits 21.2 of 73.2 ms for rank 1, which takes longer for fewer samples {TRACED}"
     )
 
 
@@ -300,14 +320,24 @@ def test_a_rank_that_sleeps_is_not_in_python_between_operators() -> None:
         ({}, ""),
         ({"sm_clock_mhz": 1200.0}, ", at 1200 instead of 1500 MHz"),
         ({"alloc_retries": 3}, ", its memory nearly full (torch released cached memory 3 times)"),
+        ({"operators_ms": {"aten::mm": 38.0, "aten::add": 2.0}}, ", mostly in aten::mm (+8.00 ms a step)"),
+        (
+            {"operators_ms": {"gemm": 30.0, "aten::mm": 34.0, "aten::add": 2.0}},
+            ", mostly in gemm (+29.0 ms a step) and aten::mm (+4.00 ms a step)",
+        ),
     ],
 )
 def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(more: dict[str, float], reason: str) -> None:
-    ranks = tuple(replace(rank(number, 32, 50.0), sm_clock_mhz=1500.0) for number in (0, 1))
+    known = {"aten::mm": 30.0, "aten::add": 1.0}
+    ranks = tuple(
+        replace(rank(number, 32, 50.0), sm_clock_mhz=1500.0, operators_ms=known) for number in (0, 1)
+    )
     fast = variant("ddp-fast", (32, 32), 50.0, *ranks)
+    more = {"operators_ms": dict[str, float](), **more}  # type: ignore[dict-item]
     longer = tuple(replace(one, span_ms=60.0, compute_ms=60.0, **more) for one in ranks)  # type: ignore[arg-type]
     slow = variant("ddp-slow", (32, 32), 60.0, *longer)
-    assert why_slower(slow, fast) == f"rank 0 spends 60.0 of 60.0 ms (10.0 more) computing{reason}"
+    end = f"{reason[:-1]}; in traced steps)" if reason.endswith(")") else f"{reason} {TRACED}"
+    assert why_slower(slow, fast) == f"rank 0 spends 60.0 of 60.0 ms (10.0 more) computing{end}"
     assert why_slower(fast, slow) is None
 
 

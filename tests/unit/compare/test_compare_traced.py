@@ -115,7 +115,7 @@ def test_the_mean_is_of_the_half_in_which_all_ranks_were_busy_least(tmp_path: Pa
         write(path, [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(rank, 2))
     traced = read_traced(run, "v")
     assert traced is not None
-    assert traced.steps == (2, 4, 5)
+    assert (traced.steps, traced.num_steps) == ((2, 4, 5), 5)
     assert [rank.span_ns for rank in traced.ranks.values()] == [96_667, 96_333]
 
 

@@ -205,10 +205,12 @@ def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one() -> None:
     assert (one.difference.ci, one.difference.verdict) == (None, "inconclusive")
     assert one.note == (
         "both runs have only one launch, so the variation between launches is unknown: "
-        "set steps: {launches: 6}"
+        "set `steps: {launches: 6}`"
     )
-    (one,) = diff_runs(run(result("v", A)), run(result("v", [150.0]))).variants
+    decided = run(result("v", [150.0]), job={"until": "decided"})
+    (one,) = diff_runs(run(result("v", A)), decided).variants
     assert known(one.note).startswith("run B has only one launch")
+    assert known(one.note).endswith("set a larger `budget`")
 
 
 def test_a_variant_that_failed_in_one_run_is_not_compared() -> None:

@@ -15,7 +15,7 @@ from gpurun.launcher.run.budget import Costs, next_rounds
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Look, VariantFacts
 from tests.known import known
-from tests.unit.compare.test_compare import DP, EVEN, Files, launch, plan, wobble
+from tests.unit.compare.hand_made import DP, EVEN, Files, launch, plan, wobble
 
 A = Side("main", "/tmp/gate/code", "/tmp/gate/code", "", "1a2b3c4d5e")
 B = Side("working copy", "/home/me/repo", "/home/me/repo", "", "1a2b3c4d5e with uncommitted changes")
@@ -89,7 +89,7 @@ def test_one_slower_variant_is_enough(tmp_path: Path) -> None:
 
 def test_what_is_undecided_is_launched_again_in_both_versions(tmp_path: Path) -> None:
     files = measured(tmp_path, (EVEN, 1.0), (DP, 1.03), spent=0.2)
-    found, costs = compare_run(files.run), Costs(start_s=2.0, block_s=0.2)
+    found, costs = compare_run(files.run), (lambda _: Costs(start_s=2.0, block_s=0.2))
     assert not found.complete
     rounds = next_rounds(found, 8, costs, 48.0)
     assert set(rounds) == set(still_open(known(found.gate))) == {f"{DP.id}-a", f"{DP.id}-b"}
@@ -98,7 +98,7 @@ def test_what_is_undecided_is_launched_again_in_both_versions(tmp_path: Path) ->
 
 def test_nothing_is_launched_once_the_outcome_is_known(tmp_path: Path) -> None:
     found = compare_run(measured(tmp_path, (EVEN, 1.10), (DP, 1.03), spent=0.2).run)
-    assert next_rounds(found, 8, Costs(2.0, 0.2), 48.0) == {}
+    assert next_rounds(found, 8, lambda _: Costs(2.0, 0.2), 48.0) == {}
     assert found.complete
 
 
@@ -117,7 +117,7 @@ def test_a_version_that_failed_leaves_it_undecided_at_once(tmp_path: Path) -> No
     files.close(versions(EVEN)[1], status="failed", reason="ValueError")
     found = compare_run(files.run)
     assert known(found.gate).headline.endswith("undecided: failed at working copy.")
-    assert next_rounds(found, 2, Costs(2.0, 0.2), 48.0) == {}
+    assert next_rounds(found, 2, lambda _: Costs(2.0, 0.2), 48.0) == {}
 
 
 def test_files_of_the_other_version_void_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.worker.meters.cpu_time import TICK_NS, NoiseMeter, cores_ns, note_end, waited_ns
 from tests.known import known
-from tests.unit.compare import test_compare as hand_made
+from tests.unit.compare import hand_made
 
 MS = 1_000_000
 
@@ -150,6 +152,17 @@ def test_what_waiting_cannot_explain_is_still_decided(files: Any) -> None:
         "Interference: rank 1 of ddp 32/32 waited for a free core in 7.1 % of its step; "
         "intervals are wider by as much." in comparison.summary
     )
+
+
+def test_a_little_more_load_widens_an_interval_by_a_little() -> None:
+    """4.9 or 5.1 % of other load make no difference to a verdict."""
+    shares = [number / 10 for number in range(1000)]
+    widths = [100 * waiting_bias([None, share, 0.0]) for share in shares]
+    assert widths[:2] == pytest.approx([0, 0.002], abs=1e-3)
+    steps = [after - before for before, after in pairwise(widths[:500])]
+    assert all(0 < step < 0.25 for step in steps[1:])
+    assert widths[100] == pytest.approx(10.54, abs=0.01)
+    assert waiting_bias([None]) == 0
 
 
 def test_a_difference_that_waiting_may_explain_is_not_decided(files: Any) -> None:

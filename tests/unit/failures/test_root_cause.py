@@ -23,7 +23,7 @@ from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.training.load_workload import load_workload
-from tests.unit.compare import test_compare as hand_made
+from tests.unit.compare import hand_made
 
 files = hand_made.files
 

@@ -3,8 +3,6 @@
 import inspect
 import math
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -22,13 +20,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-import gpurun
 from gpurun.launcher.inspect.collectives import CalledCollective, find_gap, last_ones, parse_history
 from gpurun.launcher.inspect.snapshot import ask_history
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.rundir.control import ControlDir, RankState, socket_name
-from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     ProfileConfig,
     VariantConfig,
@@ -38,10 +34,7 @@ from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base import process_group
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.entry.zygote import ASK_THE_DRIVER, ForkServer
 from gpurun.launcher.worker.profiling import profiler
-from gpurun.launcher.worker.program.hooks import watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.strategies import ddp, dp
 from gpurun.launcher.worker.training.balanced_split import Ranks
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -50,170 +43,6 @@ from tests.unit.gpu.configs import launch
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeMachine
-from tests.unit.worker.test_program_steps import program_config
-
-
-class OnGpu(torch.optim.SGD):
-    """An optimizer whose weights say that they are on a GPU."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__([nn.Parameter(torch.zeros(1))], lr=0.1)
-        self.device = torch.device("cuda", index)
-        self.param_groups[0]["params"] = [WeightOn(self.device)]
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        return
-
-
-class WeightOn:
-    """A weight on a device."""
-
-    grad = None
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-
-@pytest.fixture
-def recorder(tmp_path: Path, cuda: FakeCuda) -> Iterator[StepRecorder]:
-    made = StepRecorder(program_config(tmp_path), 1, RunDir(tmp_path))
-    with watch_steps(made):
-        yield made
-
-
-# 1: events in a forked process
-
-FORKING = """
-import os, sys
-from gpurun.launcher.worker.program import recorder as module
-from gpurun.launcher.worker.program.recorder import StepRecorder
-
-class Event:
-    def __del__(self):
-        if os.getpid() != parent:
-            os.write(2, b"an event was destroyed in the child")
-            os._exit(9)
-
-parent = os.getpid()
-recorder = StepRecorder.__new__(StepRecorder)
-recorder._ended, recorder._start = module.deque([(Event(), Event(), "timed")]), Event()
-recorder.tracer, recorder.capture = Event(), Event()
-os.register_at_fork(after_in_child=recorder.abandon)
-pid = os.fork()
-if pid == 0:
-    assert recorder._closed and not recorder._ended
-    sys.exit(0)  # as a program that forks by itself: the interpreter is torn down
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-def test_no_event_is_destroyed_in_a_forked_process() -> None:
-    """torch 2.13, c10/cuda/CUDAEvent.h:50: `~CUDAEvent` makes a CUDAGuard before it destroys the event; in a
-    forked process that throws, and a throwing destructor is `std::terminate`."""
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_what_is_imported_before_the_fork_asks_the_driver_instead_of_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch 2.13, torch/cuda/__init__.py: with this variable `is_available()` asks NVML."""
-    (tmp_path / "an_extension.py").write_text(
-        "import os\nASKED = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv(ASK_THE_DRIVER, raising=False)
-    ForkServer._preload(cast(Any, None), ["an_extension"])
-    assert sys.modules.pop("an_extension").ASKED == "1"
-    assert ASK_THE_DRIVER not in os.environ
-
-
-# 2: graph capture, and errors in the recorder
-
-
-def test_steps_in_a_graph_capture_are_no_steps(recorder: StepRecorder, cuda: FakeCuda) -> None:
-    """torch's whole-network capture calls `optimizer.step()` within `torch.cuda.graph`."""
-    optimizer = OnGpu(0)
-    for capturing in (False, False, True, False, False):
-        cuda.capturing = capturing
-        cuda.now_ms += 5.0
-        optimizer.step()
-    cuda.capturing = False
-    recorder.close(wait=True)
-    times = [step.step_ns for step in recorder.run.read_steps("script-1")[1]]
-    assert times == [5_000_000, 10_000_000, 5_000_000]  # from call to call, the captured one apart
-
-
-def test_a_marked_step_that_captures_a_graph_is_none(recorder: StepRecorder, cuda: FakeCuda) -> None:
-    cuda.allocated[0] = 1
-    for capturing in (False, True, False):
-        cuda.capturing = capturing
-        with gpurun.step():
-            cuda.now_ms += 3.0
-    recorder.close(wait=True)
-    assert [step.step_ns for step in recorder.run.read_steps("script-1")[1]] == [3_000_000, 3_000_000]
-
-
-def test_nothing_of_the_recorder_raises_into_the_program(
-    recorder: StepRecorder,
-    cuda: FakeCuda,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    optimizer = OnGpu(0)
-    optimizer.step()
-
-    def fails(*arguments: Any) -> None:
-        raise RuntimeError("CUDA error: invalid resource handle")
-
-    monkeypatch.setattr(cuda, "current_stream", fails)
-    for _ in range(3):
-        optimizer.step()
-        with gpurun.step():
-            pass
-    recorder.close(wait=True)
-    said = capsys.readouterr()
-    assert (said.out + said.err).count("no more steps are recorded: CUDA error") == 1
-
-
-# 7: programs that don't make their GPU the current one
-
-
-def test_a_program_without_set_device_is_timed_on_its_own_gpu(recorder: StepRecorder, cuda: FakeCuda) -> None:
-    """torch 2.13, torch/cuda/streams.py:206: `Event.record()` takes the stream of the current device."""
-    cuda.peaks = {0: 5, 1: 99}
-    optimizer = OnGpu(1)
-    for _ in range(3):
-        cuda.now_ms += 4.0
-        optimizer.step()
-    assert cuda.current == 0
-    assert recorder.stamps is not None
-    assert recorder.stamps.now().stream == Stream(device=1)
-    recorder.close(wait=True)
-    steps = recorder.run.read_steps("script-1")[1]
-    assert [(step.step_ns, step.peak_bytes) for step in steps] == [(4_000_000, 99)] * 2
-    assert cuda.synchronized == [1]
-
-
-def test_without_an_optimizer_the_gpu_that_holds_memory_is_timed(
-    recorder: StepRecorder, cuda: FakeCuda
-) -> None:
-    cuda.allocated = {1: 1 << 30}
-    with gpurun.step():
-        pass
-    assert recorder.stamps is not None
-    assert recorder.stamps.device == torch.device("cuda", 1)
-
-
-def test_a_program_on_the_cpu_makes_no_context_on_a_gpu(recorder: StepRecorder, cuda: FakeCuda) -> None:
-    cuda.initialized = False
-    layer = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    optimizer.step()
-    assert not cuda.initialized
-    assert recorder.stamps is not None
-    assert recorder.stamps.device == torch.device("cpu")
-
 
 # 6: the two ways of asking for TF32
 

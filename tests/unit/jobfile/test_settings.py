@@ -24,8 +24,8 @@ from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.run.attempts import model_of
 from gpurun.launcher.rundir.records import LaunchConfig, ProgramConfig, VariantConfig
+from tests.unit.house.source import identifiers, modules
 from tests.unit.plan.machines import FakeMachine
-from tests.unit.test_house import identifiers, modules
 
 JOBS: dict[JobKind, dict[str, Any]] = {
     TRAINING: {"workload": "gpt", "global_batch": 8, "devices": "cpu:2"},

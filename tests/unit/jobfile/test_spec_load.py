@@ -30,7 +30,7 @@ def test_defaults(tmp_path: Path) -> None:
     spec = job(tmp_path, SMALL)
     assert (spec.name, spec.devices, spec.strategy, spec.split) == ("job", "auto", "ddp", "even")
     assert (spec.precision, spec.accumulate, spec.seed, spec.device_count) == ("fp32", 1, 0, None)
-    assert (spec.steps.warmup, spec.steps.rounds, spec.steps.launches) == (10, 28, None)
+    assert (spec.steps.warmup, spec.steps.rounds, spec.steps.launches) == (0, 28, None)
     assert (spec.until, spec.budget_s, spec.has_fixed_size) == ("decided", 180.0, False)
     assert (spec.profile.steps, spec.profile.stacks, spec.timeout_s, spec.gradient_check) == (
         3,

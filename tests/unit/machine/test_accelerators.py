@@ -15,7 +15,7 @@ from gpurun.launcher.worker import ORDER
 from gpurun.launcher.worker.accelerators import runtime
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.base.failure import is_out_of_memory
-from tests.unit.test_house import everything_imported, modules
+from tests.unit.house.source import everything_imported, modules
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,7 +15,7 @@ from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import write_json
 from tests.known import known
-from tests.unit.compare import test_compare as hand_made
+from tests.unit.compare import hand_made
 
 files = hand_made.files
 

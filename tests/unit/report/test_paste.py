@@ -9,7 +9,7 @@ from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.run.attempts import merged_facts
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import VariantFacts
-from tests.unit.compare import test_compare as hand_made
+from tests.unit.compare import hand_made
 
 files = hand_made.files
 

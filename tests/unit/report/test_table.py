@@ -25,6 +25,7 @@ from gpurun.launcher.compare.model import (
     VariantResult,
 )
 from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.bar import Part, draw
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.units import format_rate
@@ -135,8 +136,8 @@ def test_fastest_first_and_failures_last() -> None:
         assert any(status in line for line in lines)
 
 
-def test_the_leader_comes_first_even_where_another_median_is_smaller() -> None:
-    """Medians of variants that stopped early are of other rounds; the comparison knows who leads."""
+def test_the_leader_comes_first_even_where_another_time_is_shorter() -> None:
+    """The comparison knows who leads."""
     lines = lines_of(shown(replace(COMPARISON, fastest="ddp-2-33-31")))
     assert [line.split()[1] for line in lines[1:3]] == ["33/31", "32/32"]
 
@@ -274,3 +275,22 @@ def test_a_bar_is_as_long_as_its_parts_together(times: list[float], cells: int) 
 
 def test_json_is_the_whole_comparison() -> None:
     assert msgspec.json.decode(msgspec.json.encode(COMPARISON), type=Comparison) == COMPARISON
+
+
+def test_figures_of_tiny_models_are_not_zero() -> None:
+    (rank,) = variant("ddp-2-even").ranks[:1]
+    tiny = replace(
+        variant("ddp-2-even"),
+        flop_per_s=6e3,
+        mfu=3e-7,
+        joules_per_sample=2e-5,
+        ranks=(replace(rank, peak_gib=0.0004),),
+    )
+    texts = {metric.short: str(column[0]) for metric, column in figures_of([tiny]).items()}
+    shown = {name: texts[name] for name in ("GFLOP/s", "MFU %", "J/sample", "peak GiB")}
+    assert shown == {
+        "GFLOP/s": "0.00000600",
+        "MFU %": "0.000030",
+        "J/sample": "0.000020",
+        "peak GiB": "0.00040",
+    }

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
 from gpurun.launcher.stats.paired import round_differences, round_step_ns
-from gpurun.launcher.stats.schedule import block_steps, is_steady, shuffled
+from gpurun.launcher.stats.schedule import (
+    NEXT_WINDOW_STEPS,
+    WINDOW_STEPS,
+    block_steps,
+    is_steady,
+    shuffled,
+)
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 
 
@@ -95,8 +101,9 @@ def test_steady(steps: list[int], minimum: int, steady: bool) -> None:
 
 def test_noise_alone_is_steady_most_of_the_time() -> None:
     rng = np.random.default_rng(5)
-    warmups = rng.normal(1e6, 1e5, (1000, 10)).astype(int)
-    assert np.mean([is_steady(steps.tolist(), 10) for steps in warmups]) > 0.85
+    for window in (WINDOW_STEPS, NEXT_WINDOW_STEPS):
+        warmups = rng.normal(1e6, 1e5, (1000, 2 * window)).astype(int)
+        assert np.mean([is_steady(steps.tolist(), 0, window) for steps in warmups]) > 0.85
 
 
 def test_a_block_lasts_at_least_as_long_as_wanted() -> None:

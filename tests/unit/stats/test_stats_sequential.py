@@ -109,7 +109,7 @@ def test_the_launches_needed_are_the_fewest_that_detect(percent: float, scatter_
 
 @pytest.mark.parametrize(
     ("start_s", "round_s", "launch", "rounds", "best"),
-    [(4.0, 1.0, 5.0, 15.0, 6), (1.0, 1.0, 10.0, 1.0, 3), (9.0, 1.0, 0.0, 5.0, 28), (4.0, 1.0, None, None, 5)],
+    [(4.0, 1.0, 5.0, 15.0, 6), (1.0, 1.0, 10.0, 1.0, 3), (9.0, 1.0, 0.0, 5.0, 28), (4.0, 1.0, None, None, 3)],
 )
 def test_rounds_follow_costs_and_scatter(
     start_s: float, round_s: float, launch: float | None, rounds: float | None, best: int

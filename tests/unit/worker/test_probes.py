@@ -131,6 +131,7 @@ def test_operations_are_shares_of_the_best_and_of_the_peak() -> None:
     assert (first.ceiling_percent, second.ceiling_percent) == (pytest.approx(25), pytest.approx(100))
     assert second.peak_percent == pytest.approx(100 * 4e12 / 989.4e12)
     assert probe_result([], "matmul", None, "fp32") is None
+    assert probe_summary("matmul", {"v": result}) == "m: at most 4\u202f000 GFLOP/s."
     unknown = probe_result(records, "matmul", None, "fp32")
     assert unknown is not None
     assert unknown.curves[0].points[0].peak_percent is None
@@ -157,7 +158,7 @@ def test_the_summary_gives_one_number() -> None:
     assert probe_summary("h2d", {"v": None}) == "h2d has measured nothing."
     two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
     no_line = probe_result(two_sizes, "allreduce", None, "fp32")
-    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4000 B (2 GB/s)."
+    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4000 B (2.00 GB/s)."
     points = curve_points(result, 1.0)
     assert {(point.step, *point.values) for point in points} == {
         (16, "curve/CPU/us"), (16, "curve/GPU/us"), (32, "curve/CPU/us"), (32, "curve/GPU/us")
@@ -182,7 +183,7 @@ def test_where_no_straight_line_fits_none_is_claimed() -> None:
     result = swept(*line[:-1], 3 * line[-1])
     said = probe_summary("allreduce", {"2 devices": result})
     assert said.startswith(
-        "all-reduce: 1.17 µs for 1 KiB (0.875 GB/s) and 2.10 ms for 4 MiB (2 GB/s); no straight"
+        "all-reduce: 1.17 µs for 1 KiB (0.875 GB/s) and 2.10 ms for 4 MiB (2.00 GB/s); no straight"
     )
     assert result is not None
     assert result.curves[0].fit_off_by == pytest.approx(2.3, abs=0.7)

@@ -1,4 +1,4 @@
-// Every step of a variant as a dot on a line, with the median as a tick.
+// Every step of a variant as a dot on a line, with the ranked step time as a tick, else the median.
 
 import { contextOf, el, found, onWidth, replace } from '../shared/dom.js';
 import { number, three, tickDecimals } from '../shared/format.js';
@@ -60,10 +60,11 @@ function drawStrip(strip, block, steps, scale, step, open) {
   const lines = scale
     .ticks(step)
     .map((tick) => el('span', { class: 'gridline', style: { left: scale.at(tick) } }));
-  const middle = block.stepMs ?? medianOf(steps.step_ms);
+  const [what, middle] =
+    block.stepMs == null ? ['median', medianOf(steps.step_ms)] : ['estimate', block.stepMs];
   const canvas = el('canvas', {
     role: 'img',
-    'aria-label': `${block.label}: ${steps.step_ms.length} steps, median ${three(middle)} ms, slowest ${three(Math.max(...steps.step_ms))} ms`,
+    'aria-label': `${block.label}: ${steps.step_ms.length} steps, ${what} ${three(middle)} ms, slowest ${three(Math.max(...steps.step_ms))} ms`,
     onclick: open,
   });
   strip.replaceChildren(...lines, canvas);

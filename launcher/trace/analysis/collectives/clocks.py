@@ -144,11 +144,13 @@ def _travelled(
 ) -> Iterator[int]:
     """From when each message was sent to when it had arrived, on the two clocks.
 
-    On a GPU a receiver is done after its sender; on a CPU the sender may notice later that it is done.
+    On a GPU a receiver is done after its sender; on a CPU the sender may notice later that it is done, and a
+    kernel of several messages goes on with the others.
     """
     for sent, got in messages:
         if sent.rank in senders and got.rank in receivers:
-            sent_ns = sent.end_ns if sent.local.on_gpu else sent.start_ns
+            ends_first = sent.local.on_gpu and not sent.local.messages
+            sent_ns = sent.end_ns if ends_first else sent.start_ns
             yield got.end_ns - receivers[got.rank] - sent_ns + senders[sent.rank]
 
 

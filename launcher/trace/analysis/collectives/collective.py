@@ -10,6 +10,9 @@ from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT
 
+MAX_SLACK_NS = 5_000
+"""Clocks that are known less well don't show how long a rank waited."""
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -21,7 +24,7 @@ class Collective:
     """All ranks of the group, if the traces say."""
     seq: int
     kind: str
-    """A message between two ranks is a `send`."""
+    """A message between two ranks is a `send`; grouped ones are `send_recv`."""
     num_bytes: int | None
     group_size: int | None
     """Size of the group, including ranks without a trace; `None` if unknown."""
@@ -40,7 +43,23 @@ class Collective:
     @property
     def is_message(self) -> bool:
         """Whether it is a send, a receive, or both."""
-        return self.kind in POINT_TO_POINT
+        return self.kind in POINT_TO_POINT or self.is_grouped
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether some kernel of it has several messages."""
+        return any(part.local.messages for part in self.parts)
+
+    def awaited(self, part: Part) -> Sequence[Part]:
+        """The parts, its own among them, that a rank's part can't end without."""
+        if not self.is_grouped:
+            return self.parts
+        near = {part.rank, *(peer for _, peer in part.local.sent_and_received)}
+        return [other for other in self.parts if other.rank in near]
+
+    def transfer(self, part: Part) -> int:
+        """How long data then moved for this rank, in ns."""
+        return part.local.duration - self.waits[part.rank] if self.is_grouped else self.transfer_ns
 
     def waiting(self, part: Part) -> tuple[int, int]:
         """From when to when a rank waited, in its trace's time; empty if that isn't known."""
@@ -69,8 +88,33 @@ def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int,
         got = max(parts, key=lambda part: part.local.kind == "recv")
         waits = {each.rank: min(came_ns - starts_ns[each.rank], each.local.duration) for each in parts}
         return waits, got.local.duration - waits[got.rank]
+    if len(parts) > 2 and any(part.local.messages for part in parts):
+        waits = {part.rank: _until_all_came(part, parts, clocks) for part in parts}
+        return waits, max(part.local.duration - waits[part.rank] for part in parts)
     shortest_ns = min(part.local.duration for part in parts)
     return {part.rank: part.local.duration - shortest_ns for part in parts}, shortest_ns
+
+
+def can_separate(parts: Sequence[Part], clocks: Clocks) -> bool:
+    """Whether clocks show who waited: of messages that link several ranks, only when each came shows it."""
+    if len(parts) <= 2 or not any(part.local.messages for part in parts):
+        return True
+    ranks = {part.rank for part in parts}
+    if ranks.intersection(rank for island in clocks.unlinked for rank in island):
+        return False
+    slack = [clocks.slack.get(rank, 0) for rank in ranks]
+    return all(ns is not None and ns <= MAX_SLACK_NS for ns in slack)
+
+
+def _until_all_came(part: Part, parts: Sequence[Part], clocks: Clocks) -> int:
+    """How long a rank waited until the last came of those that it sends to, or receives from.
+
+    A send may be done before the other rank comes: then nothing waited for that.
+    """
+    near = {peer for _, peer in part.local.sent_and_received}
+    own_ns = part.start_ns - clocks.offsets[part.rank]
+    late = [each.start_ns - clocks.offsets[each.rank] - own_ns for each in parts if each.rank in near]
+    return max((ns for ns in late if 0 < ns <= part.local.duration), default=0)
 
 
 @dataclass(frozen=True)
@@ -83,8 +127,13 @@ class Straggler:
 
 
 def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
-    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
+    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties.
+
+    Of messages that link several ranks none is it: each rank waits for its own neighbours.
+    """
     if not collective.matched or len(collective.parts) < 2:
+        return None
+    if collective.is_grouped and len(collective.parts) > 2:
         return None
     arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
     latest_ns, rank = max(arrivals)
@@ -113,6 +162,8 @@ def bandwidths(collective: Collective) -> tuple[float | None, float | None]:
     """
     if collective.num_bytes is None or not collective.matched or collective.transfer_ns == 0:
         return None, None
+    if collective.is_grouped:
+        return None, None  # which ranks exchange how much isn't one number
     algorithm = collective.num_bytes / collective.transfer_ns
     factor = _bus_factor(collective.kind, collective.group_size)
     return algorithm, None if factor is None else algorithm * factor

@@ -66,7 +66,7 @@ def _by_collectives(collectives: Sequence[Sequence[Part]], least_ns: int) -> dic
 def _by_messages(messages: Sequence[tuple[Part, Part]], least_ns: int) -> dict[tuple[int, int], float]:
     links: defaultdict[tuple[int, int], Links] = defaultdict(list)
     for sent, got in messages:
-        sent_ns = sent.end_ns if sent.local.on_gpu else sent.start_ns
+        sent_ns = sent.end_ns if sent.local.on_gpu and not sent.local.messages else sent.start_ns
         links[sent.rank, got.rank].append((got.end_ns, got.end_ns - sent_ns))
     found = {}
     for pair in _both_ways(set(links)):

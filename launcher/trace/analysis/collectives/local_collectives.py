@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ UNKNOWN = "unknown"
 """Instead of the name of a group that may be any of several."""
 UNNAMED = "default"
 """The name of a group that the trace doesn't name."""
+BEGIN_NS = -(1 << 62)
+"""Before every trace."""
+_COALESCED = ":coalesced"
+"""What torch calls the end of a group of calls."""
 DEFAULT_DESCRIPTION = "default_pg"
 """How torch describes the group of all ranks."""
 MAX_WORLD = 1 << 20
@@ -42,6 +48,8 @@ class Group:
     """Whether it may be any of several groups that this rank is in."""
     description: str | None = field(default=None, compare=False)
     """What the program calls it, such as `mesh_tp`."""
+    possible: tuple[tuple[str, Ranks], ...] = field(default=(), compare=False)
+    """Names and ranks of the groups that an unnamed one may be; empty if the ranks of some aren't known."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +101,19 @@ class ProcessGroups:
         """The only group that this rank has; of several, which one isn't known."""
         if len(self.configured) == 1:
             ((name, ranks),) = self.configured.items()
-            return Group(name, ranks, description=self.descriptions.get(name))
+            return Group(name, ranks, description=self.descriptions.get(name), possible=self._possible)
         every = set(self.configured.values())
         if len(every) == 1:
-            return Group(UNNAMED, every.pop())
+            return Group(UNNAMED, every.pop(), possible=self._possible)
         ranks = self._if_world(facts.group_size)
         if ranks is None and len(every) > 1:
-            return Group(UNKNOWN, None, is_ambiguous=True)
+            return Group(UNKNOWN, None, is_ambiguous=True, possible=self._possible)
         return Group(UNNAMED, ranks)
+
+    @cached_property
+    def _possible(self) -> tuple[tuple[str, Ranks], ...]:
+        known = tuple((name, ranks) for name, ranks in self.configured.items() if ranks is not None)
+        return known if len(known) == len(self.configured) else ()
 
     def peer(self, facts: CommFacts) -> int | None:
         """The other rank of a send or receive: as named, else by its number, if all possible groups agree."""
@@ -139,6 +152,8 @@ def _size(group: Mapping[str, Any], world: object) -> int | None:
     return next((size for size in sizes if type(size) is int and size > 0), None)
 
 
+Message = tuple[str, int]
+"""`send` or `recv`, and the other rank."""
 WHOLE_AND_SHARE = frozenset({"all_gather", "reduce_scatter"})
 """Kinds with all data on one side and a rank's share of it on the other; the larger counts as their size."""
 
@@ -166,10 +181,18 @@ class LocalCollective:
     """The GPU that it ran on."""
     dtype: str | None = None
     """Of its elements, if the trace says."""
+    messages: tuple[Message, ...] = ()
+    """Sends and receives that were grouped into one kernel, in their order."""
 
     @property
     def duration(self) -> int:
         return self.end - self.start
+
+    @property
+    def sent_and_received(self) -> tuple[Message, ...]:
+        """All messages of which the other rank is known."""
+        own = ((self.kind, self.peer),) if self.kind in POINT_TO_POINT and self.peer is not None else ()
+        return self.messages or own
 
 
 @dataclass(frozen=True)
@@ -196,8 +219,10 @@ def local_collectives(trace: Trace, work: Launched, steps: list[HostStep]) -> li
 def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCollective]:
     gpu = trace.gpu
     calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
+    kernels = np.flatnonzero(gpu.kind == GpuKind.COMM).tolist()
+    grouped = _grouped_calls(trace, work, calls, kernels)
     found = []
-    for i in np.flatnonzero(gpu.kind == GpuKind.COMM).tolist():
+    for i in kernels:
         call, issued = int(work.call[i]), int(work.start[i])
         facts = trace.comm_facts[i]
         if call >= 0:
@@ -205,11 +230,65 @@ def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCo
             facts = calls.complete(facts, int(launches.thread[call]), int(launches.start[call]))
         if work.captured[i] >= 0:
             facts = replace(facts, sequence=None)  # the number that it had when it was captured
+        facts, messages = _of_group(facts, grouped.get(i, ()), groups)
         start = int(gpu.start[i])
         end = start + int(gpu.duration[i])
         each = _collective(facts, groups, (start, end, issued), int(work.step[i]), True)
-        found.append(replace(each, device=trace.streams[int(gpu.thread[i])][0]))
+        found.append(replace(each, device=trace.streams[int(gpu.thread[i])][0], messages=messages))
     return found
+
+
+def _grouped_calls(
+    trace: Trace, work: Launched, calls: _Calls, kernels: list[int]
+) -> dict[int, Sequence[CommFacts]]:
+    """The calls that were grouped into one kernel, by its position.
+
+    A kernel that is launched outside of all calls, as where torch's coalescing ends, is of those since the
+    launch before it on its thread; unless more such kernels follow without a call: then it isn't known which
+    call is in which of them.
+    """
+    launches = trace.launches
+    by_thread: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for i in kernels:
+        call = int(work.call[i])
+        if call >= 0:
+            by_thread[int(launches.thread[call])].append((int(launches.start[call]), i))
+    found: dict[int, Sequence[CommFacts]] = {}
+    for thread, launched in by_thread.items():
+        since_ns, before = BEGIN_NS, -1
+        for time_ns, i in sorted(launched):
+            if trace.comm_facts[i].group is None and not calls.named(thread, time_ns):
+                found[i] = calls.between(thread, since_ns, time_ns)
+                if not found[i]:
+                    found.pop(before, None)
+            since_ns, before = time_ns, i
+    return found
+
+
+def _of_group(
+    facts: CommFacts, calls: Sequence[CommFacts], groups: ProcessGroups
+) -> tuple[CommFacts, tuple[Message, ...]]:
+    """The facts with what the grouped calls say, and their messages if they are sends and receives."""
+    kinds = {call.kind for call in calls}
+    if (
+        not calls
+        or len({call.group for call in calls}) > 1
+        or (kinds & POINT_TO_POINT and kinds - POINT_TO_POINT)
+    ):
+        return facts, ()
+    sizes = [call.num_bytes for call in calls]
+    known = [size for size in sizes if size is not None]
+    first = replace(calls[0], num_bytes=sum(known) if len(known) == len(sizes) else None, sequence=None)
+    if len(calls) == 1:
+        return first, ()
+    peers = [groups.peer(call) for call in calls]
+    if not kinds <= POINT_TO_POINT:
+        return replace(first, kind=kinds.pop() if len(kinds) == 1 else facts.kind), ()
+    first = replace(first, kind="send_recv", peer=None, group_peer=None)
+    pairs = zip(calls, peers, strict=True)
+    return first, tuple(
+        (call.kind, peer) for call, peer in pairs if peer is not None
+    ) if None not in peers else ()
 
 
 def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[LocalCollective]:
@@ -269,6 +348,18 @@ class _Calls:
             if call.facts is not None:
                 facts = _filled(facts, call.facts)
         return facts if facts.num_bytes is not None else self._sized(facts, around)
+
+    def named(self, thread: int, time_ns: int) -> bool:
+        """Whether a call that is more than the end of a group was open then."""
+        return any(not call.name.endswith(_COALESCED) for call in self._around(thread, time_ns))
+
+    def between(self, thread: int, first_ns: int, last_ns: int) -> list[CommFacts]:
+        """What the calls in between say; those that only name the kind of an inner one are left out."""
+        calls = [
+            call for call in self.by_thread.get(thread, []) if first_ns < call.start and call.end < last_ns
+        ]
+        facts = [call.facts for call in calls if call.facts is not None]
+        return [each for each in facts if each.group is not None] or facts
 
     def peer_of(self, facts: CommFacts, each: HostRange) -> CommFacts:
         """The facts on a send or receive on the CPU with its peer, which only the call has."""

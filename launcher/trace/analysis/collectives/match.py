@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, steady
-from gpurun.launcher.trace.analysis.collectives.collective import Collective, waits_and_transfer
+from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
 from gpurun.launcher.trace.analysis.collectives.drift import clock_rates
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
-from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SYNCHRONISING
+from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
 
 Key = tuple[object, ...]
+SOURCE = 4
+"""Place of the sender in the key of a message."""
 
 GPU_NOISE_NS = 1_000_000
 """On GPUs the ends of a collective scatter by microseconds; a millisecond leaves room for clock drift."""
@@ -74,6 +77,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     Where a trace doesn't say which ranks a group has, all ranks are taken for one group, as in the traces of
     old versions of torch; unless most of its collectives then don't end together.
     """
+    ranks = _with_groups(ranks)
     found = _sorted(ranks, {})
     numbers = [rank.rank for rank in ranks]
     rates = clock_rates(list(found.collectives.values()), _pairs(found), numbers)
@@ -94,13 +98,23 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
         else:
             loose += parts
     good += _by_ends(loose, offsets)
-    for parts in found.messages.values():
-        good += [parts] if len(parts) == 2 and _can_be_one(parts, offsets) else [[part] for part in parts]
+    good += _linked(found.messages, offsets)
     good.sort(key=lambda parts: min(part.start_ns - offsets[part.rank] for part in parts))
     all_here = {rank.world_size for rank in ranks} == {len(ranks)}
     collectives = tuple(_collectives(good, all_here, clocks))
     unknown = len(found.unknown_groups), len(found.unknown_peers)
     return Matched(collectives, replace(clocks, rates=rates), *unknown)
+
+
+def _with_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:
+    """The ranks with the groups of unnamed collectives, where only one is possible."""
+    groups = groups_found(
+        (rank.rank, local, rank.step_numbers.get(local.step)) for rank in ranks for local in rank.collectives
+    )
+    return [
+        replace(rank, collectives=[named(local, groups.get(id(local))) for local in rank.collectives])
+        for rank in ranks
+    ]
 
 
 def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None]) -> _Sorted:
@@ -110,8 +124,9 @@ def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None])
         for key, local in _keyed(rank):
             start_ns = rank.base_ns + steady(local.start, rates.get(rank.rank))
             part = Part(rank.rank, local, start_ns)
-            if local.kind in POINT_TO_POINT:
-                if local.peer is None or local.peer == rank.rank:
+            if local.kind in POINT_TO_POINT or local.kind == SEND_RECV:
+                peers = [peer for _, peer in local.sent_and_received]
+                if not peers or rank.rank in peers:
                     found.unknown_peers.append(part)
                 else:
                     found.messages[key].append(part)
@@ -127,20 +142,49 @@ def _clocks(found: _Sorted, ranks: Sequence[int]) -> Clocks:
 
 
 def _pairs(found: _Sorted) -> list[tuple[Part, Part]]:
-    return [_in_order(parts) for parts in found.messages.values() if len(parts) == 2]
+    return [_in_order(key, parts) for key, parts in found.messages.items() if len(parts) == 2]
 
 
-def _in_order(parts: Sequence[Part]) -> tuple[Part, Part]:
+def _in_order(key: Key, parts: Sequence[Part]) -> tuple[Part, Part]:
     """The sender's part, and the receiver's."""
-    sent, got = sorted(parts, key=lambda part: part.local.kind != "send")
+    sent, got = sorted(parts, key=lambda part: part.rank != key[SOURCE])
     return sent, got
 
 
-def _can_be_one(parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:
-    """Whether the message arrives after it was sent."""
-    sent, got = _in_order(parts)
-    arrived_ns = got.end_ns - offsets[got.rank] - sent.start_ns + offsets[sent.rank]
-    return sent.local.kind != got.local.kind and arrived_ns >= -_noise_ns(sent)
+def _can_be_one(key: Key, parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:
+    """Whether both ends of the message are known, and it arrives after it was sent."""
+    if len(parts) != 2 or parts[0].rank == parts[1].rank:
+        return False
+    sent, got = _in_order(key, parts)
+    return got.end_ns - offsets[got.rank] - sent.start_ns + offsets[sent.rank] >= -_noise_ns(sent)
+
+
+def _linked(messages: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) -> Iterator[list[Part]]:
+    """Sends with their receives; of grouped ones all kernels that messages link.
+
+    Each is alone where a message has no other end, or a rank has several kernels in it.
+    """
+    near: defaultdict[Part, set[Part]] = defaultdict(set)
+    alone: set[Part] = set()
+    for key, parts in messages.items():
+        for part in parts:
+            near[part].update(parts)
+        if not _can_be_one(key, parts, offsets):
+            alone.update(parts)
+    left = dict.fromkeys(near)
+    while left:
+        todo, together = [next(iter(left))], list[Part]()
+        while todo:
+            part = todo.pop()
+            if part in left:
+                del left[part]
+                together.append(part)
+                todo += near[part]
+        ranks = {part.rank for part in together}
+        if len(ranks) == len(together) and not alone.intersection(together):
+            yield together
+        else:
+            yield from ([part] for part in together)
 
 
 def _not_one_group(groups: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) -> set[object]:
@@ -171,6 +215,8 @@ def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -
         local = min(parts, key=lambda part: part.local.kind != "send").local
         sizes = [part.local.num_bytes for part in parts if part.local.num_bytes is not None]
         label = labels[local.group]
+        if any(part.local.messages for part in parts):
+            local = replace(local, kind=SEND_RECV)
         waits, transfer_ns = waits_and_transfer(parts, clocks)
         yield Collective(
             group=label,
@@ -181,7 +227,7 @@ def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -
             group_size=_group_size(parts, all_here),
             parts=tuple(sorted(parts, key=lambda part: part.rank)),
             dtype=local.dtype,
-            matched=len(parts) > 1 or local.group.ranks == (parts[0].rank,),
+            matched=(len(parts) > 1 and can_separate(parts, clocks)) or local.group.ranks == (parts[0].rank,),
             description=local.group.description,
             waits=waits,
             transfer_ns=transfer_ns,
@@ -248,13 +294,15 @@ def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
     seen: Counter[Key] = Counter()
     for local in sorted(rank.collectives, key=_place_in_order):
         size = local.num_bytes if local.kind in SAME_SIZE else None
-        group = None if local.kind in POINT_TO_POINT else (local.group.name, local.group.ranks)
+        is_message = local.kind in POINT_TO_POINT or local.messages
+        group = None if is_message else (local.group.name, local.group.ranks)
         place: Key = ("step", rank.step_numbers.get(local.step))
-        if local.sequence is not None and local.kind not in POINT_TO_POINT:  # torch counts those by rank
+        if local.sequence is not None and not is_message:  # torch counts those by rank
             place = ("seq", local.sequence)
-        key = (group, *place, *_what(rank.rank, local, size))
-        yield (*key, seen[key]), local
-        seen[key] += 1
+        for what in _whats(rank.rank, local, size):
+            key = (group, *place, *what)
+            yield (*key, seen[key]), local
+            seen[key] += 1
 
 
 def _place_in_order(local: LocalCollective) -> int:
@@ -262,8 +310,9 @@ def _place_in_order(local: LocalCollective) -> int:
     return local.start if is_message else local.end
 
 
-def _what(rank: int, local: LocalCollective, size: int | None) -> Key:
-    """Kind and size; of a message, whose size its sender and receiver may count differently, its ends."""
-    if local.kind not in POINT_TO_POINT:
-        return local.kind, size
-    return ("from", rank, local.peer) if local.kind == "send" else ("from", local.peer, rank)
+def _whats(rank: int, local: LocalCollective, size: int | None) -> Iterable[Key]:
+    """Kind and size; of messages, which senders and receivers may count differently, the ranks."""
+    for kind, peer in local.sent_and_received:
+        yield ("from", rank, peer) if kind == "send" else ("from", peer, rank)
+    if not local.sent_and_received:
+        yield local.kind, size

@@ -32,9 +32,9 @@ def _ways(messages: Iterable[Collective]) -> Iterator[tuple[int, int]]:
     """Sender and receiver of each message."""
     for each in messages:
         for part in each.parts:
-            peer = part.local.peer
-            if peer is not None and peer != part.rank:
-                yield (part.rank, peer) if part.local.kind == "send" else (peer, part.rank)
+            for kind, peer in part.local.sent_and_received:
+                if peer != part.rank:
+                    yield (part.rank, peer) if kind == "send" else (peer, part.rank)
 
 
 def _chains(there: Links) -> Iterator[Sequence[int]]:

@@ -1,6 +1,7 @@
 """Groups of ranks, messages between two, and the clocks that they link: all known by construction."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from gpurun.launcher.trace.analysis.collectives.call_records import (
 )
 from gpurun.launcher.trace.kineto.classify import HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange
+from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.several_ranks.generated_job import SENDS, Job
-from tests.unit.trace.trace_files import Event, rank_info, span, write
+from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, write
 
 
 def disjoint(chance: random.Random, skews_us: list[float], calls: bool) -> tuple[Job, dict[int, float]]:
@@ -272,3 +274,149 @@ def test_data_times_tensor_times_pipeline(tmp_path: Path, calls: bool) -> None:
         dict(enumerate(skews_us)), abs=1
     )
     assert not report.warnings
+
+
+def grouped(
+    job: Job, rank: int, messages: list[tuple[str, int]], start_us: float, end_us: float, launches: int = 1
+) -> None:
+    """Sends and receives of `batch_isend_irecv`: calls that launch nothing, then a kernel of all of them."""
+    issued, number = start_us - 60, len(job.events[rank]) + 1
+    group = {"Process Group Name": "pp", "Process Group Ranks": str(list(range(job.num_ranks)))}
+    for kind, peer in messages:
+        facts = {"Collective name": kind, "Dst Rank" if kind == "send" else "Src Rank": peer}
+        sizes = {"In msg nelems": 500, "Out msg nelems": 500, "dtype": "Float"}
+        job.events[rank].append(
+            span("cpu_op", "record_param_comms", job.at(rank, issued), 3, **facts | sizes | group)
+        )
+        issued += 5
+    for i in range(launches):
+        begin = job.at(rank, issued)
+        job.events[rank] += [
+            span("user_annotation", "nccl:coalesced", begin, 4),
+            launch(begin + 1, 1, number + i),
+            kernel(SENDS, job.at(rank, start_us + i), end_us - start_us, number + i, stream=20),
+        ]
+        issued += 5
+
+
+@pytest.mark.parametrize("skew_us", [0.0, 5_000_000.0])
+def test_grouped_messages_of_two_ranks_are_one_exchange(tmp_path: Path, skew_us: float) -> None:
+    job = Job(2, [0.0, skew_us])
+    for turn in range(4):
+        begin = 10_000.0 * turn + 1_000
+        grouped(job, 0, [("send", 1), ("recv", 1)], begin, begin + 130)
+        grouped(job, 1, [("send", 0), ("recv", 0)], begin + 100, begin + 130)
+    report = job.report(tmp_path)
+    assert [rank.total.wait_us for rank in report.ranks] == [400, 0]
+    assert [rank.total.transfer_us for rank in report.ranks] == [120, 120]
+    assert {(each.kind, each.bytes, each.parallelism) for each in report.collectives} == {
+        ("send_recv", 4000, "pipeline")
+    }
+    assert float(report.clock_offsets_us["1"]) == pytest.approx(skew_us, abs=65)
+    assert not any("rank only" in text or "don't name" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_grouped_messages_of_neighbours_wait_for_their_own(tmp_path: Path, aligned: bool) -> None:
+    """Stage 1 of 3 exchanges with both others in one kernel; rank 0 doesn't wait for rank 2."""
+    job = Job(3, [0.0, 4_000.0, -70_000.0])
+    if aligned:
+        job.all_reduce("0", [0, 1, 2], [90_000] * 3, 90_010)
+    for turn in range(3):
+        begin = 10_000.0 * turn + 1_000
+        grouped(job, 0, [("send", 1), ("recv", 1)], begin, begin + 120)
+        grouped(job, 1, [("recv", 0), ("send", 0), ("send", 2), ("recv", 2)], begin + 100, begin + 220)
+        grouped(job, 2, [("recv", 1), ("send", 1)], begin + 200, begin + 220)
+    report = job.report(tmp_path)
+    if not aligned:  # the messages alone leave the clocks open by as much as they wait
+        assert [rank.total.wait_us for rank in report.ranks] == [None] * 3
+        return
+    assert [rank.total.wait_us for rank in report.ranks] == [300, 300, 0]
+    assert [rank.total.transfer_us for rank in report.ranks] == [70, 70, 70]
+    assert [each.last_rank for each in report.collectives] == [None] * 4
+    assert [stage.bubble_us for stage in report.pipeline] == [300, 300, 0]
+
+
+UNKNOWN_MESSAGES: dict[str, tuple[list[tuple[str, int]], int]] = {
+    "no calls": ([], 1),
+    "more kernels than calls tell apart": ([("send", 1), ("recv", 1)], 2),
+}
+
+
+@pytest.mark.parametrize(("messages", "launches"), UNKNOWN_MESSAGES.values(), ids=UNKNOWN_MESSAGES)
+def test_which_messages_are_in_a_kernel_is_never_guessed(
+    tmp_path: Path, messages: list[tuple[str, int]], launches: int
+) -> None:
+    job = Job(2)
+    for rank, late in ((0, 0), (1, 40)):
+        own = [(kind, 1 - rank) for kind, _ in messages]
+        grouped(job, rank, own, 1_000 + late, 1_100, launches)
+    report = job.report(tmp_path)
+    assert [rank.total.wait_us for rank in report.ranks] == [None, None]
+    assert any(
+        f"{2 * launches} sends and receives don't name the other rank" in text for text in report.warnings
+    )
+
+
+def test_grouped_collectives_have_the_group_of_their_calls(tmp_path: Path) -> None:
+    job = Job(2)
+    group = {"Process Group Name": "fsdp", "Process Group Ranks": "[0, 1]", "Group size": 2}
+    for rank, late in ((0, 0.0), (1, 30.0)):
+        for i in range(2):
+            facts = {"Collective name": "_allgather_base", "In msg nelems": 50, "Out msg nelems": 100}
+            args = facts | {"dtype": "Float"} | group
+            job.events[rank].append(span("cpu_op", "record_param_comms", 10.0 * i, 3, **args))
+        name = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        job.events[rank] += [launch(50, 1, 9), kernel(name, 100 + late, 80 - late, 9, stream=20)]
+    report = job.report(tmp_path)
+    (each,) = report.collectives
+    assert (each.group, each.kind, each.bytes) == ("fsdp", "all_gather", 800)
+    assert [rank.total.wait_us for rank in report.ranks] == [30, 0]
+
+
+Op = tuple[list[int], int, Sequence[float]]
+
+
+def unnamed(directory: Path, groups: list[list[int]], ops: Sequence[Op]) -> TraceReport:
+    """Ranges of gloo: ranks, elements, and when each rank comes; all leave 100 µs after the turn's begin."""
+    ranks = sorted({rank for each in groups for rank in each})
+    events: dict[int, list[Event]] = {rank: [span("cpu_op", "aten::mm", 0, 10)] for rank in ranks}
+    for turn, (members, size, late) in enumerate(ops):
+        begin = 1_000.0 * (1 + turn)
+        for rank, us in zip(members, late, strict=True):
+            sizes = {"Input Dims": [[size]], "Input type": ["float"]}
+            events[rank].append(span("user_annotation", "gloo:all_reduce", begin + us, 100 - us, 2, **sizes))
+    for rank in ranks:
+        config = [{"pg_name": str(i), "ranks": each} for i, each in enumerate(groups) if rank in each]
+        info = rank_info(rank, len(ranks))["distributedInfo"] | {"pg_config": config}
+        write(directory / f"rank{rank}.json", events[rank], distributedInfo=info)
+    return analyse_paths([directory])
+
+
+def test_unnamed_collectives_have_the_only_group_that_is_possible(tmp_path: Path) -> None:
+    """Rank 1 is in both groups: 8 elements are on ranks 0 and 1 only, 9 on ranks 1 and 2 only."""
+    ops: list[Op] = [([0, 1], 8, [0, 30]), ([1, 2], 9, [20, 0]), ([1, 2], 9, [0, 5]), ([0, 1], 8, [40, 0])]
+    report = unnamed(tmp_path, [[0, 1], [1, 2]], ops)
+    assert {each.group_ranks for each in report.collectives} == {(0, 1), (1, 2)}
+    assert [rank.total.wait_us for rank in report.ranks] == [30, 40 + 5, 20]
+    assert not report.warnings
+
+
+AMBIGUOUS: dict[str, tuple[list[list[int]], Sequence[Op]]] = {
+    "rows and columns of a mesh": (
+        [[0, 1], [2, 3], [0, 2], [1, 3]],
+        [([0, 1], 8, [0, 9]), ([2, 3], 8, [0, 9]), ([0, 2], 9, [0, 9]), ([1, 3], 9, [0, 9])],
+    ),
+    "all ranks, or both pairs": ([[0, 1, 2, 3], [0, 1], [2, 3]], [([0, 1, 2, 3], 8, [0, 1, 2, 3])]),
+    "one size in two groups of a rank": ([[0, 1], [1, 2]], [([0, 1], 8, [0, 9]), ([1, 2], 8, [0, 9])]),
+    "numbers that don't add up": ([[0, 1], [1, 2]], [([0, 1], 8, [0, 9]), ([0], 8, [0])]),
+}
+
+
+@pytest.mark.parametrize(("groups", "ops"), AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_of_unnamed_collectives_in_several_possible_groups_waits_are_unknown(
+    tmp_path: Path, groups: list[list[int]], ops: Sequence[Op]
+) -> None:
+    report = unnamed(tmp_path, groups, ops)
+    assert {part.wait_us for each in report.collectives for part in each.ranks} == {None}
+    assert any("isn't recorded" in text for text in report.warnings)

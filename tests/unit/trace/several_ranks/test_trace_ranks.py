@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
@@ -111,7 +110,7 @@ def test_sequence_numbers_decide_where_the_trace_has_them(tmp_path: Path) -> Non
 
 def test_collectives_that_do_not_end_together_are_not_matched(tmp_path: Path) -> None:
     for rank, first_us in ((0, 0), (1, 50_000)):
-        events = collective(SENDS, first_us + 10, 20_000 + rank, 1)
+        events = collective(RING, first_us + 10, 20_000 + rank, 1, **sized(4))
         events += collective(RING, 200_000, 10, 2, **sized(5)) + collective(RING, 300_000, 10, 3, **sized(6))
         write_rank(tmp_path, rank, events)
     report = analyse_paths([tmp_path])
@@ -179,107 +178,6 @@ def test_a_trace_without_steps_has_none(tmp_path: Path) -> None:
     assert (rank.steps, rank.total.span_us, rank.total.compute_us) == ((), 10, 10)
 
 
-def test_ranks_by_name_then_by_place(tmp_path: Path) -> None:
-    for name in ("b.json", "rank_1.pt.trace.json", "a.json", "num_workers_7.json"):
-        write(tmp_path / name, [kernel("k", 0, 1)])
-    report = analyse_paths([tmp_path])
-    ranks = {rank.rank: rank.files[0].rpartition("/")[2] for rank in report.ranks}
-    assert ranks == {0: "a.json", 1: "rank_1.pt.trace.json", 2: "b.json", 3: "num_workers_7.json"}
-    assert sum("by its name" in warning for warning in report.warnings) == 1
-    assert sum("from its position" in warning for warning in report.warnings) == 3
-
-
-def files_of(report: TraceReport, root: Path) -> dict[int, str]:
-    return {rank.rank: str(Path(rank.files[0]).relative_to(root)) for rank in report.ranks}
-
-
-def test_traces_of_subdirectories_are_of_other_jobs(tmp_path: Path) -> None:
-    """A program's own trace, and next to it what another one left for TensorBoard."""
-    (tmp_path / "tb").mkdir()
-    write(tmp_path / "plain.json", [kernel("k", 0, 1)])
-    write(tmp_path / "tb" / "host_1.json", [kernel("k", 0, 2)])
-    report = analyse_paths([tmp_path])
-    assert files_of(report, tmp_path) == {0: "plain.json"}
-    assert any(f"left out:\n    gpurun trace {tmp_path / 'tb'}" in text for text in report.warnings)
-    assert files_of(analyse_paths([tmp_path / "tb"]), tmp_path) == {0: "tb/host_1.json"}
-    # Named one by one, they are the ranks of one job.
-    named = analyse_paths([tmp_path / "plain.json", tmp_path / "tb" / "host_1.json"])
-    assert [rank.rank for rank in named.ranks] == [0, 1]
-
-
-def test_many_jobs_are_not_all_listed(tmp_path: Path) -> None:
-    for number in range(14):
-        (tmp_path / str(number)).mkdir()
-        write(tmp_path / str(number) / "trace.json", [kernel("k", 0, 1)])
-    with pytest.raises(TraceError, match="… and 4 more"):
-        analyse_paths([tmp_path])
-
-
-def test_steps_that_exist_nowhere_are_an_error(tmp_path: Path) -> None:
-    write(tmp_path / "rank0.json", [step(3, 0, 9), step(4, 9, 9), kernel("k", 0, 1)], **rank_info(0, 2))
-    write(tmp_path / "rank1.json", [kernel("k", 0, 1)], **rank_info(1, 2))
-    with pytest.raises(SpecError) as caught:
-        analyse_paths([tmp_path], slice(10, 20))
-    assert str(caught.value).splitlines() == [
-        "no trace has the steps that --steps asks for:",
-        f"{tmp_path / 'rank0.json'}: steps 3 to 4",
-        f"{tmp_path / 'rank1.json'}: no steps, which profiler.step() would mark",
-    ]
-
-
-def test_a_directory_of_jobs_asks_for_one_of_them(tmp_path: Path) -> None:
-    for name in ("before", "after"):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "rank0.json", [kernel("k", 0, 1)], **rank_info(0, 1))
-    with pytest.raises(TraceError, match="holds the traces of several jobs; choose one:") as caught:
-        analyse_paths([tmp_path])
-    assert f"\n    gpurun trace {tmp_path / 'after'}" in str(caught.value)
-
-
-@pytest.mark.parametrize("is_stated", [True, False])
-def test_ranks_in_directories_of_their_own_are_one_job(tmp_path: Path, is_stated: bool) -> None:
-    for rank in range(3):
-        (tmp_path / f"rank{rank}").mkdir()
-        info = rank_info(rank, 3) if is_stated else {}
-        write(tmp_path / f"rank{rank}" / "trace.json", [kernel("k", 0, 1)], **info)
-    found = files_of(analyse_paths([tmp_path]), tmp_path)
-    assert found == {rank: f"rank{rank}/trace.json" for rank in range(3)}
-
-
-def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
-    for rank in ("3", "5"):
-        info = {"rank": rank, "world_size": "2"}
-        write(tmp_path / f"{rank}.json", [kernel("k", 0, 1)], distributedInfo=info)
-    report = analyse_paths([tmp_path])
-    assert ([rank.rank for rank in report.ranks], report.warnings) == ([3, 5], ())
-
-
-@pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
-def test_a_single_file_without_a_rank_is_reported(tmp_path: Path, rank: str | None) -> None:
-    path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
-    report = analyse_paths([path])
-    assert [rank.rank for rank in report.ranks] == [0]
-    assert report.warnings == (f"{path}: doesn't state its rank; assumed to be rank 0",)
-
-
-def test_a_trace_without_events_is_no_rank(tmp_path: Path) -> None:
-    empty = write(tmp_path / "a.json", [], **rank_info(0, 1))
-    with pytest.raises(TraceError, match="nothing to analyse; left out"):
-        analyse_paths([empty])
-    write(tmp_path / "b.json", [kernel("k", 0, 1)], **rank_info(1, 1))
-    report = analyse_paths([tmp_path])
-    assert [rank.rank for rank in report.ranks] == [1]
-    assert [warning for warning in report.warnings if "left out" in warning and "a.json" in warning]
-
-
-def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path) -> None:
-    write(tmp_path / "old.json", [kernel("k", 100, 1)], **rank_info(0, 1))
-    write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
-    report = analyse_paths([tmp_path])
-    assert [rank.total.compute_us for rank in report.ranks] == [2]
-    assert any("old.json: same rank 0 as" in warning for warning in report.warnings)
-
-
 def test_overlapping_and_repeated_steps_are_reported(tmp_path: Path) -> None:
     events = [step(1, 0, 100), step(1, 50, 100), launch(10, 1, 1), kernel("k", 20, 10, 1)]
     (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
@@ -314,30 +212,6 @@ def test_a_real_step_moved_into_the_one_before(tmp_path: Path) -> None:
     computes = [[each.compute_us for each in rank.steps] for rank in (before, after)]
     assert computes[1][0] >= computes[0][0] > 0
     assert sum(computes[1]) == pytest.approx(sum(computes[0]))
-
-
-def test_many_files_are_read_by_processes_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(5):
-        write_rank(tmp_path, rank, collective(RING, 100 + rank, 50 - rank, 1, **sized(3)), 5)
-    (tmp_path / "broken.json").write_text("[")
-    here = analyse_paths([tmp_path])
-    monkeypatch.setattr("gpurun.launcher.trace.parallel.PARALLEL_FROM_BYTES", 0)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert analyse_paths([tmp_path]) == here
-    assert here.stragglers[0].rank == 4
-
-
-def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = io.BytesIO(pickle.dumps(parallel.Share((), None, frozenset())))
-    answer, yielded = io.BytesIO(), []
-    monkeypatch.setattr(parallel, "yield_to_others", lambda: yielded.append(order.tell()))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answer))
-    parallel.serve()
-    assert yielded == [0]
-    assert pickle.loads(answer.getvalue()) == []
 
 
 def test_the_explanation_names_rank_and_size(tmp_path: Path) -> None:
@@ -476,3 +350,27 @@ def test_kernels_that_exchange_data_or_meet(name: str, kind: str) -> None:
 )
 def test_kernels_of_one_rank_alone_are_compute(name: str) -> None:
     assert gpu_kind("kernel", name) == GpuKind.COMPUTE
+
+
+def test_many_files_are_read_by_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(5):
+        write_rank(tmp_path, rank, collective(RING, 100 + rank, 50 - rank, 1, **sized(3)), 5)
+    (tmp_path / "broken.json").write_text("[")
+    here = analyse_paths([tmp_path])
+    monkeypatch.setattr("gpurun.launcher.trace.parallel.PARALLEL_FROM_BYTES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert analyse_paths([tmp_path]) == here
+    assert here.stragglers[0].rank == 4
+
+
+def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = io.BytesIO(pickle.dumps(parallel.Share((), None, frozenset())))
+    answer, yielded = io.BytesIO(), []
+    monkeypatch.setattr(parallel, "yield_to_others", lambda: yielded.append(order.tell()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answer))
+    parallel.serve()
+    assert yielded == [0]
+    assert pickle.loads(answer.getvalue()) == []

@@ -1,0 +1,118 @@
+"""Run directories made by hand, with known answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.compare.model import Comparison, Status, VariantResult
+from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import StepRecord, VariantStatus
+from gpurun.launcher.rundir.records.measured import Kind
+
+
+def variant(variant_id: str, split: tuple[int, ...], strategy: str = "ddp", **changes: Any) -> Variant:
+    plain = Variant(
+        id=variant_id,
+        strategy=strategy,
+        devices=tuple(f"cpu:{i}" for i in range(len(split))),
+        split=split,
+        split_name="/".join(map(str, split)) if strategy != "single" else "-",
+        global_batch=sum(split),
+        precision="fp32",
+        accumulate=1,
+        params={"width": 8},
+        seed=0,
+        varied={},
+    )
+    return replace(plain, **changes)
+
+
+EVEN = variant("ddp-2-even", (32, 32))
+UNEVEN = variant("ddp-2-48-16", (48, 16))
+DP = variant("dp-2-even", (32, 32), "dp")
+SINGLE = variant("single-1", (64,), "single")
+
+
+def launch(
+    launch_id: str, group: str, repetition: int, variants: Sequence[Variant], rounds: int = 28
+) -> Launch:
+    process = Process(0, ("python",), {}, ("cpu:0",), f"launches/{launch_id}/log/rank0.log")
+    return Launch(launch_id, group, repetition, tuple(v.id for v in variants), rounds, (process,))
+
+
+def plan(
+    variants: Sequence[Variant], launches: Sequence[Launch], baseline: str = "ddp-2-even", **changes: Any
+) -> Plan:
+    whole = Plan("job", "gpt", baseline, tuple(variants), (), tuple(launches), ())
+    return replace(whole, **changes)
+
+
+@dataclass
+class Files:
+    """Writes the files of a run as workers and the command would."""
+
+    run: RunDir
+    written: dict[str, Any] = field(default_factory=dict)
+
+    def block(
+        self,
+        one: Variant,
+        launch_id: str,
+        number: int,
+        step_ns: float | tuple[float, ...],
+        kind: Kind = "timed",
+        ranks: int | None = None,
+        steps: int = 2,
+        **more: Any,
+    ) -> None:
+        """`steps` equal steps on every rank; `step_ns` may be one figure per rank."""
+        num_ranks = ranks if ranks is not None else (len(one.devices) if one.strategy == "ddp" else 1)
+        times = step_ns if isinstance(step_ns, tuple) else (step_ns,) * num_ranks
+        for rank, rank_ns in enumerate(times[:num_ranks]):
+            lines = [
+                StepRecord(
+                    launch_id, number, 0, i, kind, round(rank_ns), more.get("phases", {}), more.get("peak")
+                )
+                for i in range(steps)
+            ]
+            append_lines(self.run.steps(one.id, rank), lines)
+
+    def rounds(self, one: Variant, launch_id: str, times_ms: Sequence[float], kind: Kind = "timed") -> None:
+        for number, time_ms in enumerate(times_ms, 1):
+            self.block(one, launch_id, number, time_ms * 1e6, kind)
+
+    def close(self, *variants: Variant, status: Status = "ok", **more: Any) -> None:
+        for one in variants:
+            write_json(self.run.status(one.id), VariantStatus(status, **more))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(RunDir(tmp_path))
+
+
+def by_id(comparison: Comparison) -> dict[str, VariantResult]:
+    return {result.id: result for result in comparison.variants}
+
+
+def wobble(number: int) -> float:
+    """A small deterministic scatter, symmetric about 0."""
+    return 0.001 * ((number * 7) % 11 - 5)
+
+
+def splits_plan(**changes: Any) -> Plan:
+    return plan([EVEN, UNEVEN], [launch("01-ddp-2", "ddp-2", 0, [EVEN, UNEVEN])], **changes)
+
+
+def write_splits(files: Files, rounds: int = 28, ratio: float = 1.2) -> None:
+    """ddp even at 100 ms, 48/16 at `ratio` of it, both drifting upwards together."""
+    write_json(files.run.plan, splits_plan())
+    drift = [100.0 + 2 * i for i in range(rounds)]
+    files.rounds(EVEN, "01-ddp-2", drift)
+    files.rounds(EVEN, "01-ddp-2", [ms * (1 + wobble(i)) for i, ms in enumerate(drift)], "aa")
+    files.rounds(UNEVEN, "01-ddp-2", [ms * ratio * (1 + wobble(i)) for i, ms in enumerate(drift)])
+    files.close(EVEN, UNEVEN)

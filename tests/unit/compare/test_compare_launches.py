@@ -1,0 +1,255 @@
+"""What several launches say together: pairs, looks, the control, and what is left to decide."""
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.figures.recorded import launch_logs
+from gpurun.launcher.compare.model import Status
+from gpurun.launcher.compare.ranking import Following, following
+from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.rundir.files import append_lines, write_json
+from gpurun.launcher.rundir.records import Look, RoundTime
+from gpurun.launcher.stats.launches import t_interval
+from gpurun.launcher.stats.paired import wilcoxon_interval
+from gpurun.launcher.stats.sequential import levels
+from gpurun.launcher.stats.verdict import percent_interval
+from tests.known import known
+from tests.unit.compare import hand_made
+from tests.unit.compare.hand_made import (
+    DP,
+    EVEN,
+    UNEVEN,
+    Files,
+    by_id,
+    launch,
+    plan,
+    splits_plan,
+    variant,
+)
+
+files = hand_made.files
+
+
+def across_plan(repetitions: int, **changes: Any) -> Plan:
+    groups = [("ddp-2", [EVEN, UNEVEN]), ("dp-2", [DP])]
+    launches = [
+        launch(f"{2 * r + position:02d}-{group}", group, r, variants, rounds=2)
+        for r in range(repetitions)
+        for position, (group, variants) in enumerate(groups if r % 2 == 0 else groups[::-1], 1)
+    ]
+    return plan([EVEN, UNEVEN, DP], launches, **changes)
+
+
+def write_across(files: Files, repetitions: int, ratios: Sequence[float]) -> Plan:
+    """Launch r takes 100 + 10·r ms for ddp even, half as much again for 48/16, and `ratios[r]` for dp."""
+    whole = across_plan(repetitions)
+    write_json(files.run.plan, whole)
+    for one in whole.launches:
+        base = 100.0 + 10 * one.repetition
+        if one.group == "dp-2":
+            files.rounds(DP, one.id, [base * ratios[one.repetition]] * 2)
+        else:
+            files.rounds(EVEN, one.id, [base, base])
+            files.rounds(UNEVEN, one.id, [base * 1.5, base * 1.5])
+    files.close(EVEN, UNEVEN, DP)
+    return whole
+
+
+def test_strategies_are_compared_by_pairs_of_launches(files: Files) -> None:
+    ratios = [1.30, 1.40, 1.50, 1.42, 1.38, 1.45]
+    write_across(files, 6, ratios)
+    comparison = compare_run(files.run)
+    dp = by_id(comparison)["dp-2-even"]
+    # scipy.stats.t.interval(0.95, 5, …) on the six logarithms: ddp 48/16 is slower even at 97.5 %, which
+    # leaves all of the 5 % to this comparison (Holm)
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = sum(logs) / 6
+    half = 2.5705818366 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 5 / 6)
+    assert known(dp.vs_baseline).percent == pytest.approx(100 * math.expm1(mean))
+    expected = (100 * math.expm1(mean - half), 100 * math.expm1(mean + half))
+    assert known(dp.vs_baseline).ci == pytest.approx(expected, rel=1e-6)
+    assert known(dp.vs_baseline).verdict == "slower"
+    assert comparison.ci_level == 0.95
+    assert (dp.rounds, dp.launches) == (12, 6)
+    even = by_id(comparison)["ddp-2-even"]
+    launches_ms = (100.0, 110, 120, 130, 140, 150)
+    even_ms = math.prod(launches_ms) ** (1 / 6)
+    assert known(even.step_ms).estimate == pytest.approx(even_ms)
+    low, high = known(t_interval([math.log(ms) for ms in launches_ms], 0.05))
+    assert known(even.step_ms).ci == pytest.approx((math.exp(low), math.exp(high)))
+    assert even.launch_ms == pytest.approx(launches_ms)
+    assert known(dp.step_ms).estimate == pytest.approx(even_ms * math.exp(mean))
+    scatter = 100 * statistics.stdev(math.log(ms) for ms in launches_ms)
+    assert comparison.noise.launch_scatter_percent == pytest.approx(scatter)
+    assert comparison.noise.round_scatter_percent == pytest.approx(0, abs=1e-6)
+    assert comparison.scatter.apart_percent == pytest.approx(100 * statistics.stdev(logs))
+    uneven = by_id(comparison)["ddp-2-48-16"]
+    assert known(uneven.vs_baseline).verdict == "slower"
+    assert known(uneven.vs_baseline).percent == pytest.approx(50)
+    assert comparison.unit == "launch"
+    assert comparison.fastest == comparison.leader == EVEN.id
+
+
+def write_launches(
+    files: Files, launches: Sequence[Sequence[Sequence[float]]], variants: Sequence[Variant]
+) -> None:
+    """Rounds in ms: of every launch, of every variant, the first one being the baseline."""
+    planned = [launch(f"{r + 1:02d}-ddp-2", "ddp-2", r, variants, rounds=5) for r in range(len(launches))]
+    write_json(files.run.plan, plan(variants, planned, baseline=variants[0].id))
+    for one, rows in zip(planned, launches, strict=True):
+        for each, rounds_ms in zip(variants, rows, strict=True):
+            files.rounds(each, one.id, rounds_ms)
+    files.close(*variants)
+
+
+def test_rounds_of_one_launch_are_no_independent_evidence(files: Files) -> None:
+    """Launches that differ by 10 % each way, with rounds that agree: pooled rounds would call it slower."""
+    by_launch = (1.12, 1.12, 1.12, 1.12, 0.92, 0.92, 1.04)
+    rows = [[[100.0 + i for i in range(5)], [ratio * (100 + i) for i in range(5)]] for ratio in by_launch]
+    write_launches(files, rows, [EVEN, UNEVEN])
+    found = known(by_id(compare_run(files.run))[UNEVEN.id].vs_baseline)
+    pooled = percent_interval(wilcoxon_interval([math.log(r) for r in by_launch for _ in range(5)], 0.05))
+    expected = percent_interval(t_interval([math.log(r) for r in by_launch], 0.05))
+    assert known(pooled)[0] > 0
+    assert found.ci == pytest.approx(expected)
+    assert found.verdict == "inconclusive"
+
+
+def test_few_launches_that_were_shared_say_what_holds_in_them(files: Files) -> None:
+    write_launches(files, [[[100.0] * 5, [120.0 + i for i in range(5)]]] * 3, [EVEN, UNEVEN])
+    comparison = compare_run(files.run)
+    assert comparison.unit == "round"
+    assert comparison.headline.startswith("Fastest within these 3 launches: ddp 32/32; ddp 48/16 is ")
+    assert any("Verdicts hold for these 3 launches" in note for note in comparison.notes)
+
+
+def test_columns_of_a_row_agree_whatever_the_scatter(files: Files) -> None:
+    rng = random.Random(5)
+    slow = variant("ddp-2-40-24", (40, 24))
+    rows = [
+        [[level * factor * rng.uniform(0.9, 1.1) for _ in range(5)] for factor in (1.0, 1.2, 1.23)]
+        for level in (30, 55, 41, 38, 70, 44, 46)
+    ]
+    write_launches(files, rows, [EVEN, UNEVEN, slow])
+    results = by_id(compare_run(files.run))
+    even = results[EVEN.id]
+    for one in (results[UNEVEN.id], results[slow.id]):
+        ratio = known(one.step_ms).estimate / known(even.step_ms).estimate
+        assert known(one.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
+        assert known(even.samples_per_s) / known(one.samples_per_s) == pytest.approx(ratio)
+    order = sorted(results.values(), key=lambda one: known(one.step_ms).estimate)
+    assert order == sorted(results.values(), key=lambda one: known(one.vs_baseline).percent or 0.0)
+
+
+def test_a_winner_that_the_headline_denies_is_in_no_field(files: Files) -> None:
+    rows = [[[100.0] * 5, [ratio * 100.0] * 5] for ratio in (0.9, 1.05, 0.97, 1.02, 0.94, 0.99)]
+    write_launches(files, rows, [EVEN, UNEVEN])
+    comparison = compare_run(files.run)
+    assert comparison.headline.startswith("No split is clearly fastest: ddp 48/16 and ddp 32/32 can't")
+    assert (comparison.fastest, comparison.leader) == (None, UNEVEN.id)
+    (open_,) = comparison.open
+    assert open_.variant == EVEN.id
+    assert known(open_.launches) > 6
+    assert following(comparison) == Following(False, (EVEN.id, UNEVEN.id))
+
+
+def test_what_is_decided_gets_no_more_launches(files: Files) -> None:
+    close = variant("ddp-2-40-24", (40, 24))
+    ratios = (0.9, 1.05, 0.97, 1.02, 0.94, 0.99)
+    rows = [[[100.0] * 5, [150.0 + i] * 5, [ratio * 100] * 5] for i, ratio in enumerate(ratios)]
+    write_launches(files, rows, [EVEN, UNEVEN, close])
+    comparison = compare_run(files.run)
+    assert following(comparison) == Following(False, (EVEN.id, close.id))
+    assert known(by_id(comparison)[UNEVEN.id].vs_baseline).verdict == "slower"
+
+
+def test_looks_share_the_error(files: Files) -> None:
+    rows = [[[100.0] * 5, [ratio * 100.0] * 5] for ratio in (1.02, 1.05, 1.03, 1.02, 1.04, 1.01, 9.0)]
+    write_launches(files, rows, [EVEN, UNEVEN])
+    append_lines(files.run.looks, [Look(6, 0.5)])
+    found = known(by_id(compare_run(files.run))[UNEVEN.id].vs_baseline)
+    logs = [math.log(ratio) for ratio in (1.02, 1.05, 1.03, 1.02, 1.04, 1.01)]
+    level = levels((Look(6, 0.5),))[0]
+    assert level < 0.05
+    assert found.ci == pytest.approx(percent_interval(t_interval(logs, level)))  # the seventh is for later
+
+
+def test_the_control_is_the_baseline_once_more(files: Files) -> None:
+    write_launches(files, [[[100.0] * 5, [120.0 + i] * 5] for i in range(6)], [EVEN, UNEVEN])
+    for number in range(6):
+        files.rounds(EVEN, f"{number + 1:02d}-ddp-2", [104.0 + number % 2] * 5, "aa")
+    comparison = compare_run(files.run)
+    even, uneven = (by_id(comparison)[one.id] for one in (EVEN, UNEVEN))
+    noise = [math.log(1.04 + 0.01 * (i % 2)) for i in range(6)]
+    assert comparison.noise.aa_percent == pytest.approx(100 * math.expm1(statistics.fmean(noise)))
+    assert comparison.noise.ci == pytest.approx(percent_interval(t_interval(noise, 0.05)))
+    assert known(even.step_ms).estimate == pytest.approx(100 * math.exp(statistics.fmean(noise) / 2))
+    ratio = known(uneven.step_ms).estimate / known(even.step_ms).estimate
+    assert known(uneven.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "more"), [(None, "`steps: {launches: 6}`"), (300.0, "a larger `budget`")]
+)
+@pytest.mark.parametrize(
+    ("baseline", "name"), [("ok", "the baseline"), ("failed", "ddp 48/16")], ids=["with", "without"]
+)
+def test_five_pairs_of_launches_are_inconclusive_and_one_note_says_what_to_do(
+    files: Files, budget_s: float | None, more: str, baseline: Status, name: str
+) -> None:
+    whole = write_across(files, 5, [2.0] * 5)
+    write_json(files.run.plan, replace(whole, budget_s=budget_s))
+    files.close(EVEN, status=baseline)
+    comparison = compare_run(files.run)
+    assert "can't tell that from chance)." in comparison.headline
+    note = f"comparing dp 32/32 with {name} takes 6 pairs of launches (this run has 5): set {more}."
+    assert sum(note in each for each in comparison.notes) == 1
+    if baseline == "ok":
+        dp = known(by_id(comparison)["dp-2-even"].vs_baseline)
+        assert (dp.percent, dp.ci, dp.verdict) == (pytest.approx(100), None, "inconclusive")
+
+
+def test_only_launches_of_the_same_repetition_are_pairs(files: Files) -> None:
+    whole = write_across(files, 6, [1.5] * 6)
+    for rank in range(1):
+        path = files.run.steps(DP.id, rank)
+        lines = path.read_bytes().splitlines(keepends=True)
+        lost = whole.launches[0].id if whole.launches[0].group == "dp-2" else whole.launches[1].id
+        path.write_bytes(b"".join(line for line in lines if lost.encode() not in line))
+    comparison = compare_run(files.run)
+    assert known(by_id(comparison)["dp-2-even"].vs_baseline).ci is None
+    assert known(by_id(comparison)["dp-2-even"].vs_baseline).percent == pytest.approx(50)
+    assert not comparison.complete
+
+
+def test_the_second_attempt_at_a_launch_counts_with_the_first(files: Files) -> None:
+    write_json(files.run.plan, splits_plan())
+    for attempt, count in (("01-ddp-2", 4), ("01-ddp-2~2", 6)):
+        files.rounds(EVEN, attempt, [100.0 + i for i in range(count)])
+        files.rounds(UNEVEN, attempt, [120.0 + i for i in range(count)])
+    files.close(EVEN, UNEVEN)
+    comparison = compare_run(files.run)
+    uneven = by_id(comparison)["ddp-2-48-16"]
+    assert (uneven.rounds, uneven.launches) == (10, 1)
+    assert known(uneven.vs_baseline).verdict == "slower"
+    assert comparison.complete
+
+
+def test_rounds_of_launches_are_by_repetition() -> None:
+    rounds = [
+        RoundTime("02-b", 1, 5.0),
+        RoundTime("01-a", 1, 1.0),
+        RoundTime("01-a~2", 1, 3.0),
+        RoundTime("x", 1, 9.0),
+    ]
+    assert launch_logs(rounds, {"01-a": 0, "02-b": 1}) == {
+        0: {("01-a", 1): 0.0, ("01-a~2", 1): math.log(3.0)},
+        1: {("02-b", 1): math.log(5.0)},
+    }

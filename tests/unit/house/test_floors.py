@@ -1,0 +1,268 @@
+"""Imports go down only, torch is the workers', and one table names the kinds of device."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import takewhile
+
+import pytest
+
+from gpurun.launcher import FLOORS
+from tests.unit.house.source import (
+    FACE,
+    Module,
+    everything_imported,
+    imported_by,
+    imported_by_variable,
+    modules,
+    package_of,
+    planted,
+)
+
+LEVEL = {package: level for level, packages in enumerate(FLOORS) for package in packages.split()}
+
+
+OF_THE_FACE = {"__file__", "__path__", "launcher", "workloads"}
+"""What modules below the public face may take from it; anything else needs what is above them."""
+
+
+UNPICKLE = {
+    "gpurun.launcher.trace.parallel": "results of a child, in a file without a name",
+    "gpurun.launcher.tensorboard_plugin.timeline.index.build": "a draft of a worker, in our own cache",
+}
+"""Unpickling runs code: these read what a process of ours has just written where no one else can write."""
+
+
+def test_nothing_that_others_can_write_is_unpickled() -> None:
+    dangerous = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    found = {module.name for module, imported in everything_imported() if imported.module in dangerous}
+    assert found == UNPICKLE.keys()
+
+
+def test_every_package_has_a_floor() -> None:
+    packages = {module.package for module in modules().values() if module.name != "gpurun.launcher"}
+    assert packages - {FACE} == set(LEVEL)
+
+
+def test_imports_go_down() -> None:
+    above = [
+        f"{module.path}:{imported.line}: {module.package} imports {imported.module}, a floor above"
+        for module, imported in everything_imported()
+        if imported.module in modules() and imported.module not in {FACE, "gpurun.launcher"}
+        if level_of(module.package) < level_of(package_of(imported.module))
+    ]
+    assert not above, "\n".join(above)
+
+
+def test_imports_by_name_are_found() -> None:
+    assert imported_by('importlib.import_module("gpurun.launcher.cli.main")') == ["gpurun.launcher.cli.main"]
+    assert imported_by('import_module(f"gpurun.launcher.cli.commands.{name}")') == [
+        "gpurun.launcher.cli.commands"
+    ]
+    assert imported_by('pkgutil.resolve_name("gpurun.launcher.cli.main:cli")') == ["gpurun.launcher.cli.main"]
+    assert imported_by('import_module(name="gpurun.launcher.cli.main")') == ["gpurun.launcher.cli.main"]
+    renamed = 'from importlib import import_module as im\nim("gpurun.launcher.cli.main")'
+    assert "gpurun.launcher.cli.main" in imported_by(renamed)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import gpurun\ngpurun.launcher.cli.main.cli()",
+        "import gpurun as g\ng.launcher.cli.main.cli()",
+        "import gpurun.launcher.errors\ngpurun.launcher.cli.main.cli()",
+        "from gpurun import launcher\nlauncher.cli.main.cli()",
+        "from gpurun.launcher import cli as front\nfront.main",
+    ],
+)
+def test_attributes_of_packages_are_imports(source: str) -> None:
+    assert "gpurun.launcher.cli.main" in imported_by(source)
+
+
+IMPORTED_BY_VARIABLE = {
+    "gpurun.launcher.worker.accelerators.runtime": "a row of the accelerators' table",
+    "gpurun.launcher.worker.strategies.base": "a row of the strategies' table",
+    "gpurun.launcher.worker.training.load_workload": "a user's module",
+    "gpurun.launcher.worker.entry.zygote": "what the command asks it to import once for all ranks",
+    "gpurun.launcher.worker.entry.forked_rank": "the entry that the command names",
+    "gpurun.workloads.registry": "a row of the workloads' table",
+}
+"""Modules that import what a variable names, each with what that is: the floors can't be read there."""
+
+
+def test_imports_by_variable_are_known() -> None:
+    found = {
+        module.name: f"{module.path}:{line}: imports what a variable names"
+        for module in modules().values()
+        for line in imported_by_variable(module)
+    }
+    new = [text for name, text in found.items() if name not in IMPORTED_BY_VARIABLE]
+    assert not new, "\n".join(new)
+    assert found.keys() == IMPORTED_BY_VARIABLE.keys(), "an exception that is needed no more"
+
+
+def test_an_import_by_variable_is_found() -> None:
+    assert imported_by_variable(planted("name = 'gpurun.launcher.cli'\nimport_module(name)")) == [2]
+    assert imported_by_variable(planted("importlib.import_module('json')")) == []
+
+
+def test_nothing_below_needs_the_face() -> None:
+    """`from gpurun import Workload` imports torch: below the face there are only paths."""
+    found = [
+        f"{module.path}:{line}: {name} of the public face"
+        for module in modules().values()
+        if module.package != FACE
+        for line, name in taken_from_face(module)
+    ]
+    assert not found, "\n".join(found)
+    assert taken_from_face(planted("from gpurun import Workload, launcher")) == [(1, "Workload")]
+    assert taken_from_face(planted("import gpurun\ngpurun.step()")) == [(2, "step")]
+
+
+def taken_from_face(module: Module) -> list[tuple[int, str]]:
+    found = []
+    for node in module.nodes:
+        match node:
+            case ast.ImportFrom(module="gpurun", names=names):
+                found += [(node.lineno, one.name) for one in names if one.name not in OF_THE_FACE]
+            case ast.Attribute(value=ast.Name(id="gpurun"), attr=name) if name not in OF_THE_FACE:
+                found.append((node.lineno, name))
+    return found
+
+
+def level_of(package: str) -> int:
+    return LEVEL.get(package, len(FLOORS))
+
+
+def test_packages_of_one_floor_import_in_no_circle() -> None:
+    level = defaultdict(set)
+    for module, imported in everything_imported():
+        ours, theirs = module.package, package_of(imported.module)
+        if imported.module in modules() and ours != theirs and LEVEL.get(ours) == LEVEL.get(theirs):
+            level[ours].add(theirs)
+    assert not [name for name in level if name in reachable(level, name)]
+
+
+def test_directories_of_one_package_import_in_no_circle() -> None:
+    circles = {
+        package: {name for name in edges if name in reachable(edges, name)}
+        for package, edges in siblings().items()
+        if package != "gpurun.launcher"  # floors
+    }
+    assert not {package: names for package, names in circles.items() if names}
+
+
+def siblings() -> dict[str, dict[str, set[str]]]:
+    """By package: which of its directories imports which others, at every level."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for module, imported in everything_imported():
+        if imported.module in modules():
+            ours, theirs = directories_of(module.name), directories_of(imported.module)
+            common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
+            if common < min(len(ours), len(theirs)):
+                found[".".join(ours[:common])][ours[common]].add(theirs[common])
+    return found
+
+
+def directories_of(module: str) -> list[str]:
+    parts = module.split(".")
+    return parts if modules()[module].is_init else parts[:-1]
+
+
+def reachable(edges: dict[str, set[str]], start: str) -> set[str]:
+    """What is imported from `start`, over any number of steps."""
+    found: set[str] = set()
+    waiting = list(edges[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(edges.get(name, ()))
+    return found
+
+
+def test_only_workers_and_workloads_import_torch() -> None:
+    heavy = [
+        f"{module.path}:{imported.line}: {module.package} imports {imported.module}"
+        for module, imported in everything_imported()
+        if module.package not in {"worker", "workloads"} and imported.module.split(".")[0] == "torch"
+    ]
+    assert not heavy, "\n".join(heavy)
+
+
+def test_the_command_never_imports_the_worker() -> None:
+    """It starts workers by their names: importing one would import torch."""
+    from_outside = [
+        f"{module.path}:{imported.line}: {module.name} imports {imported.module}"
+        for module, imported in everything_imported()
+        if package_of(imported.module) == "worker" and module.package != "worker"
+        if imported.module in modules() and module.name != "gpurun.uneven"
+    ]
+    assert not from_outside, "\n".join(from_outside)
+
+
+# Kinds of device
+
+DEVICE_WORD = re.compile(r"\bcuda\b")
+MAY_NAME_CUDA = (
+    "launcher/machine/accelerators.py",  # the table
+    "launcher/worker/accelerators/",  # the runtimes
+    "launcher/jobfile/",  # its help and its messages show devices
+    "launcher/cli/options.py",  # the help of --devices
+    "launcher/trace/",  # Kineto's names
+)
+DEVICE_TYPES = ("cpu", "cuda")
+
+
+def texts(module: Module) -> Iterator[ast.Constant]:
+    """All text in the code that isn't a docstring or the description of a field."""
+    docs = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node
+
+
+def test_only_the_table_and_the_runtimes_name_a_kind_of_gpu() -> None:
+    named = [
+        f"{module.path}:{text.lineno}: {text.value!r}"
+        for module in modules().values()
+        if not module.path.as_posix().startswith(MAY_NAME_CUDA)
+        for text in texts(module)
+        if DEVICE_WORD.search(str(text.value))
+    ]
+    assert not named, "\n".join(named)
+
+
+def test_only_its_runtime_uses_torch_cuda() -> None:
+    used = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if module.path.as_posix() != "launcher/worker/accelerators/cuda.py"
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "cudnn")
+    ]
+    assert not used, "\n".join(used)
+
+
+def test_no_code_compares_a_device_type() -> None:
+    """Workloads may ask for the CPU: they are below the table."""
+    compared = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if module.package != "workloads"
+        for node in module.nodes
+        if isinstance(node, ast.Compare | ast.Call)
+        for text in asked(node)
+        if isinstance(text, ast.Constant) and str(text.value).partition(":")[0] in DEVICE_TYPES
+    ]
+    others = ("launcher/compare/causes.py", "launcher/worker/meters/cpu_time.py")  # a trace; /proc/stat
+    assert not [place for place in compared if not place.startswith(others)]
+
+
+def asked(node: ast.Compare | ast.Call) -> list[ast.expr]:
+    """What something is compared with, or must start with."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    is_prefix = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "removeprefix")
+    return list(node.args) if is_prefix else []

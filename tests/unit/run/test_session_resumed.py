@@ -1,0 +1,160 @@
+"""Runs that are interrupted, and those that go on with one."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.errors import Interrupted, MachineError, NodesError
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.run.attempts import replace_other_software
+from gpurun.launcher.run.job import finish
+from gpurun.launcher.run.open import plan_difference, resume_run
+from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
+from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
+from tests.unit.run.session_case import (
+    CTRL_C,
+    EVEN,
+    KILLED,
+    SPLIT,
+    SPLITS,
+    STRATEGIES,
+    WELL,
+    Case,
+    FakeMachine,
+    exits,
+    record,
+    stage,
+)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SPLITS,
+        "script: train.py\ncompare: {args: [[--width, 64], [--width, 128]]}\n",
+        "script: train.py\ncompare: {env: [{A: 1}, {A: 2}]}\n",
+        "compare: {split: [even, [6, 2]], params: [{layers: 1}, {layers: 2}]}\n",
+    ],
+)
+def test_a_run_is_resumed_by_the_job_that_it_was_made_from(tmp_path: Path, job: str) -> None:
+    case = Case(tmp_path, job, [])
+    assert resume_run(case.run.path, case.plan, case.said.append).path == case.run.path
+    assert case.said == []
+
+
+TORCH = ({"torch": "2.7.0", "Python": "3.11.9"}, {"torch": "2.8.0", "Python": "3.11.9"})
+
+
+def with_step(launch: LaunchConfig, run: RunDir) -> Script:
+    """The launch ends well, with a step of each of its variants."""
+
+    def steps() -> None:
+        for variant in launch.variants:
+            record = StepRecord(launch.launch, 1, 0, 1, "timed", 10**8, {}, None, 0)
+            append_lines(run.steps(variant.id, 0), [record])
+
+    return [(1.0, steps), (3.0, stage("done")), *exits(*[0] * launch.world_size)]
+
+
+def test_an_incomplete_pair_of_launches_is_measured_anew_with_other_software(tmp_path: Path) -> None:
+    """The second pair, `03-dp-2` and `04-ddp-2`, which was interrupted in its second half."""
+    cases = [Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2}}\n", []) for _ in TORCH]
+    ended = iter((True, True, True, False))
+    first, second = cases
+    first.ranks.scripts = lambda one: with_step(one, first.run) if next(ended) else [(1.0, CTRL_C)]
+    second.ranks.scripts = lambda one: with_step(one, second.run)
+    for case, software in zip(cases, TORCH, strict=True):
+        case.session.starter = replace(case.session.starter, software=software)
+    with pytest.raises(Interrupted):
+        first.session.execute()
+    replaced = [replace_other_software(first.run, first.plan, one) for one in (*TORCH, TORCH[1])]
+    assert replaced == [(), ("03-dp-2", "04-ddp-2"), ()]
+    comparison = second.session.execute()
+    assert [step.launch for step in second.run.read_steps("dp-2-even")[0]] == ["02-dp-2", "03-dp-2~2"]
+    said = (
+        "The software has changed during this run: 2 launches with torch 2.7.0, 2 launches with torch 2.8.0"
+    )
+    assert f"{said}." in comparison.notes
+
+
+def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(tmp_path: Path) -> None:
+    killed = replace(exits(0, -9)[1][1], oom_killed=True)
+    script: Script = [(1.0, stage("round", SPLIT)), (1.0, OfRank(1, stage("round", SPLIT))), (2.0, killed)]
+    too_large = replace(record(0, "OutOfMemoryError", "round", EVEN), kind="oom")
+    case = Case(tmp_path, SPLITS, [script, [(1.0, too_large), *exits(1, 1)]]).done()
+    assert case.statuses() == ["oom", "oom"]
+    resume_run(case.run.path, case.plan, case.said.append)
+    assert case.statuses() == ["oom", None]
+    assert case.said[-1] == f"not tried again, since out of memory: {EVEN}"
+
+
+@pytest.mark.parametrize("at", ["build", "round", "done"])
+def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(tmp_path: Path, at: str) -> None:
+    before = [line for line in WELL if isinstance(line[1], Event) and line[1].stage != at]
+    case = Case(tmp_path, STRATEGIES, [[*before, (3.0, CTRL_C)]])
+    finished = finish(case.session)
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert str(finished.error) == "interrupted by Ctrl-C; what was measured before is kept"
+    assert case.said[0].startswith("Ctrl-C: the ranks are asked to end, and killed after ")
+    assert case.run.comparison.exists()
+    assert not case.run.control("01-ddp-2").exists()
+
+
+def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [], broken={"breaks_start": CTRL_C})
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+
+
+def test_ctrl_c_in_the_pause_before_a_restart_has_nothing_to_stop(tmp_path: Path) -> None:
+    clock = FakeClock(breaks_sleep=CTRL_C)
+    case = Case(tmp_path, f"{SPLITS}restarts: 3\n", [KILLED], clock=clock)
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert case.said[-1].startswith("restart 1 of 3")
+
+
+def test_ctrl_c_while_ranks_are_stopped_is_not_lost(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [WELL], broken={"breaks_stop": CTRL_C})
+    assert case.fails() is CTRL_C
+    assert not case.run.control("01-ddp-2").exists()
+
+
+def test_the_loss_of_a_node_that_shows_while_ranks_are_stopped_is_the_error(tmp_path: Path) -> None:
+    lost = NodesError("node 1 is gone")
+    case = Case(tmp_path, SPLITS, [[(1.0, MachineError("odd"))]], broken={"breaks_stop": lost})
+    assert case.fails() is lost
+
+
+def test_a_bug_of_ours_stops_the_ranks_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [[(1.0, ZeroDivisionError())]])
+    with pytest.raises(ZeroDivisionError):
+        case.session.execute()
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+
+
+def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path) -> None:
+    first = Case(tmp_path, STRATEGIES, [WELL, [(1.0, CTRL_C)]])
+    assert first.fails() is CTRL_C
+    second = Case(tmp_path, STRATEGIES, [[*WELL[:-1]]]).done()
+    assert second.ranks.log == ["start 02-dp-2~2", "stop 02-dp-2~2"]
+    assert second.statuses() == ["ok", "ok"]
+    assert Case(tmp_path, STRATEGIES, []).done().ranks.log == []
+
+
+def test_a_run_of_another_job_is_refused_with_what_differs() -> None:
+    def plan_of(text: str) -> Plan:
+        machine: Any = FakeMachine()
+        text = f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n{text}"
+        return build_plan(load_text(text, "job.yaml", (), Path()), machine)
+
+    before = plan_of("seed: 1\n")
+    assert plan_difference(before, plan_of("seed: 2\n")) == "seed of ddp-2-even was 1, and is 2 now"
+    other = "the job no longer has ddp-2-even"
+    assert plan_difference(before, plan_of("seed: 1\nsplit: [6, 2]\n")) == other
+    assert plan_difference(before, replace(before, notes=("new",))) == "its plan has other notes"

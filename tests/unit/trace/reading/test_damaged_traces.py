@@ -1,0 +1,245 @@
+"""Files that end early, hold nonsense, or aren't traces."""
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpurun.launcher.errors import TraceError
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.kineto import file_blocks, trace_file
+from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+
+
+def message(path: Path) -> str:
+    with pytest.raises(TraceError) as caught:
+        analyse_paths([path])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("block_bytes", [100, file_blocks.BLOCK_BYTES])
+def test_a_truncated_file_is_read_as_far_as_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    """Wherever it ends: every event that is whole counts, and the note says where it ends."""
+    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", block_bytes)
+    events = [kernel("k", 10 * i, 1) for i in range(3)]
+    whole = write(tmp_path / "whole.json", events, **rank_info(0, 1)).read_bytes()
+    ends = [whole.index(json.dumps(event).encode()) + len(json.dumps(event)) for event in events]
+    path = tmp_path / "cut.json"
+    for size in range(1, len(whole)):
+        path.write_bytes(whole[:size])
+        num_kernels = sum(end <= size for end in ends)
+        if not num_kernels:
+            text = message(path)
+            assert ("byte" in text, "cut.json" in text) == (True, True), text
+            continue
+        report = analyse_paths([path])
+        assert report.ranks[0].total.num_kernels == num_kernels
+        assert report.warnings == (
+            f"{path}: cut off at byte {size}: what was to follow is missing, so times are too short",
+        )
+
+
+def test_keys_after_the_events_may_be_missing(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [kernel("k", 0, 1)], "distributedInfo": {"rank": 3}, "traceName": "x"})
+    path = tmp_path / "cut.json"
+    path.write_text(text[:-9])
+    report = analyse_paths([path])
+    assert [rank.rank for rank in report.ranks] == [0]
+    assert any(f"cut off at byte {len(text) - 9}" in warning for warning in report.warnings)
+
+
+def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json.gz", [kernel("k", i, 1) for i in range(2000)])
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[: len(content) // 2])
+    report = analyse_paths([path])
+    assert 500 < report.ranks[0].total.num_kernels < 1500
+    (text,) = (text for text in report.warnings if "cut off" in text)
+    found = re.search(r"cut off at byte (\d+)", text)
+    assert found is not None
+    assert int(found[1]) > len(content)  # of the text, of which about half could be read
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert "byte" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("first", "left_out"),
+    [
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1180591620717411303424, "dur": 1}', "1 event"),
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": -1e300, "dur": 1}', "1 event"),
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1e308}', "1 event"),
+        ('{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e999, "dur": 1}', "1 malformed event"),
+    ],
+)
+def test_times_that_no_clock_shows_are_left_out(tmp_path: Path, first: str, left_out: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{first}, {json.dumps(kernel("k", 5, 2))}]}}')
+    report = analyse_paths([path])
+    assert (report.ranks[0].total.span_us, report.ranks[0].total.compute_us) == (2.0, 2.0)
+    assert left_out in report.warnings[-1]
+
+
+def test_times_that_are_all_large_still_differ_exactly(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", [kernel("k", 1 << 60, 5), kernel("k", (1 << 60) + 10, 5)])
+    assert analyse_paths([path]).ranks[0].total.span_us == 15.0
+
+
+def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    good = '{"traceEvents": [{"ph": "X", "name": "a"}'
+    path.write_text(good + ' x, {"ph": "X"}]}')
+    assert f"damaged at byte {len(good)}" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "empty (byte 0)"),
+        (b"hello", "not JSON at byte 0"),
+        (b'  {"a": 1}', "no traceEvents"),
+        (b'{"a": {"traceEvents": []}}', "no traceEvents"),
+        (b'{"traceEvents": {}}', "no traceEvents"),
+        (b'{"schema": "1.1", "pid": 1, "nodes": [{"id": 1}]}', "a PyTorch execution trace"),
+        (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "a result of rocprofv3"),
+        (b'{"a": 1, "b": {"c": 2}}', "JSON with the keys 'a', 'b'"),
+        (b"SQLite format 3\x00", "an SQLite database, such as Nsight Systems exports, not JSON"),
+        (b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]', "only events without a category"),
+        (b'[{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]', "only events of the categories 'v8'"),
+        (
+            b'{"metadata": {"highres-ticks": true}, "traceEvents": [{"ph": "X", "name": "f", "ts": 1}]}',
+            "a trace of another tracer, such as XLA's",
+        ),
+    ],
+)
+def test_foreign_files(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "f.json"
+    path.write_bytes(content)
+    assert expected in message(path)
+
+
+@pytest.mark.parametrize(
+    ("category", "note", "device"),
+    [
+        ("mtia_ccp_events", "work on the MTIA isn't read", "CPU (MTIA not read)"),
+        ("hpu_op", "work on the HPU isn't read", "CPU (HPU not read)"),
+        ("npu_kernel", "events of unknown categories left out: 'npu_kernel'", "CPU"),
+    ],
+)
+def test_work_of_unknown_devices_is_mentioned(tmp_path: Path, category: str, note: str, device: str) -> None:
+    events = [span("cpu_op", "aten::mm", 0, 5), span(category, "work", 5, 50)]
+    report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
+    assert [rank.device for rank in report.ranks] == [device]
+    assert report.warnings == (f"{tmp_path / 'rank0.json'}: {note}",)
+
+
+@pytest.mark.parametrize(
+    "category", ["xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"]
+)
+def test_every_api_of_a_device_launches(tmp_path: Path, category: str) -> None:
+    events = [step(1, 0, 9), span(category, "launch", 1, 1, correlation=4), kernel("k", 12, 3, 4)]
+    report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
+    assert (report.ranks[0].steps[0].compute_us, report.warnings) == (3, ())
+
+
+def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(tmp_path: Path) -> None:
+    """Kineto writes GPU work last, so of a truncated file it is what is missing."""
+    events = [step(1, 0, 9), span("cpu_op", "aten::mm", 0, 5), launch(1, 1, 1)]
+    path = write(tmp_path / "rank0.json", events, **rank_info(0, 1))
+    report = analyse_paths([path])
+    assert report.ranks[0].device == "CPU (GPU not recorded)"
+    assert any("calls of the GPU's API but no GPU work" in text for text in report.warnings)
+
+
+def test_one_bad_file_costs_the_others_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text('{"traceEvents": [')
+    write(tmp_path / "rank1.json", [kernel("k", 1, 1)])
+    report = analyse_paths([tmp_path])
+    assert [rank.rank for rank in report.ranks] == [1]
+    assert any("rank0.json: cut off at byte 17" in warning for warning in report.warnings)
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "UNPACKED_FREE_BYTES", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}"))
+    assert "gzip bomb" in message(path)
+
+
+def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:
+    secret = write(tmp_path / "secret.json", [kernel("k", 1, 1)])
+    directory = tmp_path / "traces"
+    directory.mkdir()
+    write(directory / "rank0.json", [kernel("k", 1, 1)])
+    (directory / "rank1.json").symlink_to(secret)
+    (directory / "rank2.json").symlink_to(directory / "rank0.json")
+    (directory / "rank3.json").symlink_to(directory / "nowhere.json")
+    os.mkfifo(directory / "rank4.json")
+    report = analyse_paths([directory])
+    assert [rank.rank for rank in report.ranks] == [0]
+    assert any("rank1.json: symbolic link out of the directory" in warning for warning in report.warnings)
+
+
+def test_a_directory_without_traces(tmp_path: Path) -> None:
+    assert "no traces here" in message(tmp_path)
+    assert "no such file or directory" in message(tmp_path / "missing")
+
+
+def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
+    odd: list[Any] = [
+        kernel("k", 0, 10),
+        kernel("k", 20, 10) | {"ts": "soon"},
+        kernel("k", 40, -5),
+        kernel("k", 60, 0),
+        {"ph": "X", "cat": "kernel"},
+        [1, 2],
+    ]
+    report = analyse_paths([write(tmp_path / "t.json", odd)])
+    assert report.ranks[0].total.compute_us == 10
+    warning = report.warnings[-1]
+    assert "2 malformed events, first at byte" in warning
+    assert "1 event of negative length" in warning
+
+
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [kernel("a, nan, b", 1, 2, rate="NAN"), kernel("k", 4, 1)]})
+    path = tmp_path / "t.json"
+    path.write_text(text.replace('"NAN"', "-nan"))
+    assert analyse_paths([path]).ranks[0].total.compute_us == 3
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-inf", "null"])
+def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path, number: str) -> None:
+    odd = [kernel("k", 1, 2) | {"ts": "HERE"}, kernel("k", 4, 1) | {"dur": "HERE"}, kernel("k", 6, 1)]
+    path = write(tmp_path / "t.json", odd)
+    path.write_text(path.read_text().replace('"HERE"', number))
+    report = analyse_paths([path])
+    assert report.ranks[0].total.span_us == 1
+    assert "2 events whose time is not a number left out" in report.warnings[-1]
+
+
+def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
+    sized: dict[str, Any] = {"In msg nelems": 1 << 62, "dtype": "Double"}
+    events = [kernel("ncclDevKernel_AllReduce", 1, 2, **sized), step(10**14, 0, 5)]
+    events.append({**step(1, 0, 5), "name": "ProfilerStep#" + "9" * 5000})
+    report = analyse_paths([write(tmp_path / "t.json", events, distributedInfo={"rank": 1 << 62})])
+    assert msgspec.json.encode(report)
+    assert (report.ranks[0].rank, report.collectives[0].bytes) == (0, None)
+    deep = "[" * 100_000 + "]" * 100_000
+    for text in ('{"traceEvents": [{"ph": "X", "args": {"x": %s}}]}', '{"x": %s, "traceEvents": []}'):
+        (tmp_path / "deep.json").write_text(text % deep)
+        assert "damaged at byte" in message(tmp_path / "deep.json")
+
+
+def test_broken_text_in_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", [kernel("NAME", 1, 2)])
+    path.write_bytes(path.read_bytes().replace(b"NAME", b"\xff\x07\x1b[31m"))
+    (row,) = analyse_paths([path]).ranks[0].kernels
+    assert row.name.startswith("\ufffd")
