@@ -110,7 +110,7 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
     early = ran.variant("script-2-early")
     assert early["status"] == "failed"
     assert "rank 0 ended with exit code 0" in early["reason"]
-    assert "2 of 11 variants failed: script-2-wrong_exit, script-2-early" in ran.err
+    assert "2 of 10 variants failed: script-2-wrong_exit, script-2-early" in ran.err
 
 
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
