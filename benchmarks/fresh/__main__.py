@@ -25,6 +25,7 @@ INTERRUPTIONS = {
 """State → what was there when SIGKILL came."""
 SOME_TESTS = "-k 'test_costs or test_nodes or test_slurm or test_splits'"
 HEADER = ("distribution", "Python", "user", "state", "command", "end", "s", "said last")
+MAKE = ("make", "--no-print-directory", "-C", "gpurun")
 Row = tuple[str, ...]
 
 
@@ -57,7 +58,7 @@ class Matrix:
 
     def make(self, user: str, state: str, *arguments: str) -> Row:
         """A row for `make ARGUMENTS` in the user's checkout."""
-        ended = self.root.run("make", "-C", "gpurun", *arguments, user=user)
+        ended = self.root.run(*MAKE, *arguments, user=user)
         row = self.row(user, state, f"make {' '.join(arguments)}", ended)
         print(" · ".join(row), flush=True)
         return row
@@ -89,13 +90,12 @@ class Matrix:
         yield from self.interrupted("guest")
 
     def interrupted(self, user: str) -> Iterator[Row]:
-        place = self.root.check_out(user)
         for state, pattern in INTERRUPTIONS.items():
-            ended = self.root.run("make", "-C", "gpurun", "setup", user=user, until=place / pattern)
+            place = self.root.check_out(user)
+            ended = self.root.run(*MAKE, "setup", user=user, until=place / pattern)
             yield self.row(user, state, "make setup", ended)
             yield self.make(user, f"after: {state}", "setup")
             yield self.works(user)
-            (place / ".venv/.ready").unlink()
 
     def works(self, user: str) -> Row:
         """What is there can be used."""

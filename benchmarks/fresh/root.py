@@ -54,6 +54,7 @@ class Root:
     def __init__(self, suite: str, places: Sequence[Path] = ()) -> None:
         self.suite, self.places = suite, places
         self.directory = Path(tempfile.mkdtemp(prefix=f"gpurun-fresh-{suite}-"))
+        self.directory.chmod(0o755)
 
     def __enter__(self) -> Self:
         command = ["debootstrap", "--variant=minbase", "--include=make,sudo,ca-certificates", self.suite]

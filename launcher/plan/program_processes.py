@@ -5,7 +5,8 @@ from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine import LOOPBACK
-from gpurun.launcher.plan.devices import MachineLike, visible_gpus
+from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.devices import MachineLike, is_part, visible_gpus
 from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, device_of_node, node_of_device, places
 from gpurun.launcher.plan.spread import interface_env
@@ -18,7 +19,10 @@ _HERE = RunPaths(Path())
 def program_processes(
     spec: JobSpec, launch_id: str, variant: Variant, machines: Sequence[MachineLike]
 ) -> tuple[Process, ...]:
-    """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one."""
+    """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one.
+
+    Of parts of GPUs each sees its own, as the first GPU: CUDA shows a process one part only.
+    """
     head = ("-m", variant.module) if variant.module else (str(variant.script),)
     found = places([node_of_device(device) for device in variant.devices])
     shared = {
@@ -35,7 +39,7 @@ def program_processes(
         Process(
             rank=place.rank,
             argv=("python", *head, *variant.args),
-            env={**shared[place.node], **_rank_env(place)},
+            env={**shared[place.node], **_rank_env(place), **_part_env(device, machines[place.node])},
             devices=(device,),
             log=_HERE.log(launch_id, place.rank).as_posix(),
             node=place.node,
@@ -62,6 +66,13 @@ def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mappi
         **visible_gpus(own, machine),
         "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
     }
+
+
+def _part_env(device: str, machine: MachineLike) -> Mapping[str, str]:
+    """Source: NVIDIA's MIG user guide: "CUDA can only enumerate a single compute instance"."""
+    own = device_of_node(device)
+    is_host = accelerator_of(own).is_host
+    return visible_gpus((own,), machine) if not is_host and is_part(own, machine) else {}
 
 
 def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:

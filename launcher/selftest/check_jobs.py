@@ -18,6 +18,8 @@ FAULTY = {"late": 9, "oom": 8, "killed": 7, "asleep": 6}
 PROGRAM_NAMES = ("no-set-device", "loader-workers", "skipped-step")
 GRAPH = "graph"
 """The program that only devices with streams can run."""
+SLACK_S = 40.0
+"""Of jobs that should not hang: a false alarm costs more than the wait."""
 _SHORT = {"rounds": 1, "launches": 1, "warmup": 0}
 _MODEL = {"workload": "mlp", "params": {"width": 64, "layers": 2}}
 _UNTRACED = {"steps": 0}
@@ -80,9 +82,9 @@ def faults_job(devices: Sequence[str]) -> str:
     )
 
 
-def hang_timeout_s(devices: Sequence[str]) -> float:
+def hang_timeout_s(devices: Sequence[str], slack_s: float = 8.0) -> float:
     """Longer than a step or the start of a rank takes, also on a busy machine."""
-    return 8 + 1.5 * accelerator_of(devices[0]).start_s
+    return slack_s + 1.5 * accelerator_of(devices[0]).start_s
 
 
 def programs_job(devices: Sequence[str]) -> str:
@@ -101,7 +103,9 @@ def programs_job(devices: Sequence[str]) -> str:
 
 
 def _job(name: str, devices: Sequence[str], **keys: object) -> str:
-    return job_text({"name": f"selftest-{name}", "devices": list(devices), **keys})
+    """Each ends where it hangs, long before torch gives a collective up, so that the rank can be named."""
+    limits = {"hang_timeout": hang_timeout_s(devices, SLACK_S)}
+    return job_text({"name": f"selftest-{name}", "devices": list(devices), **limits, **keys})
 
 
 def _splits(count: int) -> list[str]:

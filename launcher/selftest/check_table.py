@@ -1,8 +1,10 @@
 """Every check of a self-test: what it needs, what judges it, and what to do where it fails."""
 
+import errno
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
@@ -11,13 +13,14 @@ from gpurun.launcher.selftest.evidence import (
     GRADIENTS,
     MACHINE,
     MEASURING,
+    PARTS,
     PROGRAMS,
     TRAINING,
     Evidence,
 )
 from gpurun.launcher.selftest.findings import Finding, failed, skipped
 
-BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "run directory")
+BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "free GPUs", "run directory")
 """If one of these fails, no rank is started."""
 
 
@@ -37,6 +40,16 @@ class Check:
 
 _FORKED = re.compile(r"re-initialize \w+ in forked subprocess")
 """Words of torch/cuda/__init__.py, `_lazy_init`."""
+_MAKE_SPACE = "free some space, or name another one: --out"
+_NO_SPACE = os.strerror(errno.ENOSPC)
+_REMEDIES = (
+    (re.compile(re.escape(_NO_SPACE)), _MAKE_SPACE),
+    (
+        re.compile("no step completed for"),
+        "if NCCL hangs: turn ACS off, or the IOMMU (iommu=pt); try NCCL_P2P_DISABLE=1",
+    ),
+)
+"""What to do about causes that any job may end by."""
 _BUG = "gpurun is wrong here: please report it, with the directory of this self-test"
 _CLOCK = "don't believe step times of this device; `gpurun run` on another one"
 _REPORT = "report it with that rank's log"
@@ -51,7 +64,14 @@ CHECKS = (
         "name one instance of each GPU in --devices, or: nvidia-smi -mig 0",
         only_gpus=True,
     ),
-    Check("run directory", MACHINE, machine_checks.disk, "free some space, or name another one: --out"),
+    Check(
+        "free GPUs",
+        MACHINE,
+        machine_checks.free_gpus,
+        "end them, or name other GPUs: --devices",
+        only_gpus=True,
+    ),
+    Check("run directory", MACHINE, machine_checks.disk, _MAKE_SPACE),
     Check(
         "memory errors",
         MACHINE,
@@ -60,6 +80,7 @@ CHECKS = (
         only_gpus=True,
     ),
     Check("NUMA nodes", MACHINE, machine_checks.numa, "", only_gpus=True),
+    Check("measuring", MEASURING, run_checks.measuring, _REPORT),
     Check(
         "device names",
         MEASURING,
@@ -85,7 +106,7 @@ CHECKS = (
         "clock rates",
         MEASURING,
         machine_checks.clock_rates,
-        "improve the cooling, or raise the limits: nvidia-smi -q -d CLOCK,PERFORMANCE",
+        "improve the cooling, or end limits of the clock (nvidia-smi -rgc); see nvidia-smi -q -d PERFORMANCE",
         only_gpus=True,
     ),
     Check("energy", MEASURING, machine_checks.energy, "", only_gpus=True),
@@ -109,6 +130,13 @@ CHECKS = (
         link_checks.peer_pairs,
         "see nvidia-smi topo -m and nvidia-smi nvlink -e; turn ACS off; reseat the card or bridge",
         least_devices=2,
+    ),
+    Check(
+        "PCIe links",
+        MEASURING,
+        link_checks.pcie_links,
+        "reseat the card, look at riser and slot, and at its speed in the firmware's setup",
+        only_gpus=True,
     ),
     Check("strategies", TRAINING, run_checks.strategies, "read the logs of that launch"),
     Check("traces", TRAINING, run_checks.traces, _REPORT),
@@ -138,7 +166,9 @@ def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
 
 def finding(check: Check, seen: Evidence) -> Finding:
     """The result of one check."""
-    return judge(check, seen).named(check.name, check.remedy)
+    found = judge(check, seen)
+    known = (remedy for words, remedy in _REMEDIES if check.part != FAULTS and words.search(found.found))
+    return replace(found, remedy=next(known, found.remedy)).named(check.name, check.remedy)
 
 
 def judge(check: Check, seen: Evidence) -> Finding:
@@ -148,8 +178,10 @@ def judge(check: Check, seen: Evidence) -> Finding:
     if check.part == MACHINE:
         is_without = check.only_gpus and not seen.devices
         return _not_run(["visible devices"]) if is_without else check.judge(seen)
-    if blocked := [each.name for each in CHECKS if each.name in BLOCKING and _fails(each, seen)]:
+    if blocked := _blocking(seen):
         return _not_run(blocked)
+    if check.part != MEASURING and _is_hung(seen):
+        return _not_run([_first(MEASURING, seen).name])
     if len(seen.devices) < check.least_devices:
         return skipped(f"needs {check.least_devices} devices")
     return check.judge(seen) if seen.has(check.part) else _without(check, seen)
@@ -157,16 +189,18 @@ def judge(check: Check, seen: Evidence) -> Finding:
 
 def _without(check: Check, seen: Evidence) -> Finding:
     """What kept a part from finding anything: its first check says it."""
-    first = next(each for each in CHECKS if each.part == check.part and _applies(each, seen))
+    first = _first(check.part, seen)
     if check is not first:
         return _not_run([first.name])
-    problem = seen.job(check.part).problem or "its job has found nothing"
+    job = seen.job(check.part)
+    problem = job.problem or "its job has found nothing"
     if _FORKED.search(problem):
         return failed(
             "ranks can't use their GPUs: something has used CUDA before they were forked",
             "don't use CUDA when a module is imported: move it into a function",
         )
-    return failed(problem.partition("\n")[0], "read the logs of its ranks")
+    why = problem.partition("\n")[0]
+    return failed(f"“{PARTS[check.part]}” ended early: {why}", f"read {job.log}" if job.log else None)
 
 
 def _not_run(failures: list[str]) -> Finding:
@@ -177,10 +211,20 @@ def _applies(check: Check, seen: Evidence) -> bool:
     return not (check.only_gpus and seen.kind.is_host) and len(seen.devices) >= check.least_devices
 
 
-def _fails(check: Check, seen: Evidence) -> bool:
-    return judge(check, seen).status == "failed"
+def _first(part: str, seen: Evidence) -> Check:
+    """The check that says why a part has found nothing."""
+    return next(each for each in CHECKS if each.part == part and _applies(each, seen))
+
+
+def _blocking(seen: Evidence) -> list[str]:
+    return [each.name for each in CHECKS if each.name in BLOCKING and judge(each, seen).status == "failed"]
+
+
+def _is_hung(seen: Evidence) -> bool:
+    """Whether the first job has hung: so would all others."""
+    return any(variant.status == "timeout" for variant in seen.job(MEASURING).variants)
 
 
 def is_blocked(seen: Evidence) -> bool:
-    """Whether no rank can be started."""
-    return any(_fails(check, seen) for check in CHECKS if check.name in BLOCKING)
+    """Whether no further rank can be started."""
+    return bool(_blocking(seen)) or _is_hung(seen)

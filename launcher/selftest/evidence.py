@@ -30,6 +30,8 @@ class RanJob:
     variants: tuple[VariantResult, ...] = ()
     problem: str | None = None
     """Why it could not run, or ended early."""
+    log: str | None = None
+    """Of the rank that ended it."""
     hangs: tuple[str, ...] = ()
     """What was found where a rank slept."""
     steps: Mapping[str, Mapping[int, tuple[StepRecord, ...]]] = field(default_factory=dict)
@@ -79,6 +81,8 @@ class Evidence:
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()
     """Identities with earlier rates that don't count, because other processes used the cores."""
+    earlier_notes: tuple[str, ...] = ()
+    """Which earlier results are not used, and why."""
     facts: tuple[DeviceFacts, ...] = ()
     """By rank."""
     jobs: Mapping[str, RanJob] = field(default_factory=dict)

@@ -2,18 +2,18 @@
 
 import re
 from collections import Counter
-from statistics import median
+from math import isfinite
 
 from gpurun.launcher.rundir.records import PairRate
 from gpurun.launcher.selftest.evidence import Evidence
-from gpurun.launcher.selftest.findings import Finding, failed, judged, ok
+from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding, failed, judged, ok, skipped
 from gpurun.launcher.units import format_number, format_rate, plural, size_text
 
 LEAST_SENT = {True: 0.3, False: 0.2}
 """Of what a link carries by its specification, in a message; by whether it is NVLink. Messages that can't go
 from GPU to GPU over PCIe are copied through the host's memory, twice."""
-LEAST_OF_PAIRS = 0.5
-"""Of the median pair with links of the same kind."""
+LEAST_OF_PAIRS = {True: 0.2, False: 0.5}
+"""Of the best pair with links of the same kind; by whether devices share the host, and are less even."""
 LEAST_REDUCED = {True: 0.3, False: 0.1}
 """Of the slowest pair's link: in an all-reduce all devices send at once, and may share ways over PCIe."""
 _NVLINKS = re.compile(r"NVLink (\d+)x")
@@ -24,7 +24,8 @@ LOOPBACK = "loopback (gloo)"
 def sums(seen: Evidence) -> Finding:
     """All-reduces of known results."""
     wrong = [text for facts in seen.facts for text in facts.wrong_sums]
-    return judged(wrong, "right in three types and three sizes")
+    most = max((each.num_bytes for facts in seen.facts for each in facts.reduces), default=0)
+    return judged(wrong, f"right in three types, and up to {size_text(most, 'bytes')}")
 
 
 def transport(seen: Evidence, low: int, high: int) -> str:
@@ -55,21 +56,50 @@ def peer_pairs(seen: Evidence) -> Finding:
     slow = [pair for pair in pairs if why_slow(pair, pairs, seen)]
     if not slow:
         rates = ", ".join(_by_transport(pairs, seen))
-        return ok(f"{plural(len(pairs), 'pair')}: {rates}")
+        alone = "" if _can_judge(pairs, seen) else "; what this link should carry is unknown"
+        return ok(f"{plural(len(pairs), 'pair')}: {rates}{alone}")
     if (rank := common_rank(slow, len(seen.devices))) is not None:
         slowest = min(slow, key=lambda pair: pair.gb_per_s)
         return failed(f"all links of {seen.devices[rank]} are slow: {why_slow(slowest, pairs, seen)}")
     return failed("; ".join(f"{_ends(pair, seen)}: {why_slow(pair, pairs, seen)}" for pair in slow))
 
 
+def _rate(pair: PairRate) -> float:
+    return pair.gb_per_s
+
+
+def _can_judge(pairs: list[PairRate], seen: Evidence) -> bool:
+    """Whether a GPU's pair has anything to be compared with."""
+    return len(pairs) > 1 or seen.kind.is_host or link_gb_per_s(seen, pairs[0].low, pairs[0].high) is not None
+
+
+def pcie_links(seen: Evidence) -> Finding:
+    """Links that have fewer lanes or an older generation at work than card and slot have in common."""
+    wrong, found = [], []
+    for facts, health in zip(seen.facts, seen.health, strict=False):
+        if not facts.pcie_link or not (health.pcie_generation and health.max_pcie_lanes):
+            continue
+        most = (health.pcie_generation, health.max_pcie_lanes)
+        text = f"generation {facts.pcie_link[0]} x{facts.pcie_link[1]}"
+        found.append(text)
+        if any(now < least for now, least in zip(facts.pcie_link, most, strict=True)):
+            wrong.append(
+                f"{seen.devices[facts.rank]} has {text} at work, not generation {most[0]} x{most[1]}"
+            )
+    if len(found) < len(seen.devices) and not wrong:
+        return skipped(NOT_REPORTED)
+    return judged(wrong, ", ".join(sorted(set(found))))
+
+
 def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> str | None:
     """Against what its link carries, and against other pairs; `None` where it is as fast as it should be."""
     way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
-    if carries and pair.gb_per_s < LEAST_SENT[is_nvlink(way)] * carries:
+    if carries and not pair.gb_per_s >= LEAST_SENT[is_nvlink(way)] * carries:  # also NaN
         return f"{_gb(pair.gb_per_s)} GB/s, but {way} carries {_gb(carries)}"
-    like = [each.gb_per_s for each in pairs if transport(seen, each.low, each.high) == way]
-    if pair.gb_per_s < LEAST_OF_PAIRS * median(like):
-        return f"{_gb(pair.gb_per_s)} GB/s, but other pairs with {way} have {_gb(median(like))}"
+    like = (each for each in pairs if transport(seen, each.low, each.high) == way)
+    best = max((each for each in like if isfinite(each.gb_per_s)), key=_rate, default=pair)
+    if not pair.gb_per_s >= LEAST_OF_PAIRS[seen.kind.is_host] * best.gb_per_s:
+        return f"{_gb(pair.gb_per_s)} GB/s, but {_ends(best, seen)} with {way} have {_gb(best.gb_per_s)}"
     return None
 
 
@@ -107,6 +137,6 @@ def reduce_bandwidth(seen: Evidence) -> Finding:
     if links:
         carried, pair = min(links, key=lambda link: link[0])
         way = transport(seen, pair.low, pair.high)
-        if best < LEAST_REDUCED[is_nvlink(way)] * carried:
+        if not best >= LEAST_REDUCED[is_nvlink(way)] * carried:
             return failed(f"bus bandwidth {found}, but {way} carries {_gb(carried)} GB/s")
     return ok(f"bus bandwidth {found}, over {', '.join(ways)}")

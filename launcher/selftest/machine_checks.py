@@ -1,9 +1,11 @@
 """What is wrong with a machine's driver, its GPUs and its disk. Pure."""
 
-from statistics import median
+from math import isfinite
 
+from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.plan.devices import shared_gpus
+from gpurun.launcher.rundir.records import DeviceFacts
 from gpurun.launcher.selftest.evidence import DeviceRate, Evidence
 from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding, failed, judged, ok, skipped
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
@@ -21,8 +23,12 @@ CLOCK_OFF = 0.05
 """Share by which a device's clock may differ from the host's over half a second."""
 LEAST_CLOCK = 0.6
 """Of the highest clock, at work: power caps take less."""
-LEAST_OF_MEDIAN = {True: 0.5, False: 0.85}
-"""The least rate of a device, as a share of the median of its model; by whether devices share the host."""
+AT_POWER_LIMIT = 0.9
+"""Of its power limit, at work: the limit keeps the clock down, as it should."""
+LEAST_OF_BEST = {True: 0.5, False: 0.85}
+"""The least rate of a device, as a share of the fastest of its model; by whether devices share the host."""
+LEAST_OF_PEAK = 0.3
+"""Likewise of its model's peak, which GPUs with a low power limit reach to less than a half."""
 LEAST_OF_EARLIER = {True: 0.5, False: 0.9}
 """Likewise of the fastest that the device was before."""
 LEAST_FREE_GIB = 1.0
@@ -40,7 +46,7 @@ def driver(seen: Evidence) -> Finding:
         why, _, remedy = problem.partition("\n")
         return failed(why, remedy.strip() or None)
     if not machine.driver:
-        return failed("no driver is installed, or it can't be reached from here")
+        return failed("; ".join(["no driver is installed, or it can't be reached from here", *machine.notes]))
     return ok(
         f"driver {machine.driver}, CUDA up to {machine.cuda_driver_version or 'unknown'}; torch {seen.torch}"
     )
@@ -49,7 +55,8 @@ def driver(seen: Evidence) -> Finding:
 def visible_devices(seen: Evidence) -> Finding:
     """GPUs that are there, but not for this process."""
     if seen.kind.is_host:
-        return ok(f"{plural(len(seen.devices), 'CPU device')} on {plural(seen.machine.cpu_cores, 'core')}")
+        found = f"{plural(len(seen.devices), 'CPU device')} on {plural(seen.machine.cpu_cores, 'core')}"
+        return ok("; ".join([found, *(() if seen.machine.gpus else seen.machine.notes)]))
     closed = [note for note in seen.machine.notes if "can't be opened" in note]
     if closed:
         return failed("; ".join(closed), "give this user, or this container, access to their /dev files")
@@ -72,6 +79,15 @@ def whole_gpus(seen: Evidence) -> Finding:
     if shared:
         return failed(f"{', '.join(shared)} are instances (MIG) of one GPU, which NCCL doesn't connect")
     return ok(plural(len(parts), "MIG instance") if parts else "no GPU is divided into instances (MIG)")
+
+
+def free_gpus(seen: Evidence) -> Finding:
+    """GPUs that other processes use: they affect the figures, and might run out of memory."""
+    named = zip(seen.devices, seen.gpus, strict=False)
+    wrong = [
+        f"{device} is used by other processes: {gpu.busy_with}" for device, gpu in named if gpu.busy_with
+    ]
+    return judged(wrong, "no other process uses them")
 
 
 def _is_part(gpu: Gpu, seen: Evidence) -> bool:
@@ -98,26 +114,41 @@ def clocks_agree(seen: Evidence) -> Finding:
     """Events of the device against the host's clock."""
     off = {seen.devices[facts.rank]: abs(facts.clock_off) for facts in seen.facts}
     wrong = [
-        f"{name} is off by {format_percent(100 * share)}" for name, share in off.items() if share > CLOCK_OFF
+        f"{name} is off by {format_percent(100 * share)}"
+        for name, share in off.items()
+        if not share <= CLOCK_OFF
     ]
+    if wrong:
+        return failed("; ".join(wrong))
     most_percent = round_up(100 * max(off.values()), 1)
-    return judged(wrong, f"within {format_number(most_percent, 1)} % of the host's over half a second")
+    return ok(f"within {format_number(most_percent, 1)} % of the host's over half a second")
 
 
 def device_speed(seen: Evidence) -> Finding:
     """A device that is slower than its like."""
     if busy := _busy(seen):
         return skipped(busy)
-    least, wrong = LEAST_OF_MEDIAN[seen.kind.is_host], []
-    for facts in seen.facts:
-        middle = median(other.gflop_per_s for other in seen.facts if other.name == facts.name)
-        if facts.gflop_per_s < least * middle:
-            device, rate = seen.devices[facts.rank], format_rate(facts.gflop_per_s)
-            wrong.append(
-                f"{device} does {rate} GFLOP/s in float32, the median {facts.name} {format_rate(middle)}"
-            )
+    wrong = [
+        f"{seen.devices[facts.rank]} does {format_rate(facts.gflop_per_s)} GFLOP/s in float32, {why}"
+        for facts in seen.facts
+        if (why := why_slow(facts, seen))
+    ]
     slowest = min(facts.gflop_per_s for facts in seen.facts)
     return judged(wrong, f"{format_rate(slowest)} GFLOP/s or more in float32 products")
+
+
+def why_slow(facts: DeviceFacts, seen: Evidence) -> str | None:
+    """Against the fastest of its model, and against the model's peak, which a part of a GPU doesn't have."""
+    like = [other for other in seen.facts if other.name == facts.name]
+    measured = (other for other in like if isfinite(other.gflop_per_s))
+    best = max(measured, key=lambda other: other.gflop_per_s, default=facts)
+    if not facts.gflop_per_s >= LEAST_OF_BEST[seen.kind.is_host] * best.gflop_per_s:  # also NaN
+        return f"but {seen.devices[best.rank]} {format_rate(best.gflop_per_s)}"
+    is_whole = any(not _is_part(gpu, seen) and gpu.name == facts.name for gpu in seen.gpus)
+    peak = peak_tflop_per_s(facts.name, "fp32") if is_whole else None
+    if peak and facts.gflop_per_s < LEAST_OF_PEAK * 1000 * peak:
+        return f"but a {facts.name} {format_rate(1000 * peak)} at its peak"
+    return None
 
 
 def _busy(seen: Evidence) -> str | None:
@@ -136,7 +167,7 @@ def earlier_speed(seen: Evidence) -> Finding:
     now = rates_of(seen)
     known = [(rate, before[comparable(rate)]) for rate in now if comparable(rate) in before]
     if not known:
-        return skipped(_why_not_compared(now, seen))
+        return skipped("; ".join([_why_not_compared(now, seen), *seen.earlier_notes]))
     wrong = [
         f"{rate.device} does {format_rate(rate.gflop_per_s)} GFLOP/s; "
         f"it did {format_rate(was.rate.gflop_per_s)} on {was.day}"
@@ -144,7 +175,8 @@ def earlier_speed(seen: Evidence) -> Finding:
         if rate.gflop_per_s < LEAST_OF_EARLIER[seen.kind.is_host] * was.rate.gflop_per_s
     ]
     count = f"{len(known)} of {plural(len(now), 'device')}"
-    return judged(wrong, f"{count} as fast as on {', '.join(sorted({was.day for _, was in known}))}")
+    days = ", ".join(sorted({was.day for _, was in known}))
+    return judged(wrong, "; ".join([f"{count} as fast as on {days}", *seen.earlier_notes]))
 
 
 def comparable(rate: DeviceRate) -> tuple[str, int]:
@@ -176,15 +208,26 @@ def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:
 
 def clock_rates(seen: Evidence) -> Finding:
     """A clock that is kept down."""
-    wrong, clocks = [], []
+    wrong, clocks, capped = [], [], list[str]()
     for facts, gpu in zip(seen.facts, seen.gpus, strict=False):
         device, most = seen.devices[facts.rank], gpu.max_sm_clock_mhz
         if facts.throttled:
             wrong.append(f"{device} was throttled: {facts.throttled}")
-        elif facts.clock_mhz and most and facts.clock_mhz < LEAST_CLOCK * most:
-            wrong.append(f"{device} ran at {format_count(facts.clock_mhz)} of {format_count(most)} MHz")
+        elif facts.clock_mhz and most and not facts.clock_mhz >= LEAST_CLOCK * most:
+            if _is_capped(facts.power_w, gpu.power_limit_w):
+                capped.append(device)
+            else:
+                wrong.append(f"{device} ran at {format_count(facts.clock_mhz)} of {format_count(most)} MHz")
         clocks += [facts.clock_mhz] if facts.clock_mhz else []
-    return judged(wrong, f"{format_count(min(clocks))} MHz or more at work" if clocks else NOT_REPORTED)
+    if not clocks and not wrong:
+        return skipped(NOT_REPORTED)
+    of_capped = f"; {', '.join(capped)} at the power limit" if capped else ""
+    return judged(wrong, f"{format_count(min(clocks, default=0))} MHz or more at work{of_capped}")
+
+
+def _is_capped(power_w: float | None, limit_w: float | None) -> bool:
+    """Whether the power limit explains a low clock; where one of them isn't known, nothing is blamed."""
+    return power_w is None or limit_w is None or power_w >= AT_POWER_LIMIT * limit_w
 
 
 def memory_errors(seen: Evidence) -> Finding:

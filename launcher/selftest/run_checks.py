@@ -1,13 +1,14 @@
 """What is wrong with runs: strategies, gradients, traces, failures, programs. Pure."""
 
 from collections.abc import Mapping
+from math import isfinite
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.selftest.check_jobs import FAULTY, SOUND
 from gpurun.launcher.selftest.evidence import FAULTS, GRADIENTS, PROGRAMS, TRAINING, Evidence, RanJob
-from gpurun.launcher.selftest.findings import Finding, failed, judged, ok, skipped
+from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding, failed, judged, ok, skipped
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_gib, format_ms, plural
 
@@ -18,10 +19,17 @@ LEAST_SEEN = 0.6
 LEFT_GIB = 0.5
 """Memory that a GPU may have more in use than before: a driver keeps some for itself."""
 MEASURED = ("ok", "unsteady")
-NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 30}
-"""Steps that each rank records of `worker.selftest.plain_programs`: the first has no beginning."""
+NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 32}
+"""Steps that each rank records of `worker.selftest.plain_programs`: an optimizer's first has no beginning.
+
+The program with a graph makes 3 of those before the capture, and marks 30."""
 PROFILER_IN_USE = ("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "CUPTI_ERROR_HARDWARE_BUSY")
 """What Kineto writes into a rank's log. Source: `CUptiResult` of the CUPTI API reference."""
+
+
+def measuring(seen: Evidence) -> Finding:
+    """Whether all ranks could measure."""
+    return ok(f"every device and link, by {plural(len(seen.facts), 'rank')}")
 
 
 def strategies(seen: Evidence) -> Finding:
@@ -47,6 +55,11 @@ def gradients(seen: Evidence) -> Finding:
     for each in variants:
         if each.precision and each.gradient_error is not None:
             errors[each.precision] = max(errors.get(each.precision, 0.0), each.gradient_error)
+    wrong += [
+        f"{variant_label(each)}: its gradient was not compared"
+        for each in variants
+        if each.status in MEASURED and (each.gradient_error is None or not isfinite(each.gradient_error))
+    ]
     found = ", ".join(f"{name} to {error:.1g}" for name, error in sorted(errors.items()))
     return judged(wrong, f"those of one device: {found}") if errors or wrong else failed("none was compared")
 
@@ -115,7 +128,14 @@ def out_of_memory(seen: Evidence) -> Finding:
         if gib > LEFT_GIB
     ]
     wrong += [] if sound.status in MEASURED else [f"the next launch failed: {sound.reason or sound.status}"]
-    return judged(wrong, f"rank {len(seen.devices) - 1} named, memory free, the next launch worked")
+    return judged(wrong, f"rank {len(seen.devices) - 1} named{_freed(seen)}, the next launch worked")
+
+
+def _freed(seen: Evidence) -> str:
+    """Of CPU devices the host's memory isn't looked at."""
+    if seen.kind.is_host:
+        return ""
+    return ", memory free" if len(seen.used_gib) == len(seen.devices) else f" (memory: {NOT_REPORTED})"
 
 
 def _not_named(variant: VariantResult, rank: int) -> list[str]:

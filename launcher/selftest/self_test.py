@@ -79,22 +79,28 @@ class SelfTest:
     begin: Callable[[str, int, int], None]
     """Called with what is done next, its number, and how many parts there are."""
     found: list[Finding] = field(default_factory=list)
+    seen: Evidence = field(init=False)
 
     def execute(self, seen: Evidence) -> Result:
         """Runs all parts; after a check on which ranks depend has failed, only judges.
 
         Raises:
-            Interrupted: by Ctrl-C or SIGTERM; the ranks are gone.
+            Interrupted: by Ctrl-C or SIGTERM; the ranks are gone, and what was found is kept.
         """
+        self.seen = seen
         for number, (part, title) in enumerate(PARTS.items(), 1):
-            if part != MACHINE and not is_blocked(seen):
+            if part != MACHINE and not is_blocked(self.seen):
                 self.begin(title, number - 1, len(PARTS) - 1)
-                seen = self.run_part(part, seen)
-            for each in findings(seen, (part,)):
+                self.seen = self.run_part(part, self.seen)
+            for each in findings(self.seen, (part,)):
                 self.found.append(each)
                 self.show(each)
+        return self.result()
+
+    def result(self) -> Result:
+        """What has been found so far."""
         day = time.strftime("%Y-%m-%d")
-        return Result(tuple(self.found), 1, seen.machine.hostname, day, rates_of(seen))
+        return Result(tuple(self.found), 1, self.seen.machine.hostname, day, rates_of(self.seen))
 
     def run_part(self, part: str, seen: Evidence) -> Evidence:
         """The evidence with what the job of this part shows."""
@@ -148,6 +154,7 @@ def ran_job(finished: Finished) -> RanJob:
     return RanJob(
         variants=finished.comparison.variants,
         problem=(lost[0].reason or lost[0].status) if lost else None,
+        log=str(run.path / lost[0].log) if lost and lost[0].log else None,
         hangs=tuple(read_json(path, Hang).headline for path in sorted(run.path.glob("launches/*/hang.json"))),
         steps={each.id: steps_of(run, each.id) for each in finished.comparison.variants},
         logs="".join(log_tail(path) for path in sorted(run.path.glob("launches/*/log/rank*.log"))),
@@ -175,7 +182,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
     """
     machine, build = inspect_machine(), installed_torch()
     kind, devices = wished_devices(wish, machine)
-    rates, busy = earlier_rates((directory.parent, RUNS), machine.hostname)
+    rates, busy, notes = earlier_rates((directory.parent, RUNS), machine.hostname)
     seen = Evidence(
         kind=kind,
         devices=devices,
@@ -186,6 +193,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
         free_gib=shutil.disk_usage(directory).free / GIB,
         earlier=rates,
         earlier_busy=busy,
+        earlier_notes=notes,
     )
     return replace(seen, health=kind.health([gpu.index for gpu in seen.gpus], os.environ, None))
 
@@ -227,14 +235,15 @@ def parsed(wish: str) -> Devices:
 
 def earlier_rates(
     directories: tuple[Path, ...], hostname: str
-) -> tuple[tuple[EarlierRate, ...], frozenset[str]]:
+) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[str, ...]]:
     """The fastest that each device of this machine was in earlier self-tests.
 
-    A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too.
+    A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too,
+    and notes about files with devices of no known kind.
     """
     files = {path for directory in directories for path in directory.glob(f"*/{RESULT}")}
     best: dict[tuple[str, int], EarlierRate] = {}
-    busy = set()
+    busy, notes = set(), dict[str, None]()
     for path in sorted(files, key=lambda file: file.parent.name, reverse=True)[:MOST_EARLIER]:
         try:
             result = read_json(path, Result)
@@ -244,11 +253,21 @@ def earlier_rates(
             continue
         for rate in result.rates:
             key = comparable(rate)
-            if accelerator_of(rate.device).is_host and 100 * rate.queue_share > QUEUE_PERCENT:
+            if (is_host := is_of_host(rate.device)) is None:
+                notes[f"{path} is ignored: it has an unknown device, {rate.device!r}"] = None
+            elif is_host and 100 * rate.queue_share > QUEUE_PERCENT:
                 busy.add(rate.identity)
             elif key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s:
                 best[key] = EarlierRate(rate, result.day)
-    return tuple(best.values()), frozenset(busy)
+    return tuple(best.values()), frozenset(busy), tuple(notes)
+
+
+def is_of_host(device: str) -> bool | None:
+    """Whether the device is a share of the host; `None` where there is no such kind."""
+    try:
+        return accelerator_of(device).is_host
+    except SpecError:
+        return None
 
 
 def run_selftest(
@@ -266,21 +285,34 @@ def run_selftest(
     Raises:
         SpecError: `wish` is no devices, or the directory is in use.
         MachineError: `wish` names devices that are not there, or the directory can't be made.
-        Interrupted: by Ctrl-C or SIGTERM; the ranks are gone.
+        Interrupted: by Ctrl-C or SIGTERM; the ranks are gone, and what was found is kept.
     """
     gc.enable()
+    parsed(wish)
     directory = out or new_directory(RUNS)
     check_free(directory)
+    is_new = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(directory, error) from error
+    test = SelfTest(pools, directory, show, begin)
     try:
-        result = SelfTest(pools, directory, show, begin).execute(begin_evidence(wish, directory))
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)  # what was begun serves no one
+        result = test.execute(begin_evidence(wish, directory))
+    except BaseException as error:
+        if isinstance(error, Interrupted) and test.found and not keep(test.result(), directory, False):
+            raise Interrupted(error.cause, kept=True) from error
+        remove(directory, is_new)  # what was begun serves no one
         raise
     return result, directory, keep(result, directory, is_latest=out is None)
+
+
+def remove(directory: Path, is_new: bool) -> None:
+    """What the self-test has written; also the directory, if it has made it."""
+    for path in () if is_new else directory.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
+    if is_new:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def keep(result: Result, directory: Path, is_latest: bool) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,6 +84,15 @@ class Query:
         number = int(value or "")
         if not least <= number <= most:
             raise Refused(400, f"`{key}` must lie between {least} and {most}")
+        return number
+
+    def one_of(self, key: str, numbers: Collection[int]) -> int | None:
+        """One of these numbers, or `None` if the request has none."""
+        if not self.has(key):
+            return None
+        number = self.whole(key, 0, MAX_NS)
+        if number not in numbers:
+            raise Refused(404, f"there is no {key} {number}; the traces may have changed")
         return number
 
     def stretch(self) -> tuple[int, int]:

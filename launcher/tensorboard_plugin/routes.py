@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
+from gpurun.launcher.tensorboard_plugin.answers.requested import RequestedTables, Wanted, tables_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import (
     run_answer,
     runs_answer,
@@ -22,7 +23,7 @@ from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
-from gpurun.launcher.tensorboard_plugin.timeline.format import Header
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header, Problem
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
@@ -30,6 +31,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
 from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
 from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
 from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer
+from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.trace.requested_tables import TABLES
 
 Answer = dict[str, Any]
 
@@ -41,6 +44,7 @@ class Server:
     listing: Listing
     indexes: Indexes = field(default_factory=Indexes)
     devices: LiveDevices = field(default_factory=LiveDevices)
+    tables: RequestedTables = field(default_factory=RequestedTables)
 
     def run(self, query: Query) -> Listed:
         """The run that the request names."""
@@ -112,6 +116,45 @@ def operators(server: Server, query: Query) -> Answer:
         return {**found, **said, "version": version(index.version, said)}
 
     return with_index(server, query, answer)
+
+
+def tables(server: Server, query: Query) -> Answer:
+    name = TABLES[TABLES.index(query.choice("table", TABLES))]
+    is_compared = name == "operators" and query.has("against")
+
+    def report(key: str, index: Index) -> TraceReport | Answer:
+        """A report with the table, or how far it is. Two variants are compared with all ranks and steps."""
+        traces = server.traces(query, key)
+        ranks = {rank.rank for rank in index.header.ranks}
+        steps = {step.step for rank in index.header.ranks for step in rank.steps}
+        wanted = Wanted(name, query.one_of("rank", ranks), query.one_of("step", steps))
+        return made(server, traces, index, Wanted(name, None, None) if is_compared else wanted)
+
+    def answer(index: Index) -> Answer:
+        against: tuple[str, TraceReport] | None = None
+        if is_compared:
+            state = server.index(query, "against")
+            other = report("against", state) if isinstance(state, Index) else state_answer(state)
+            if not isinstance(other, TraceReport):
+                return other
+            against = (shown_as(server.run(query), query.name("against")).label, other)
+        found = report("variant", index)
+        if not isinstance(found, TraceReport):
+            return found
+        label = shown_as(server.run(query), query.name("variant")).label
+        return tables_answer(index.header, name, found, label, against)
+
+    return with_index(server, query, answer)
+
+
+def made(server: Server, traces: Traces | None, index: Index, wanted: Wanted) -> TraceReport | Answer:
+    """A report with the table that is wanted, or how far it is."""
+    if traces is None:
+        return state_answer(None)
+    found = server.tables.get(traces, index, wanted)
+    if isinstance(found, str):
+        return state_answer(Broken((Problem(traces.directory.name, None, found),)))
+    return found or {"state": "building", "problems": []}
 
 
 def meta(server: Server, query: Query) -> Answer:
@@ -191,6 +234,7 @@ ROUTES: Mapping[str, Callable[[Server, Query], Answer]] = {
     "/progress": progress,
     "/breakdown": breakdown,
     "/operators": operators,
+    "/tables": tables,
     "/timeline/meta": meta,
     "/timeline/window": window,
     "/timeline/event": event,

@@ -1,14 +1,17 @@
-"""The difference of two captures by class, kernel, operator and shape, per step where steps are known."""
+"""What two captures differ in by class, kernel, operator, shape and caller, per step if there are steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, in_order
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
+from gpurun.launcher.trace.requested_tables import RowKind
 
 Per = Literal["step", "second"]
+State = Literal["new", "gone", "slower", "faster", "same"]
 SECOND_US = 1e6
 
 
@@ -22,6 +25,19 @@ class Change:
     change_us: float
     percent: float | None
     """`None` for a name that only B has."""
+
+
+@dataclass(frozen=True)
+class OperatorChange(Change):
+    """A row of the tree of modules and operators; see `OperatorTotal`. `name` is that of the row alone."""
+
+    depth: int
+    kind: RowKind
+    state: State
+    """new: only in B does it take any time there; gone: only in A; else which takes longer."""
+    a_count: float
+    """Calls, per step and rank, or per second of a rank's trace."""
+    b_count: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,9 @@ class TraceDiff:
     """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
     warnings: tuple[str, ...]
     """Of both captures."""
+    operators: tuple[OperatorChange, ...] | None = None
+    """The tree of what calls what: rows that changed, and those around them; by growth within each.
+    `None` unless asked for."""
 
 
 _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
@@ -78,6 +97,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), on_gpu, per),
         shapes=_shape_changes(a, b, per),
         warnings=(*(f"A: {text}" for text in a.warnings), *(f"B: {text}" for text in b.warnings)),
+        operators=operator_changes(a, b, per),
     )
 
 
@@ -133,6 +153,54 @@ def _by_shape(report: TraceReport, per: Per) -> dict[str, float]:
         name = " ".join(filter(None, (row.name, row.shapes, row.types)))
         sums[name] = sums.get(name, 0.0) + row.device_us / _units(report, per)
     return sums
+
+
+Totals = Mapping[Path, tuple[float, float]]
+"""Time in µs and calls by path, per unit."""
+
+
+def operator_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[OperatorChange, ...] | None:
+    """The tree of operators of both; `None` unless both reports have theirs."""
+    before, after = _tree(a, per), _tree(b, per)
+    if before is None or after is None:
+        return None
+    paths = [path for path in {**before, **after} if _comparable(path, before) and _comparable(path, after)]
+    changed = {path for path in paths if before.get(path) != after.get(path)}
+    shown = {path[:end] for path in changed for end in range(1, len(path) + 1)}
+    changes = {path: _operator_change(path, before, after) for path in shown}
+    ordered = sorted(shown, key=lambda path: (-changes[path].change_us, path))
+    return tuple(changes[path] for path in in_order(ordered))
+
+
+def _tree(report: TraceReport, per: Per) -> Totals | None:
+    is_whole = per == "second" or report.operators_in_steps is None
+    rows = report.operators if is_whole else report.operators_in_steps
+    if rows is None:
+        return None
+    units = _units(report, per)
+    found: dict[Path, tuple[float, float]] = {}
+    path: Path = ()
+    for row in rows:
+        path = (*path[: row.depth], (row.kind, row.name))
+        found[path] = (row.total_us / units, row.count / units)
+    return found
+
+
+def _comparable(path: Path, side: Totals) -> bool:
+    """Whether a side that lacks the path really does: of a tree that was cut, only the longest are known."""
+    return path in side or len(side) < MAX_ROWS
+
+
+def _operator_change(path: Path, before: Totals, after: Totals) -> OperatorChange:
+    (a_us, a_count), (b_us, b_count) = (side.get(path, (0.0, 0.0)) for side in (before, after))
+    state: State = "slower" if b_us > a_us else "faster" if b_us < a_us else "same"
+    if path not in before or path not in after:
+        state = "new" if path in after else "gone"
+    kind, name = path[-1]
+    change = _change(name, a_us, b_us)
+    return OperatorChange(
+        **vars(change), depth=len(path) - 1, kind=kind, state=state, a_count=a_count, b_count=b_count
+    )
 
 
 def _by_name(

@@ -15,6 +15,7 @@ from gpurun.launcher.trace.requested_tables import (
     CriticalPath,
     KernelTotal,
     LaunchTotals,
+    OperatorTotal,
     ShapeTotal,
 )
 
@@ -295,6 +296,11 @@ class TraceReport:
     `null` where too few collectives, or messages in both directions, show it. Offsets are those at the start
     of a rank's trace.
     """
+    clock_drift_bounds_ppm: Mapping[str, tuple[float, float] | None]
+    """Between which the drift certainly is: no rank leaves a collective before another has come.
+
+    `null` for ranks that share too few collectives with the lowest one.
+    """
     ranks: tuple[RankTrace, ...]
     collectives: tuple[CollectiveReport, ...]
     stragglers: tuple[StragglerReport, ...]
@@ -307,6 +313,8 @@ class TraceReport:
     shapes: tuple[ShapeTotal, ...] | None = None
     shapes_in_steps: tuple[ShapeTotal, ...] | None = None
     """Of what the steps launched, where the traces have steps."""
+    operators: tuple[OperatorTotal, ...] | None = None
+    operators_in_steps: tuple[OperatorTotal, ...] | None = None
     collective_totals: tuple[CollectiveTotal, ...] | None = None
     copies: tuple[CopyTotal, ...] | None = None
     launches: tuple[LaunchTotals, ...] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Table = Literal["kernels", "shapes", "collectives", "copies", "launches", "critical-path"]
+Table = Literal["kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path"]
 """What is shown on request."""
 TABLES: tuple[Table, ...] = get_args(Table)
 
@@ -51,6 +51,30 @@ class KernelTotal:
     device_us: float
     min_us: float
     max_us: float
+
+
+RowKind = Literal["module", "op", "shapes", "outside"]
+
+
+@dataclass(frozen=True)
+class OperatorTotal:
+    """A row of the tree of modules and operators, by which called which; sums over all ranks.
+
+    A row's time contains that of the rows below it that are one deeper, up to the next one of its own depth.
+    """
+
+    depth: int
+    """0: nothing encloses it."""
+    kind: RowKind
+    """The shapes and types of an operator's calls are rows below it, which divide its own time.
+    outside: GPU work that was launched outside of all modules and operators."""
+    name: str
+    count: int
+    """Calls; a replay of a CUDA graph is none. Of `outside`, pieces of work."""
+    total_us: float
+    """Of the GPU work launched, or captured, within it; of operators, where the CPU is the device."""
+    self_us: float
+    """The part of `total_us` without the modules and operators within it."""
 
 
 @dataclass(frozen=True)

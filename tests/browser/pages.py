@@ -23,6 +23,7 @@ VIEWS = {
     "where": "Where time goes",
     "timeline": "Timeline",
     "operators": "Operators",
+    "tables": "Tables",
     "devices": "Devices",
 }
 ENTRY = "data/plugin_entry.html?name=gpurun"

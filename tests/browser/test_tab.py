@@ -215,7 +215,9 @@ STRIP_ENDS = """async () => {
 
 def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab = open_tab("traced")
-    expect(tab.find("[role=tab]")).to_have_text(["Where time goes", "Timeline", "Operators", "Devices"])
+    expect(tab.find("[role=tab]")).to_have_text(
+        ["Where time goes", "Timeline", "Operators", "Tables", "Devices"]
+    )
     expect(tab.find(".where .bar.tall")).to_have_count(2)
     # Steps of 43.4 and 63.4 ms; both count, as they do for `gpurun trace`.
     assert tab.title() == (

@@ -1,12 +1,16 @@
 """`gpurun diff`: compares two runs, or two directories of traces."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpurun.launcher.cli.options import json_option, parse_percent
 from gpurun.launcher.cli.output import check_gate, show_json, width
 from gpurun.launcher.errors import SpecError
+
+if TYPE_CHECKING:
+    from gpurun.launcher.trace.requested_tables import Table
 
 
 @click.command()
@@ -26,9 +30,20 @@ from gpurun.launcher.errors import SpecError
     metavar="KEY",
     help="Compare variants although they differ in this setting: params.",
 )
+@click.option(
+    "--show",
+    type=click.Choice(["operators"]),
+    help="Of traces, show the tree of modules and operators instead: "
+    "what is new, gone, slower or faster, and what calls it.",
+)
 @json_option
 def diff(
-    a: Path, b: Path, fail_slower_percent: float | None, may_differ: tuple[str, ...], as_json: bool
+    a: Path,
+    b: Path,
+    fail_slower_percent: float | None,
+    may_differ: tuple[str, ...],
+    show: str | None,
+    as_json: bool,
 ) -> None:
     """Compare run B with run A, variant by variant, or two directories of traces.
 
@@ -36,12 +51,16 @@ def diff(
 
     Example: gpurun diff runs/gpt/before runs/gpt/latest --fail-slower 3%
 
+    Example: gpurun diff traces/before traces/after --show operators
+
     Exit codes: 0 ok (with --fail-slower: no variant is slower by more than that), 2 the command line is
     wrong, 5 a variant is slower than --fail-slower allows, 6 --fail-slower is undecided.
     """
     from gpurun.launcher.run.open import are_runs
 
     if are_runs(a, b):
+        if show:
+            raise SpecError(f"--show {show} compares traces; name their directories: RUN/variants/ID")
         diff_two_runs(a, b, fail_slower_percent, may_differ, as_json)
     elif fail_slower_percent is not None:
         raise SpecError(
@@ -50,7 +69,7 @@ def diff(
     elif may_differ:
         raise SpecError("--allow compares runs: traces are compared whatever they are of")
     else:
-        diff_two_captures(a, b, as_json)
+        diff_two_captures(a, b, show is not None, as_json)
 
 
 def diff_two_runs(
@@ -90,17 +109,20 @@ def check_settings(names: tuple[str, ...]) -> None:
             raise SpecError(f"--allow {name}: the settings are {', '.join(known)}")
 
 
-def diff_two_captures(a: Path, b: Path, as_json: bool) -> None:
-    """What grew from the traces in A to those in B."""
+def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
+    """What grew from the traces in A to those in B; `as_tree`: by what calls it."""
     from gpurun.launcher.run.open import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.diff import diff_traces
 
-    reports = [analyse_paths(traces_of(path), show=frozenset({"shapes"})) for path in (a, b)]
+    own: tuple[Table, ...] = ("operators",) if as_tree else ("shapes",)
+    tables: tuple[Table, ...] = ("shapes", "operators") if as_json else own
+    reports = [analyse_paths(traces_of(path), show=frozenset(tables)) for path in (a, b)]
     difference = diff_traces(*reports)
     if as_json:
         show_json(difference)
         return
-    from gpurun.launcher.report.terminal.changes import render_trace_diff
+    from gpurun.launcher.report.terminal.changes import render_operator_changes, render_trace_diff
 
-    click.echo(render_trace_diff(difference, width()), nl=False)
+    render = render_operator_changes if as_tree else render_trace_diff
+    click.echo(render(difference, width()), nl=False)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     "--show",
     callback=parse_tables,
     metavar="TABLES",
-    help="Show these tables instead, or have only these in the JSON: kernels, shapes, collectives, copies, "
-    "launches, critical-path, or all.",
+    help="Show these tables instead, or have only these in the JSON: kernels, shapes, operators, "
+    "collectives, copies, launches, critical-path, or all.",
 )
 @click.option(
     "--merge",
@@ -43,6 +43,8 @@ def trace(
     PATH is a trace (*.json, *.json.gz), or a directory with the traces of all ranks of one job.
 
     Example: gpurun trace runs/gpt/latest/variants/ddp-2-even --show critical-path
+
+    Example: gpurun trace runs/gpt/latest/variants/ddp-2-even --show operators --steps 8
     """
     from gpurun.launcher.run.open import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths

@@ -111,3 +111,5 @@ class Sensors:
     """The SM clock's mean since a time in µs since 1970; the clock now where no samples are kept."""
     power_w: Callable[[], float | None] = unknown
     """Power drawn now."""
+    pcie_link: Callable[[], tuple[int, int] | None] = unknown
+    """Generation and lanes that its PCIe link has now; an idle one may be at an older generation."""

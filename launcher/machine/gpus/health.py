@@ -32,6 +32,7 @@ class GpuHealth:
     """One NVLink, in one direction."""
     pcie_lanes: int | None = None
     max_pcie_lanes: int | None = None
+    """The most that card and slot have in common."""
     pcie_generation: int | None = None
     """The newest that card and slot have in common: an idle link may run at an older one."""
 

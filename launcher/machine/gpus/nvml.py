@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +25,7 @@ COMMON_ANCESTOR = {
     50: "PCIe, between CPUs",
 }
 """Source: `nvmlGpuTopologyLevel_t` of the NVML API reference."""
+NO_LIBRARY = "NVIDIA's module is loaded, but libnvidia-ml.so.1 is missing (a container needs `utility`)"
 MIG_ENABLED = 1
 """Source: `NVML_DEVICE_MIG_ENABLE` of the NVML API reference."""
 LINK_TO_SWITCH = 2
@@ -56,9 +57,17 @@ def load_nvml() -> Any:
         return None
 
 
+def has_module(root: Path = Path("/")) -> bool:
+    """Whether the kernel has NVIDIA's module."""
+    return any((root / name).exists() for name in ("dev/nvidiactl", "proc/driver/nvidia"))
+
+
 def has_driver(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA driver is installed (`dxg` under WSL); without one the binding needn't be loaded."""
-    return any((root / name).exists() for name in ("dev/nvidiactl", "proc/driver/nvidia", "dev/dxg"))
+    """Whether a driver may be installed; without one the binding needn't be loaded.
+
+    WSL has `dxg` instead of a module, also where the GPU is another vendor's.
+    """
+    return has_module(root) or (root / "dev/dxg").exists()
 
 
 def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: Any = None) -> Gpus:
@@ -78,7 +87,7 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
-        return Gpus()
+        return Gpus(nvml_error=NO_LIBRARY) if has_module(root) else Gpus()
     except nvml.NVMLError as error:
         return Gpus(nvml_error=str(error))
     try:
@@ -328,11 +337,16 @@ def _sensors(nvml: Any, handle: Any) -> Sensors:
     """Of a MIG instance those that its whole GPU has; energy and power are not the instance's alone."""
     parent = parent_of(nvml, handle)
     asked = NvmlSensors(nvml, handle if parent is None else parent)
-    shared = Sensors(hot_ns=asked.hot_ns, throttling=asked.throttling, mean_clock_mhz=asked.mean_clock_mhz)
+    shared = Sensors(
+        hot_ns=asked.hot_ns,
+        throttling=asked.throttling,
+        mean_clock_mhz=asked.mean_clock_mhz,
+        pcie_link=asked.pcie_link,
+    )
     if parent is not None:
         return shared
     energy_mj = partial(ask, nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # Volta and later have it
-    return Sensors(energy_mj, shared.hot_ns, shared.throttling, shared.mean_clock_mhz, asked.power_w)
+    return replace(shared, energy_mj=energy_mj, power_w=asked.power_w)
 
 
 @dataclass(frozen=True)
@@ -362,5 +376,9 @@ class NvmlSensors:
         return None if now is None else float(now)
 
     def power_w(self) -> float | None:
-        milliwatts = ask(self.nvml, "nvmlDeviceGetPowerUsage", self.handle)
-        return None if milliwatts is None else milliwatts / 1000
+        return _thousandth(ask(self.nvml, "nvmlDeviceGetPowerUsage", self.handle))
+
+    def pcie_link(self) -> tuple[int, int] | None:
+        generation = ask(self.nvml, "nvmlDeviceGetCurrPcieLinkGeneration", self.handle)
+        lanes = ask(self.nvml, "nvmlDeviceGetCurrPcieLinkWidth", self.handle)
+        return (generation, lanes) if generation and lanes else None

@@ -9,14 +9,19 @@ from rich.table import Table
 from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.report.footnotes import confidence_text
+from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
 from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, table_of, text_of
 from gpurun.launcher.report.terminal.trace import MAX_NAMES, warning_lines
+from gpurun.launcher.report.terminal.trace_tables import INDENT, MAX_ROWS
 from gpurun.launcher.stats.sequential import ALPHA
-from gpurun.launcher.trace.diff import Change, TraceDiff
+from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
+CHANGE = ("change", "%")
+OPERATOR_TREE = "modules and operators by caller, that changed"
+NO_OPERATOR_CHANGED = "No module or operator takes another time."
 MAX_PERCENT = 1000
 """From here on a growth reads better as a factor."""
 
@@ -92,10 +97,56 @@ def _item(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
+def shown_changes(diff: TraceDiff, a: str, b: str) -> tuple[Shown, str]:
+    """The tree of operators that changed, and what its figures are; `a` and `b` are names of the sides."""
+    if not diff.operators:
+        return Shown((), (NO_OPERATOR_CHANGED,)), _per(diff, a, b)
+    rows = tuple(ShownRow(_change_cells(each), each.name, each.depth) for each in diff.operators)
+    return Shown((ShownTable((a, b, *CHANGE), OPERATOR_TREE, rows),), ()), _per(diff, a, b)
+
+
+def _change_cells(each: Change) -> tuple[Cell, ...]:
+    return (
+        Cell(ms_text(each.a_us), each.a_us),
+        Cell(ms_text(each.b_us), each.b_us),
+        Cell(_signed_ms(each.change_us), each.change_us),
+        Cell(change_text(each), each.percent),
+    )
+
+
+def render_operator_changes(diff: TraceDiff, width: int) -> str:
+    """The tree of operators that changed, as text, `width` columns wide."""
+    rows = _most_changed(diff.operators or ())
+    more = len(diff.operators or ()) - len(rows)
+    parts: list[RenderableType] = [_of_what(diff), ""]
+    parts.append(_changes(OPERATOR_TREE, rows) if rows else NO_OPERATOR_CHANGED)
+    parts += [f"… and {more} more; --json has all"] if more else []
+    parts += warning_lines(diff.warnings)
+    return text_of(Group(*map(plain, parts)), width)
+
+
+def _most_changed(rows: Sequence[OperatorChange]) -> list[OperatorChange]:
+    """The rows that changed most, with those around them, in their order."""
+    kept: set[int] = set()
+    for place in sorted(range(len(rows)), key=lambda i: -abs(rows[i].change_us)):
+        if len(kept) >= MAX_ROWS:
+            break
+        depth = rows[place].depth + 1
+        for i in range(place, -1, -1):
+            if rows[i].depth < depth:
+                kept.add(i)
+                depth = rows[i].depth
+    return [rows[i] for i in sorted(kept)]
+
+
+def _of_what(diff: TraceDiff) -> str:
+    a, b = diff.num_ranks
+    return f"A: {plural(a, 'rank')}, B: {plural(b, 'rank')}; {_per(diff)}"
+
+
 def render_trace_diff(diff: TraceDiff, width: int) -> str:
     """What changed, as text, `width` columns wide."""
-    a, b = diff.num_ranks
-    parts: list[RenderableType] = [f"A: {plural(a, 'rank')}, B: {plural(b, 'rank')}; {_per(diff)}", ""]
+    parts: list[RenderableType] = [_of_what(diff), ""]
     parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
     for title, changes in (
         ("kernels", diff.kernels),
@@ -109,10 +160,10 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
     return text_of(Group(*map(plain, parts)), width)
 
 
-def _per(diff: TraceDiff) -> str:
+def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     if diff.per == "step":
         return "ms per step and rank"
-    which = [name for name, steps in zip("AB", diff.num_steps, strict=True) if not steps]
+    which = [name for name, steps in zip((a, b), diff.num_steps, strict=True) if not steps]
     who = (
         f"{' and '.join(which)} mark{'' if len(which) > 1 else 's'} no steps"
         if which
@@ -122,13 +173,12 @@ def _per(diff: TraceDiff) -> str:
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:
-    table = table_of(("A", "B", "change", "%"), expand=True)
+    table = table_of(("A", "B", *CHANGE), expand=True)
     table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
     for each in changes:
         name = clean(each.name.replace("_", " ") if not title else each.name)
-        table.add_row(
-            ms_text(each.a_us), ms_text(each.b_us), _signed_ms(each.change_us), _percent(each), name
-        )
+        name = INDENT * each.depth + name if isinstance(each, OperatorChange) else name
+        table.add_row(*(cell.text for cell in _change_cells(each)), name)
     return table
 
 
@@ -136,7 +186,8 @@ def _signed_ms(us: float) -> str:
     return format_number(us / 1000, 3, signed=True)
 
 
-def _percent(each: Change) -> str:
+def change_text(each: Change) -> str:
+    """`new`, `gone`, or by how many percent it grew."""
     if each.percent is None:
         return "new" if each.b_us else "-"
     if not each.b_us:

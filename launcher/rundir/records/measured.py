@@ -178,6 +178,8 @@ class DeviceFacts:
     clock_mhz: float | None = None
     throttled: str | None = None
     """Why the clock was low at work."""
+    pcie_link: tuple[int, int] | None = None
+    """Generation and lanes of its PCIe link at work."""
     wrong_sums: tuple[str, ...] = ()
     """All-reduces that gave another sum than they should."""
     reduces: tuple[ReduceRate, ...] = ()

@@ -8,6 +8,7 @@ import { showOperators } from './operators/operators.js';
 import { isAbort, Latest, messageOf } from './source.js';
 import { showSplits } from './splits/splits.js';
 import { State } from './state.js';
+import { showTables } from './tables/tables.js';
 import { emptyState, failedState, unopenedState } from './shared/states.js';
 import { followTheme } from './shared/theme.js';
 import { showTimeline } from './timeline/timeline.js';
@@ -20,6 +21,7 @@ const VIEWS = {
   where: { name: 'Where time goes', show: showWhere },
   timeline: { name: 'Timeline', show: showTimeline },
   operators: { name: 'Operators', show: showOperators },
+  tables: { name: 'Tables', show: showTables },
   devices: { name: 'Devices', show: showDevices },
 };
 const STEPS_AT_ONCE = 50;
@@ -206,6 +208,8 @@ export class App {
             variant: null,
             against: null,
             oprank: null,
+            tablerank: null,
+            step: null,
             sel: null,
             range: null,
             from: null,

@@ -65,6 +65,17 @@ export class Run {
     const wanted = among.find((variant) => variant.id === id);
     return wanted ?? among.find((variant) => variant === this.leader) ?? among[0] ?? null;
   }
+
+  /**
+   * What a traced variant is shown next to: the baseline, unless another was chosen; the baseline itself is alone.
+   * @param {Variant} variant
+   * @param {string | null} wanted
+   */
+  against(variant, wanted) {
+    if (wanted === 'none') return null;
+    const chosen = this.traced.find((one) => one.id === wanted) ?? this.baseline;
+    return chosen?.hasTraces && chosen !== variant ? chosen : null;
+  }
 }
 
 /** One variant: the plan's facts, and the comparison's figures once there are any. */

@@ -40,6 +40,8 @@ interface RunAnswer {
   facts: string[];
   warnings: string[];
   knee: KneeSentences;
+  /** A line of the job file that makes a second variant. */
+  compare: string | null;
   bars: BarSentences;
   metrics: Metric[];
   variants: PlannedVariant[];
@@ -400,6 +402,39 @@ interface OperatorRow {
   difference_ms: number | null;
 }
 
+interface TablesAnswer extends Ready {
+  table: string;
+  kinds: { key: string; title: string }[];
+  sentence: string;
+  ranks: number[];
+  steps: number[];
+  warnings: string[];
+  tables: ShownTable[];
+  /** Why there is no table, or what the columns mean and what follows. */
+  notes: string[];
+}
+
+interface ShownTable {
+  titles: string[];
+  name_title: string;
+  rows: ShownRow[];
+  curve_title: string;
+}
+
+interface ShownRow {
+  cells: Cell[];
+  name: string;
+  depth: number;
+  curve: number[];
+  is_total: boolean;
+}
+
+/** A figure as it is shown, and as a number. */
+interface Cell {
+  text: string;
+  value: number | null;
+}
+
 interface MetaAnswer extends Ready {
   warnings: string[];
   base_time_ns: string;
@@ -598,6 +633,7 @@ interface Routes {
   progress: ProgressAnswer;
   breakdown: BreakdownAnswer | Unready;
   operators: OperatorsAnswer | Unready;
+  tables: TablesAnswer | Unready;
   'timeline/meta': MetaAnswer | Unready;
   'timeline/window': WindowAnswer | Unready;
   'timeline/event': EventAnswer | Unready;
@@ -607,7 +643,7 @@ interface Routes {
 }
 
 type TimelineRoute = 'timeline/window' | 'timeline/event' | 'timeline/search' | 'timeline/selection';
-type TracedRoute = 'breakdown' | 'operators' | 'timeline/meta' | TimelineRoute | 'trace/merged';
+type TracedRoute = 'breakdown' | 'operators' | 'tables' | 'timeline/meta' | TimelineRoute | 'trace/merged';
 type UnderWay = Indexing | Building;
 /** What such a route answers in the end. */
 type Final<R extends TracedRoute> = Exclude<Routes[R], UnderWay>;
@@ -617,11 +653,13 @@ interface Asked {
   variant?: string | string[];
   against?: string | undefined;
   kind?: string;
+  table?: string;
+  step?: string | undefined;
   again?: number;
   prepare?: number;
   id?: number | string;
   collective?: number;
-  rank?: number;
+  rank?: number | string | undefined;
   q?: string;
   after_ns?: number;
   from_ns?: number;
@@ -697,7 +735,7 @@ interface Retry {
 /** What the address can hold. */
 type StateKey =
   | 'run' | 'tab' | 'variant' | 'against' | 'all' | 'q' | 'sort' | 'brush' | FilterName
-  | 'kind' | 'opsort' | 'oprank'
+  | 'kind' | 'opsort' | 'oprank' | 'table' | 'tablesort' | 'tablerank' | 'step'
   | 'rank' | 'from' | 'to' | 'sel' | 'range' | 'rows' | 'order' | 'colours';
 type FilterName = 'strategy' | 'devices' | 'precision';
 type Changes = { [K in StateKey]?: string | null };
@@ -1005,6 +1043,40 @@ interface RankWaits {
   waits: number[];
   steps: number[];
   mean: number;
+}
+
+// ---- Tables ----
+
+/** A row with those below it. */
+interface TreeRow extends ShownRow {
+  /** Whether any row of the table is below another. */
+  inTree: boolean;
+  inner: TreeRow[];
+  isOpen: boolean;
+  /** The names around it, and its own. */
+  path: string;
+  /** Whether its name, or one below it, contains this. */
+  holds: (q: string) => boolean;
+}
+
+interface TableColumn {
+  key: string;
+  title: string;
+  className: string;
+  width?: string;
+  sort?: (row: TreeRow) => number | string | null;
+  cell: (row: TreeRow) => Child;
+}
+
+/** How a table is shown, and what to do about a click. */
+interface TableLook {
+  q: string;
+  /** Column and direction; `null`: as the server has it. */
+  order: string | null;
+  choose: ((order: string) => void) | null;
+  /** Paths of the rows that were opened or closed. */
+  toggled: Set<string>;
+  again: () => void;
 }
 
 // ---- Operators and devices ----

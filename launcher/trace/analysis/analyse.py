@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError, TraceError
@@ -42,6 +42,18 @@ class Analysis:
     report: TraceReport
     ranked: Ranked
     matched: Matched
+
+    def of_rank(self, rank: int) -> TraceReport:
+        """The report with one rank's figures, and the tables on request of its part alone.
+
+        Without a critical path: it goes over all ranks.
+        """
+        mine = replace(
+            self.report,
+            ranks=tuple(each for each in self.report.ranks if each.rank == rank),
+        )
+        digests = [(number, each) for number, each in self.ranked.digests if number == rank]
+        return replace(with_tables(mine, digests, self.matched), critical_path=None)
 
 
 def analyse_paths(
@@ -191,17 +203,20 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
     views = tuple(_views(ranked, matched, base_ns))
     kinds = _kinds(ranked, matched)
     ranks = [rank for rank, _ in ranked.digests]
+    last_ranks = [last_rank(each, matched.offsets) for each in matched.collectives]
     return TraceReport(
         schema=1,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
         clock_drift_ppm={str(rank): _ppm(matched.clocks.rates.get(rank)) for rank in ranks},
+        clock_drift_bounds_ppm={str(rank): _bounds_ppm(matched.clocks.bounds.get(rank)) for rank in ranks},
         ranks=tuple(rank_trace(rank, view) for rank, view in views),
         collectives=tuple(
-            _collective(each, kinds.of(each), matched, base_ns) for each in matched.collectives
+            _collective(each, last, kinds.of(each), matched, base_ns)
+            for each, last in zip(matched.collectives, last_ranks, strict=True)
         ),
-        stragglers=_stragglers(matched, ranks),
+        stragglers=_stragglers(matched, last_ranks, ranks),
         parallelism=parallel_kinds(views, kinds),
         pipeline=pipeline(views, kinds.stages, matched.offsets),
     )
@@ -209,6 +224,10 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
 
 def _ppm(rate: float | None) -> float | None:
     return None if rate is None else rate * 1e6
+
+
+def _bounds_ppm(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if bounds is None else (bounds[0] * 1e6, bounds[1] * 1e6)
 
 
 def _kinds(ranked: Ranked, matched: Matched) -> GroupKinds:
@@ -233,15 +252,19 @@ def _first_ns(rank: int, digest: Digest, clocks: Clocks) -> int:
     return clocks.realigned(rank, digest.base_ns, 0).one(first_ns)
 
 
-def _stragglers(matched: Matched, ranks: Sequence[int]) -> tuple[StragglerReport, ...]:
+def _stragglers(
+    matched: Matched, last_ranks: Sequence[int | None], ranks: Sequence[int]
+) -> tuple[StragglerReport, ...]:
     """Empty if no collective is seen on two ranks: then no rank is known to be late."""
     if not any(each.matched for each in matched.collectives):
         return ()
-    rows = stragglers(matched.collectives, matched.offsets, ranks)
+    rows = stragglers(matched.collectives, last_ranks, ranks)
     return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
 
 
-def _collective(each: Collective, parallelism: str, matched: Matched, base_ns: int) -> CollectiveReport:
+def _collective(
+    each: Collective, last: int | None, parallelism: str, matched: Matched, base_ns: int
+) -> CollectiveReport:
     algorithm, bus = bandwidths(each)
     return CollectiveReport(
         group=each.group,
@@ -253,7 +276,7 @@ def _collective(each: Collective, parallelism: str, matched: Matched, base_ns: i
         dtype=each.dtype,
         algorithm_gb_per_s=algorithm,
         bus_gb_per_s=bus,
-        last_rank=last_rank(each, matched.offsets),
+        last_rank=last,
         ranks=tuple(
             CollectivePart(
                 rank=part.rank,

@@ -21,11 +21,23 @@ from gpurun.launcher.trace.analysis.steps import (
     Step,
     before_capture,
     host_steps,
+    launch_notes,
     launched,
+    overlap_notes,
+    recorded_text,
+    replay_notes,
     step_at,
     windows,
 )
-from gpurun.launcher.trace.analysis.tables import Chosen, Mask, NameTime, compute_ops, kernel_times, op_times
+from gpurun.launcher.trace.analysis.tables import (
+    Chosen,
+    Mask,
+    NameTime,
+    compute_ops,
+    everything,
+    kernel_times,
+    op_times,
+)
 from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
@@ -33,7 +45,6 @@ from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import plural
 
 MAX_RANKS = 1 << 31
 """Larger numbers are damage."""
@@ -134,8 +145,12 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     all_steps = windows(trace, host, work)
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
     whole = chosen is None
-    in_steps = Chosen(np.isin(work.step, kept), np.isin(step_at(host, trace.ops.start), kept))
-    shown = Chosen(np.ones_like(in_steps.gpu), np.ones_like(in_steps.ops)) if whole else in_steps
+    in_steps = Chosen(
+        np.isin(work.step, kept),
+        np.isin(step_at(host, trace.ops.start), kept),
+        np.isin(step_at(host, trace.modules.start), kept),
+    )
+    shown = everything(trace) if whole else in_steps
     names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
     device = _device(trace, on_gpu)
@@ -156,7 +171,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         names=names[0],
         step_names=names[-1],
         warnings=_warnings(trace, path, (host, work), chosen, kept),
-        recorded=_recorded(host),
+        recorded=recorded_text(host),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
         window=None if chosen is None else _window(host, all_steps, kept),
         show=show,
@@ -359,8 +374,8 @@ def _warnings(
         found.append(f"{path}: {trace.skipped}")
     found += [f"{path}: {text}" for text in notes_on_categories(trace.other_categories)]
     if chosen is not None and not kept:
-        found.append(f"{path}: none of the steps asked for; it has {_recorded(steps)}")
-    found.extend(f"{path}: {text}" for text in _overlaps(steps))
+        found.append(f"{path}: none of the steps asked for; it has {recorded_text(steps)}")
+    found.extend(f"{path}: {text}" for text in overlap_notes(steps))
     if len({step.number for step in steps}) < len(steps):
         found.append(f"{path}: several steps have the same number; each is listed separately")
     if len(trace.launches) and not len(trace.gpu):
@@ -369,45 +384,6 @@ def _warnings(
         )
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
-        found += [f"{path}: {text}" for text in _launch_notes(trace, steps, work)]
-        found += [f"{path}: {text}" for text in _replay_notes(work)]
+        found += [f"{path}: {text}" for text in launch_notes(trace, steps, work)]
+        found += [f"{path}: {text}" for text in replay_notes(work)]
     return tuple(found)
-
-
-def _launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[str]:
-    """What a missing launch means for the steps' figures."""
-    if not steps:
-        return []
-    if not work.is_known.any():
-        return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
-    lost = int((~work.is_known & ~before_capture(trace, work)).sum())
-    return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []
-
-
-def _replay_notes(work: Launched) -> list[str]:
-    """Of which replays of CUDA graphs the operators aren't known."""
-    unknown = int((work.replayed & (work.captured < 0)).sum())
-    if not unknown:
-        return []
-    return [
-        f"no capture in the trace is certain to be that of the CUDA graphs that launched "
-        f"{plural(unknown, 'piece')} of GPU work: counted for the operator, if any, that launched the graph"
-    ]
-
-
-def _recorded(steps: list[HostStep]) -> str:
-    if not steps:
-        return "no steps, which profiler.step() would mark"
-    first, last = steps[0].number, steps[-1].number
-    return f"step {first} only" if first == last else f"steps {first} to {last}"
-
-
-def _overlaps(steps: list[HostStep]) -> list[str]:
-    found = []
-    if any(step.overlaps for step in steps):
-        found.append("steps overlap; the later one is counted from where the earlier one ends")
-    swallowed = [step.number for step in steps if step.is_swallowed]
-    if swallowed:
-        named = ", ".join(map(str, swallowed))
-        found.append(f"entirely inside another step, so without time or work of its own: step {named}")
-    return found

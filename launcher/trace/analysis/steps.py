@@ -21,6 +21,7 @@ from gpurun.launcher.trace.analysis.cuda_graphs import captured_calls, replayed_
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import HostKind
 from gpurun.launcher.trace.kineto.columns import Trace
+from gpurun.launcher.units import plural
 
 NO_STEP = -1
 
@@ -154,3 +155,44 @@ def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
     first = np.full(len(trace.streams), np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(first, gpu.thread[known], gpu.start[known])
     return np.asarray(~known & (gpu.start < first[gpu.thread]), dtype=np.bool_)
+
+
+def recorded_text(steps: list[HostStep]) -> str:
+    """Which steps these are, in words."""
+    if not steps:
+        return "no steps, which profiler.step() would mark"
+    first, last = steps[0].number, steps[-1].number
+    return f"step {first} only" if first == last else f"steps {first} to {last}"
+
+
+def overlap_notes(steps: list[HostStep]) -> list[str]:
+    """Notes for the reader."""
+    found = []
+    if any(step.overlaps for step in steps):
+        found.append("steps overlap; the later one is counted from where the earlier one ends")
+    swallowed = [step.number for step in steps if step.is_swallowed]
+    if swallowed:
+        named = ", ".join(map(str, swallowed))
+        found.append(f"entirely inside another step, so without time or work of its own: step {named}")
+    return found
+
+
+def launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[str]:
+    """What a missing launch means for the steps' figures."""
+    if not steps:
+        return []
+    if not work.is_known.any():
+        return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
+    lost = int((~work.is_known & ~before_capture(trace, work)).sum())
+    return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []
+
+
+def replay_notes(work: Launched) -> list[str]:
+    """Of which replays of CUDA graphs the operators aren't known."""
+    unknown = int((work.replayed & (work.captured < 0)).sum())
+    if not unknown:
+        return []
+    return [
+        f"no capture in the trace is certain to be that of the CUDA graphs that launched "
+        f"{plural(unknown, 'piece')} of GPU work: counted for the operator, if any, that launched the graph"
+    ]

@@ -63,10 +63,18 @@ class Chosen:
     """By position in `trace.gpu`."""
     ops: Mask
     """By position in `trace.ops`."""
+    modules: Mask
+    """By position in `trace.modules`."""
 
     @property
     def is_all(self) -> bool:
-        return bool(self.gpu.all() and self.ops.all())
+        return bool(self.gpu.all() and self.ops.all() and self.modules.all())
+
+
+def everything(trace: Trace) -> Chosen:
+    """All of a file."""
+    columns = (trace.gpu, trace.ops, trace.modules)
+    return Chosen(*(np.ones(len(each), dtype=np.bool_) for each in columns))
 
 
 def op_times(
@@ -86,12 +94,13 @@ def op_times(
         nesting = nest(spans)
         own = nesting.self_ns() if nesting else np.zeros(len(spans), dtype=np.int64)
         own[~computing[mine]] = 0
-        around = trace.modules.where(stretch.holds(trace.modules.start))
+        inner = stretch.holds(trace.modules.start)
+        around = trace.modules.where(inner)
         for chosen, all_calls, (ops, modules) in zip(choices, calls, totals, strict=True):
             shown, inside = chosen.ops[mine], all_calls.of(stretch)
             ops.add_host(spans.name[shown], own[shown])
             ops.add_device(spans, nesting, inside)
-            _add_modules(modules, around, inside, (spans.where(shown), own[shown]))
+            _add_modules(modules, around, chosen.modules[inner], inside, (spans.where(shown), own[shown]))
     return [(ops.rows(), modules.rows()) for ops, modules in totals]
 
 
@@ -157,10 +166,12 @@ class _Totals:
             device_ns[copies].sum(axis=0),
         )
         named = zip(self.names, *(column.tolist() for column in columns), strict=True)
-        return _longest(NameTime(name, self.kind, *sums) for name, *sums in named if any(sums[:2]))
+        return _longest(NameTime(name, self.kind, *sums) for name, *sums in named if any(sums[:3]))
 
 
-def _add_modules(modules: _Totals, spans: Spans, calls: _Calls, host: tuple[Spans, Int64]) -> None:
+def _add_modules(
+    modules: _Totals, spans: Spans, chosen: Mask, calls: _Calls, host: tuple[Spans, Int64]
+) -> None:
     """Adds modules; their time on the CPU is that of the operators inside, which are counted separately."""
     ops, own = host
     nesting = nest(spans)
@@ -169,7 +180,8 @@ def _add_modules(modules: _Totals, spans: Spans, calls: _Calls, host: tuple[Span
     by_op = nesting.innermost(ops.thread, ops.start)
     held = by_op >= 0
     host_ns = np.bincount(by_op[held], weights=own[held], minlength=len(spans)).astype(np.int64)
-    modules.add_host(spans.name, host_ns)
+    modules.counts += np.bincount(spans.name[chosen], minlength=len(modules.names))
+    modules.host_ns += _sums(spans.name, host_ns, len(modules.names))[1]
     modules.add_device(spans, nesting, calls)
 
 

@@ -20,7 +20,7 @@ from gpurun.launcher.stats.busy import waited_for_others_ns
 from gpurun.launcher.worker.accelerators.clock import Clock
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
-from gpurun.launcher.worker.meters.gpu_load import load_meter
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.selftest.link_rates import pair_rates, reduce_rates, wrong_sums
 
 AT_WORK_NS = 500_000_000
@@ -34,11 +34,12 @@ def device_facts(rank: int, device: torch.device, kind: Accelerator) -> DeviceFa
     rows = MATRIX_ROWS[kind.is_host]
     matrix = torch.rand(rows, rows, device=device) / rows
     runtime, load, noise = runtime_of(device), load_meter([device]), NoiseMeter()
+    links: list[tuple[int, int]] = []
     products(matrix, BLOCK_NS, load.sample)
     dist.barrier()
     load.clear()
     with load.counting(), noise.counting():
-        best_ns, off, host_ns = blocks(matrix, runtime.clock(device), load.sample)
+        best_ns, off, host_ns = blocks(matrix, runtime.clock(device), lambda: sample(load, links))
     waited = noise.per_step(1)
     waited_ns = waited_for_others_ns(waited.queue_ns, waited.others_ns) or 0
     at_work = next(iter(load.loads()), GpuLoad())
@@ -55,10 +56,17 @@ def device_facts(rank: int, device: torch.device, kind: Accelerator) -> DeviceFa
         energy_mj=load.energy_mj(),
         clock_mhz=at_work.sm_clock_mhz,
         throttled=at_work.throttled,
-        wrong_sums=wrong_sums(rank, device),
+        pcie_link=max(links, default=None),
+        wrong_sums=wrong_sums(rank, device, kind.is_host),
         reduces=reduce_rates(device, kind.is_host),
         pairs=pair_rates(rank, device, kind.is_host),
     )
+
+
+def sample(load: LoadMeter, links: list[tuple[int, int]]) -> None:
+    """What the driver says while the device works; its PCIe link is added to `links`."""
+    load.sample()
+    links += [link for gpu in load.gpus if (link := gpu.sensors.pcie_link())]
 
 
 def own_device(kind: Accelerator) -> torch.device:

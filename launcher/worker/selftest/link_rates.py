@@ -1,15 +1,19 @@
-"""Whether an all-reduce is right, how fast it is, and each pair of ranks; all ranks call these together."""
+"""Whether an all-reduce is right, how fast it is, and each pair of ranks; all ranks call these together.
+
+Each part is a step, so that a hang is noticed however many pairs there are.
+"""
 
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gpurun.launcher.rundir.records import PairRate, ReduceRate
+from gpurun.launcher.stepping import step as marked_step
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.workloads.probes.base import KIB, MIB, powers
 
@@ -22,12 +26,16 @@ SENT_BYTES = {True: 4 * MIB, False: 64 * MIB}
 REPETITIONS = 6
 
 
-def wrong_sums(rank: int, device: torch.device) -> tuple[str, ...]:
-    """All-reduces of whole numbers, so small that every type holds them exactly, that gave another sum."""
+def wrong_sums(rank: int, device: torch.device, is_host: bool) -> tuple[str, ...]:
+    """All-reduces of whole numbers, so small that every type holds them exactly, that gave another sum.
+
+    Every size whose rate is measured is among them: by size NCCL chooses other algorithms.
+    """
     world_size, found = dist.get_world_size(), []
-    for dtype in TYPES:
-        for count in SUMMED:
-            pattern = torch.arange(count, device=device) % 7
+    measured = ((torch.float32, size // 4) for size in REDUCED_BYTES[is_host])
+    for dtype, count in (*product(TYPES, SUMMED), *measured):
+        with marked_step():
+            pattern = torch.arange(count, dtype=torch.int32, device=device) % 7
             summed = (pattern + rank % 2).to(dtype)
             dist.all_reduce(summed)
             expected = (pattern * world_size + world_size // 2).to(dtype)
@@ -41,7 +49,10 @@ def reduce_rates(device: torch.device, is_host: bool) -> tuple[ReduceRate, ...]:
     sizes = REDUCED_BYTES[is_host]
     world_size, buffer = dist.get_world_size(), torch.zeros(sizes[-1] // 4, device=device)
     factor = 2 * (world_size - 1) / world_size  # as in `gpurun.workloads.probes.allreduce`
-    times_ns = [fastest_ns(device, partial(dist.all_reduce, buffer[: size // 4])) for size in sizes]
+    times_ns = []
+    for size in sizes:
+        with marked_step():
+            times_ns.append(fastest_ns(device, partial(dist.all_reduce, buffer[: size // 4])))
     return tuple(
         ReduceRate(size, time_ns / 1e3, factor * size / time_ns)
         for size, time_ns in zip(sizes, times_ns, strict=True)
@@ -66,11 +77,12 @@ def pair_rates(rank: int, device: torch.device, is_host: bool) -> tuple[PairRate
     message = torch.zeros(SENT_BYTES[is_host], dtype=torch.uint8, device=device)
     found = []
     for low, high in combinations(range(dist.get_world_size()), 2):
-        if rank in (low, high):
-            best_ns = min(there_and_back_ns(message, rank, low, high) for _ in range(REPETITIONS))
-            if rank == low:
-                found.append(PairRate(low, high, 2 * message.nbytes / best_ns))
-        dist.barrier()
+        with marked_step():
+            if rank in (low, high):
+                best_ns = min(there_and_back_ns(message, rank, low, high) for _ in range(REPETITIONS))
+                if rank == low:
+                    found.append(PairRate(low, high, 2 * message.nbytes / best_ns))
+            dist.barrier()
     return tuple(found)
 
 

@@ -3,7 +3,6 @@
 None calls `set_device`. The arguments are the kind of the devices and a name of `PROGRAMS`.
 """
 
-import os
 import sys
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.stepping import step as marked_step
+from gpurun.launcher.worker.selftest.device_program import own_device
 
 STEPS, SKIPPED = 30, 5
 EPOCHS, BATCHES, BATCH = 3, 8, 32
@@ -24,9 +24,7 @@ class Training:
     """A model on the rank's device, and its optimizer."""
 
     def __init__(self, kind_name: str) -> None:
-        kind = accelerator_of(kind_name)
-        index = [] if kind.is_host else [int(os.environ["LOCAL_RANK"])]
-        self.device = torch.device(kind.name, *index)
+        self.device = own_device(accelerator_of(kind_name))
         layers = nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)
         self.model = nn.Sequential(*layers).to(self.device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.selftest.check_table import CHECKS
+from gpurun.launcher.selftest.evidence import MACHINE
 from tests.integration.command import gpurun
 
 
@@ -39,7 +40,7 @@ def test_without_a_gpu_the_checks_of_gpus_fail_with_a_remedy(tmp_path: Path, wis
     assert (tmp_path / "runs/selftest/latest").read_text().strip() == kept.parent.name
 
 
-def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_what_was_found(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpurun", "selftest", "--devices", "cpu:2", "--out", "run", "--json"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
@@ -49,5 +50,6 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert (out, err) == ("", "gpurun: interrupted by Ctrl-C\n")
-    assert not list(tmp_path.iterdir())
+    assert (out, err) == ("", "gpurun: interrupted by Ctrl-C; what was measured before is kept\n")
+    kept = json.loads((tmp_path / "run/selftest.json").read_text())["checks"]
+    assert [check["name"] for check in kept] == [check.name for check in CHECKS if check.part == MACHINE]

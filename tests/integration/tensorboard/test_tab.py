@@ -18,14 +18,20 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.report.tables_on_request import shown_table
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import ENTRY
 from gpurun.launcher.tensorboard_plugin.view import open_view
+from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.trace.requested_tables import TABLES
 from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,6 +78,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.trace(BROKEN, 0).write_bytes(gzip.compress(gzip.decompress(whole).replace(b'"ts":', b'"ts"', 1)))
     (root / "theirs").mkdir()
     shutil.copy(run.trace(VARIANT, 0), root / "theirs" / "worker0.123.pt.trace.json.gz")
+    shutil.copytree(ROOT / "docs" / "runs" / "gpt-splits" / "variants" / "ddp-2-28-4", root / "recorded")
     return root
 
 
@@ -123,7 +130,8 @@ def test_the_entry_point_names_the_plugin() -> None:
 
 def test_runs_are_listed_with_what_they_are(url: str) -> None:
     answer = get(url, "runs")
-    assert {each["name"]: each["kind"] for each in answer["runs"]} == {RUN: "gpurun", "theirs": "traces"}
+    kinds = {RUN: "gpurun", "theirs": "traces", "recorded": "traces"}
+    assert {each["name"]: each["kind"] for each in answer["runs"]} == kinds
     run = get(url, "run", run=RUN)
     assert run["comparison"]["name"] == "gpt-splits"
     assert {each["id"] for each in run["variants"] if each["traces"]} == {VARIANT, BROKEN}
@@ -201,6 +209,37 @@ def test_a_trace_that_changes_is_indexed_anew(url: str, logdir: Path) -> None:
     assert get(url, "timeline/meta", **of(BROKEN))["state"] == "broken"
 
 
+@pytest.mark.parametrize("one", ["", "step", "rank"])
+def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str) -> None:
+    """A rank's own work is what the command says of its file alone; waiting needs the others' files too."""
+    run = of("traces", "recorded")
+    known = get(url, "tables", **run)
+    chosen = {one: known[f"{one}s"][-1]} if one else {}
+    path = logdir / "recorded" / ("rank1.pt.trace.json.gz" if one == "rank" else "")
+    steps = ["--steps", str(chosen["step"])] if one == "step" else []
+    done = CliRunner().invoke(cli, ["trace", str(path), *steps, "--json"])
+    report = msgspec.json.decode(done.stdout, type=TraceReport)
+    for table in [each for each in TABLES if one != "rank" or each not in ("collectives", "critical-path")]:
+        answer = get(url, "tables", table=table, **run, **chosen)
+        expected = json.loads(msgspec.json.encode(shown_table(report, table)))
+        assert {key: answer[key] for key in expected} == expected
+        assert len(answer["tables"]) > 0 or table in ("kernels", "shapes", "copies", "launches")  # of GPUs
+
+
+def test_a_ranks_collectives_have_its_own_waiting(url: str) -> None:
+    waits = [
+        get(url, "tables", table="collectives", **of(), **rank)["tables"][0]["rows"][0]["cells"][-1]["value"]
+        for rank in ({}, {"rank": 0}, {"rank": 1})
+    ]
+    assert waits == [30.0, 0.0, 30.0]
+
+
+def test_two_variants_trees_are_compared(url: str, logdir: Path) -> None:
+    answer = get(url, "tables", table="operators", against=VARIANT, **of())
+    assert (answer["tables"], answer["notes"]) == ([], ["No module or operator takes another time."])
+    assert get(url, "tables", table="operators", against=BROKEN, **of())["state"] == "broken"
+
+
 def test_the_ranks_come_as_one_trace(url: str) -> None:
     ready = get(url, "trace/merged", **of(), prepare=1)
     code, body, headers = fetch(url, "trace/merged", **of())
@@ -271,6 +310,9 @@ def test_no_other_file_can_be_had(url: str, path: str) -> None:
         ("timeline/meta", {"run": RUN, "variant": "../ddp-2-even"}, 404),
         ("operators", {"run": RUN, "variant": VARIANT, "kind": "secrets"}, 400),
         ("steps", {"run": RUN, "variant": ["x"] * 60}, 413),
+        ("tables", {"run": RUN, "variant": VARIANT, "table": "secrets"}, 400),
+        ("tables", {"run": RUN, "variant": VARIANT, "rank": 9}, 404),
+        ("tables", {"run": RUN, "variant": VARIANT, "step": "../1"}, 400),
     ],
 )
 def test_what_can_not_be_answered_is_said_in_a_sentence(

@@ -35,6 +35,7 @@ FINDINGS = {
     "8: peak memory and throttling of dp's first GPU only": [
         "test_peaks_and_heat_are_those_of_every_gpu_of_the_rank",
         "test_each_gpu_of_dp_has_its_own_figures",
+        "test_the_meter_is_that_of_the_ranks_own_gpus",
     ],
     "9: energy includes drawing inputs": [
         "test_energy_is_that_of_the_timed_part_alone",

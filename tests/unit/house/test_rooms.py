@@ -38,8 +38,9 @@ def test_few_modules_lie_flat() -> None:
 
 
 def others() -> list[Path]:
-    """Tests and benchmarks, relative to the repository."""
-    return [path.relative_to(ROOT) for top in ("tests", "benchmarks") for path in ROOT.glob(f"{top}/**/*.py")]
+    """Tests, benchmarks and tools, relative to the repository."""
+    tops = ("tests", "benchmarks", "tools")
+    return [path.relative_to(ROOT) for top in tops for path in ROOT.glob(f"{top}/**/*.py")]
 
 
 def test_no_module_is_long() -> None:

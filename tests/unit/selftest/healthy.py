@@ -29,7 +29,17 @@ TWO_NODES = Topology({0: (0,), 1: (1,)}, ((0,), (1,)))
 def three_gpus(**driver: Any) -> Machine:
     """GPUs 0 and 1 are linked by two NVLinks, GPU 2 over PCIe; each is on a NUMA node."""
     found = machine(**driver)
-    gpus = tuple(replace(gpu, numa_node=gpu.index % 2) for gpu in found.gpus)
+    gpus = tuple(
+        replace(
+            gpu,
+            numa_node=gpu.index % 2,
+            processes=(),
+            used_gib=0.5,
+            utilisation_percent=0,
+            power_limit_w=700.0,
+        )
+        for gpu in found.gpus
+    )
     return replace(found, gpus=gpus, topology=TWO_NODES)
 
 
@@ -42,6 +52,7 @@ def health(**driver: Any) -> tuple[GpuHealth, ...]:
         "nvmlDeviceGetNvLinkVersion": lambda *_: 6,
         "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5,
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
     }
     for name, answer in {**answers, **driver}.items():
         setattr(nvml, name, answer)
@@ -63,6 +74,7 @@ def facts(rank: int) -> DeviceFacts:
         power_w=600.0,
         energy_mj=300_000.0,
         clock_mhz=1700.0,
+        pcie_link=(5, 16),
         reduces=(ReduceRate(1 << 16, 20.0, 4.0), ReduceRate(1 << 28, 7000.0, 40.0)),
         pairs=tuple(PairRate(low, high, rate) for (low, high), rate in links.items() if low == rank),
     )

@@ -4,7 +4,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +14,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.gpus.gpu import Sensors
+from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import DeviceFacts
-from gpurun.launcher.selftest import check_jobs, link_checks, machine_checks
+from gpurun.launcher.selftest import check_jobs, link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.run_checks import LATE_MS, NUM_STEPS
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
+from gpurun.launcher.worker.program import recorder as recorder_module
+from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.selftest import device_program, link_rates, misbehaving_model, plain_programs
 from tests.unit.selftest.healthy import evidence
+from tests.unit.worker.test_program_steps import program_config
 
 HOST = torch.device("cpu")
 Patch = pytest.MonkeyPatch
@@ -148,7 +153,7 @@ def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
             values[-1] += 1
 
     monkeypatch.setattr(dist, "all_reduce", wrong)
-    assert link_rates.wrong_sums(0, HOST) == (f"1 of 1023 elements of {dtype} on rank 0",)
+    assert link_rates.wrong_sums(0, HOST, is_host=True) == (f"1 of 1023 elements of {dtype} on rank 0",)
     seen = replace(evidence(), facts=(measured(), *evidence().facts[1:]))
     assert link_checks.sums(seen).found == f"1 of 1023 elements of {dtype} on rank 0"
 
@@ -166,7 +171,19 @@ def test_a_sum_that_lacks_a_rank_is_wrong(world_size: int, lost: int | None, mon
 
     monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
     monkeypatch.setattr(dist, "all_reduce", reduce)
-    assert len(link_rates.wrong_sums(0, HOST)) == (0 if lost is None else 9)
+    assert len(link_rates.wrong_sums(0, HOST, is_host=True)) == (0 if lost is None else 11)
+
+
+def test_sums_of_every_size_whose_rate_is_measured_are_checked(monkeypatch: Patch) -> None:
+    sizes: dict[torch.dtype, list[int]] = {}
+
+    def reduce(values: Tensor) -> None:
+        sizes.setdefault(values.dtype, []).append(len(values))
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    assert link_rates.wrong_sums(0, HOST, is_host=True) == ()
+    assert sizes[torch.float32][-2:] == [size // 4 for size in link_rates.REDUCED_BYTES[True]]
 
 
 def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
@@ -247,19 +264,41 @@ def test_another_rank_does_not_misbehave(monkeypatch: Patch) -> None:
 # Programs
 
 
-@pytest.mark.parametrize(("name", "num_skipped"), [("no-set-device", 0), ("skipped-step", 1)])
-def test_programs_make_the_steps_that_are_expected(name: str, num_skipped: int) -> None:
-    """The first has no beginning, so that one less is recorded."""
-    steps: list[Optimizer] = []
-    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: steps.append(optimizer))
-    try:
+class Streams:
+    """In place of `torch.cuda`: what is captured runs at once, and a replay does nothing."""
+
+    is_capturing = False
+
+    def __init__(self) -> None:
+        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
+        self.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
+        self.current_stream = self.Stream
+        self.stream = self.device = lambda value: nullcontext()
+
+    @contextmanager
+    def graph(self, graph: object) -> Iterator[None]:
+        self.is_capturing = True
+        yield
+        self.is_capturing = False
+
+
+@pytest.mark.parametrize("name", ["no-set-device", "skipped-step", "graph"])
+def test_of_a_program_as_many_steps_are_recorded_as_its_check_expects(
+    name: str, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """The program itself, with a recorder as its ranks have one, that takes the CPU for a GPU."""
+    streams = Streams()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
+    monkeypatch.setattr(CpuRuntime, "is_capturing", lambda self, device: streams.is_capturing)
+    monkeypatch.setattr(recorder_module, "device_of", lambda optimizer: HOST)
+    recorder = StepRecorder(program_config(tmp_path), 0, RunDir(tmp_path))
+    with watch_steps(recorder):
         plain_programs.PROGRAMS[name](plain_programs.Training("cpu"))
-    finally:
-        hook.remove()
-    assert len(steps) + num_skipped == plain_programs.STEPS == NUM_STEPS[name] + 1
+        recorder.close(wait=True)
+    steps = {0: tuple(recorder.run.read_steps("script-1")[0])}
+    assert run_checks._recorded(name, 0, steps) == []
 
 
 def test_the_loaders_program_has_as_many_steps_as_are_expected() -> None:
     assert NUM_STEPS["loader-workers"] == plain_programs.EPOCHS * plain_programs.BATCHES - 1
-    assert NUM_STEPS["graph"] == plain_programs.STEPS
     assert {*plain_programs.PROGRAMS} == {*check_jobs.PROGRAM_NAMES, check_jobs.GRAPH}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.machine.gpus.health import GpuHealth
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, nvidia_problem
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.selftest.check_jobs import FAULTY
@@ -25,7 +26,7 @@ from gpurun.launcher.selftest.evidence import (
 )
 from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding
 from tests.unit.machine.test_host import UUIDS, NVMLError
-from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
+from tests.unit.selftest.healthy import DEVICES, SLEEPING, evidence, health, three_gpus, variant
 
 Change = Callable[[Evidence], Evidence]
 
@@ -180,6 +181,19 @@ unskipped = of_steps("skipped-step", lambda steps: tuple(replace(step, kind="tim
 no_set_device = of_steps("no-set-device", lambda steps: tuple(replace(step, peak_bytes=0) for step in steps))
 
 
+def busy(seen: Evidence) -> Evidence:
+    return with_gpus(seen, lambda gpu: replace(gpu, used_gib=20.0) if gpu.index == 1 else gpu)
+
+
+def two_slow(seen: Evidence) -> Evidence:
+    return of_rank(2, gflop_per_s=25_000.0)(of_rank(1, gflop_per_s=25_000.0)(seen))
+
+
+def all_slow(seen: Evidence) -> Evidence:
+    return replace(seen, facts=tuple(replace(each, gflop_per_s=15_000.0) for each in seen.facts))
+
+
+NAN = float("nan")
 FORKED = "rank 0 raised RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with …"
 KILLED = "rank 1 was killed by SIGKILL"
 ASLEEP = "no step completed for 12 s: rank 1 is in `sleep` (train.py:3); rank 0 waits in all_reduce #3"
@@ -211,7 +225,7 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "wrong sum": (of_rank(0, wrong_sums=("1 of 1023 on rank 0",)), "all-reduce sums", "1 of 1023 on rank 0"),
     "fork after CUDA": (
         lambda seen: in_job(MEASURING, problem=FORKED)(replace(seen, facts=())),
-        "device names",
+        "measuring",
         "something has used CUDA before they were forked",
     ),
     "no set_device": (no_set_device, "no set_device", "rank 1 was not seen to use memory of its own device"),
@@ -219,6 +233,27 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "NUMA unknown": (no_numa, "NUMA nodes", "cuda:0, cuda:1, cuda:2 is not reported"),
     "full disk": (lambda seen: replace(seen, free_gib=0.1), "run directory", "0.10 GiB"),
     "profiler in use": (profiler_in_use, "traces", "another profiler is in use"),
+    "busy GPU": (busy, "free GPUs", "cuda:1 is used by other processes: 20.0 of 140.0 GiB"),
+    "PCIe lanes lost": (of_rank(1, pcie_link=(5, 1)), "PCIe links", "cuda:1 has generation 5 x1 at work"),
+    "PCIe generation lost": (of_rank(1, pcie_link=(1, 16)), "PCIe links", "not generation 5 x16"),
+    "clock limited": (of_rank(1, clock_mhz=900.0, power_w=300.0), "clock rates", "cuda:1 ran at 900 of"),
+    "rate no number": (of_rank(1, gflop_per_s=NAN), "device speed", "cuda:1 does nan"),
+    "clock no number": (of_rank(1, clock_off=NAN), "device clocks", "cuda:1 is off by nan"),
+    "slower by a quarter": (of_rank(1, gflop_per_s=37_500.0), "device speed", "cuda:1 does 37"),
+    "two of three slow": (two_slow, "device speed", "cuda:1 does 25"),
+    "all far below the peak": (all_slow, "device speed", "at its peak"),
+    "gradient not compared": (
+        first_variant(GRADIENTS, gradient_error=None),
+        "gradients",
+        "its gradient was not compared",
+    ),
+    "disk full in a job": (
+        lambda seen: in_job(MEASURING, problem="can't write x: No space left on device")(
+            replace(seen, facts=())
+        ),
+        "measuring",
+        "No space left on device",
+    ),
     "clock of a device off": (of_rank(1, clock_off=-0.2), "device clocks", "cuda:1 is off by 20"),
     "slower than before": (slower_than_before, "speed as before", "cuda:1 does 50"),
     "slow all-reduce": (slow_all_reduce, "all-reduce rate", "but NVLink 2x carries 50.0 GB/s"),
@@ -242,7 +277,7 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     ),
     "loader's steps missed": (unrecorded("loader-workers"), "loader workers", "0 steps of rank 1 recorded"),
     "skipped step missed": (unskipped, "a skipped step", "0 skipped steps of rank 1 seen"),
-    "graph's steps missed": (unrecorded("graph"), "a captured graph", "0 steps of rank 1 recorded, not 30"),
+    "graph's steps missed": (unrecorded("graph"), "a captured graph", "0 steps of rank 1 recorded, not 32"),
 }
 """Fault → how it is put in, the check that names it, and words of what it says."""
 UNKNOWN = {"no energy counter", "NUMA unknown"}
@@ -275,6 +310,44 @@ def test_a_sleeping_rank_has_to_be_named_with_its_collective(changes: Any, words
     assert words in found["a sleeping rank"].found
 
 
+HUNG = f"no step completed for 52 s (not even the first one): {SLEEPING}"
+FAILURES: dict[str, tuple[Any, str, str]] = {
+    "exit code": ("failed", "rank 1 ended with exit code 7", "read /run/rank1.log"),
+    "full disk": ("failed", "can't write x: No space left on device", "free some space"),
+    "hang": ("timeout", HUNG, "NCCL_P2P_DISABLE=1"),
+}
+
+
+@pytest.mark.parametrize("fault", FAILURES)
+def test_why_measuring_ended_is_said_with_what_to_do(fault: str) -> None:
+    """After a hang, which would come again, nothing else is started."""
+    status, reason, remedy = FAILURES[fault]
+    job = RanJob((replace(variant(), status=status),), problem=reason, log="/run/rank1.log")
+    seen = replace(evidence(), facts=(), jobs={**evidence().jobs, MEASURING: job})
+    found = not_ok(seen)
+    assert found["measuring"].found == f"“devices and links” ended early: {reason}"
+    assert remedy in (found["measuring"].remedy or "")
+    assert is_blocked(seen) == (fault == "hang")
+    assert ("not run" in judged(seen)["strategies"].found) == (fault == "hang")
+
+
+@pytest.mark.parametrize(("power_w", "status"), [(690.0, "ok"), (None, "ok"), (300.0, "failed")])
+def test_a_clock_that_the_power_limit_keeps_down_is_no_fault(power_w: float | None, status: str) -> None:
+    seen = of_rank(0, clock_mhz=0.55 * 1980, power_w=power_w)(evidence())
+    found = judged(seen)["clock rates"]
+    assert found.status == status
+    assert "cuda:0" in found.found
+
+
+def test_a_slow_device_is_named_where_the_rates_of_links_are_unknown() -> None:
+    seen = replace(evidence(), health=(GpuHealth(),) * 3)
+    seen = with_gpus(seen, lambda gpu: replace(gpu, peer_links=dict.fromkeys(range(3), "PCIe")))
+    for rank, rate in enumerate((1.0, 1.0)):
+        pairs = (replace(pair, gb_per_s=rate if pair.high == 2 else 10.0) for pair in seen.facts[rank].pairs)
+        seen = of_rank(rank, pairs=tuple(pairs))(seen)
+    assert judged(seen)["pairs of devices"].found.startswith("all links of cuda:2 are slow: 1.00 GB/s")
+
+
 def test_a_device_with_only_slow_links_is_named_itself() -> None:
     seen = evidence()
     for rank, rate in enumerate((4.0, 2.0)):
@@ -298,5 +371,5 @@ def test_after_a_check_on_which_ranks_depend_no_rank_is_started() -> None:
 def test_a_job_that_found_nothing_is_named_once() -> None:
     seen = replace(evidence(), jobs={**evidence().jobs, FAULTS: RanJob(problem="no ranks could be started")})
     found = not_ok(seen)
-    assert found["a late rank"].found == "no ranks could be started"
+    assert found["a late rank"].found == "“ranks that fail” ended early: no ranks could be started"
     assert found.keys() - FIRST_TIME == {"a late rank"}

@@ -50,8 +50,19 @@ def test_a_device_that_has_become_slower_is_named(tmp_path: Path) -> None:
 
 def since(directory: Path, seen: Evidence | None = None) -> Finding:
     """The speed of a machine next to what earlier self-tests have kept."""
-    rates, busy = earlier_rates((directory,), "h")
-    return earlier_speed(replace(seen or evidence(), earlier=rates, earlier_busy=busy))
+    rates, busy, notes = earlier_rates((directory,), "h")
+    found = replace(seen or evidence(), earlier=rates, earlier_busy=busy, earlier_notes=notes)
+    return earlier_speed(found)
+
+
+@pytest.mark.parametrize("device", ["tpu:0", ""])
+def test_a_result_with_an_unknown_device_is_ignored_and_named(tmp_path: Path, device: str) -> None:
+    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
+    keep(tmp_path, "2026-01-02_10-00-00", 50_000.0, device=device)
+    found = since(tmp_path)
+    assert found.status == "ok"
+    path = tmp_path / "2026-01-02_10-00-00" / RESULT
+    assert f"{path} is ignored: it has an unknown device, {device!r}" in found.found
 
 
 def test_only_devices_that_were_compared_are_counted(tmp_path: Path) -> None:
@@ -77,7 +88,7 @@ def test_earlier_rates_of_other_machines_do_not_count(tmp_path: Path) -> None:
     keep(tmp_path, "2026-01-01_10-00-00", 60_000.0, hostname="other")
     (tmp_path / "2026-01-03_10-00-00").mkdir()
     (tmp_path / "2026-01-03_10-00-00" / RESULT).write_text("{}")
-    assert earlier_rates((tmp_path,), "h") == ((), frozenset())
+    assert earlier_rates((tmp_path,), "h") == ((), frozenset(), ())
 
 
 # What is said where all is well
@@ -139,6 +150,14 @@ def test_what_an_error_advises_can_be_given(wish: str) -> None:
     advice = re.split("use|write|known kinds|for example|`", str(caught.value), maxsplit=1)[-1]
     for advised in re.findall(r"\[[^]]+\]|cpu:\d|cuda(?::\d)?", advice):
         assert wished_devices(advised, three_gpus())
+
+
+def test_a_mistyped_wish_removes_nothing(tmp_path: Path) -> None:
+    no_pools: Any = None
+    for wish in ("tpu:3", "cpu:0,cuda:0"):
+        with pytest.raises(SpecError):
+            run_selftest(no_pools, wish, tmp_path, lambda finding: None, lambda *part: None)
+        assert tmp_path.is_dir()
 
 
 # A full disk

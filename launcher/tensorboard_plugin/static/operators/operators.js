@@ -31,25 +31,13 @@ export async function showOperators(host, app) {
   if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
   const variant = run.choose(state.get('variant'), run.traced);
   if (!variant) return untracedState(host, null, run.isRunning);
-  const against = chooseAgainst(run, variant, state.get('against'));
+  const against = run.against(variant, state.get('against'));
   const label = run.isTraces ? run.answer.title : variant.label;
   const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind') ?? 'ops' };
   const answer = await app.traced('operators', parameters, (part) => indexingState(host, label, part));
   if (!answer) return undefined;
   if (answer.state !== 'ready') return noTracesState(host, label, answer, app.retry());
   return new Operators(host, app, { variant, against, answer, label });
-}
-
-/**
- * Next to the baseline unless another one was chosen; the baseline itself is shown alone.
- * @param {Run} run
- * @param {Variant} variant
- * @param {string | null} wanted
- */
-function chooseAgainst(run, variant, wanted) {
-  if (wanted === 'none') return null;
-  const chosen = run.traced.find((one) => one.id === wanted) ?? run.baseline;
-  return chosen?.hasTraces && chosen !== variant ? chosen : null;
 }
 
 class Operators {

@@ -61,6 +61,26 @@ export function indexingState(host, label, answer) {
 }
 
 /**
+ * The tables of traces are being made: first their index, then what only the tables need.
+ * @param {Element} host
+ * @param {string} label
+ * @param {UnderWay} answer
+ * @returns {undefined}
+ */
+export function readingState(host, label, answer) {
+  if (answer.state === 'indexing') return indexingState(host, label, answer);
+  box(
+    host,
+    { 'data-state': 'building', role: 'status' },
+    headline(
+      `Reading the trace of ${label} for this table.`,
+      'This happens once for each step that is chosen, and once more for the critical path, which takes longest.',
+    ),
+  );
+  return undefined;
+}
+
+/**
  * A thin bar that fills.
  * @param {number | null} share
  * @param {string} label

@@ -68,9 +68,6 @@ function draw(host, progress) {
   );
 }
 
-const OTHER_SPLITS = 'compare: {split: [even, "3:1"]}';
-const OTHER_ARGS = 'compare: {args: [[--batch, "32"], [--batch, "64"]]}'; // programs have no split
-
 /**
  * A run of one variant: its step and bars, no ranking.
  * @param {Element} host
@@ -91,7 +88,7 @@ export function oneVariant(host, app) {
       'div',
       { class: 'state' },
       el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
-      el('pre', {}, variant.split.length ? OTHER_SPLITS : OTHER_ARGS),
+      el('pre', {}, app.run.answer.compare ?? ''),
     ),
     balancedPanels([variant]),
   );

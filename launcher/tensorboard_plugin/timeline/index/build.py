@@ -142,7 +142,7 @@ def _write(
         names=tuple(writer.names),
         lanes=tuple(writer.lanes),
         steps=tuple(steps),
-        collectives=facts(analysis.matched, parallelism),
+        collectives=facts(analysis.report.collectives),
         ranks=analysis.report.ranks,
         stragglers=analysis.report.stragglers,
         warnings=_warnings(analysis, writer.num_hidden, is_apart),

@@ -12,10 +12,11 @@ from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind
 from gpurun.launcher.tensorboard_plugin.timeline.format import CollectiveFacts
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
-from gpurun.launcher.trace.analysis.collectives.collective import Collective, bandwidths, last_rank
+from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.analysis.collectives.match import Matched
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
+from gpurun.launcher.trace.model import CollectiveReport
 
 
 @dataclass(frozen=True)
@@ -83,26 +84,22 @@ def transfers_by_kind(
     return {kind: union(start[entries[kind]], end[entries[kind]]) for kind in sorted(entries)}
 
 
-def facts(matched: Matched, parallelism: Sequence[str]) -> tuple[CollectiveFacts, ...]:
-    """The part of each collective that all ranks share; `parallelism` has the kind of each."""
-    found = []
-    for each, parallel in zip(matched.collectives, parallelism, strict=True):
-        algorithm, bus = bandwidths(each)
-        last = last_rank(each, matched.offsets)
-        found.append(
-            CollectiveFacts(
-                each.kind,
-                each.group,
-                each.seq,
-                parallel,
-                each.num_bytes,
-                algorithm,
-                bus,
-                last,
-                each.matched,
-            )
+def facts(collectives: Sequence[CollectiveReport]) -> tuple[CollectiveFacts, ...]:
+    """The part of each collective that all ranks share."""
+    return tuple(
+        CollectiveFacts(
+            kind=each.kind,
+            group=each.group,
+            seq=each.seq,
+            parallelism=each.parallelism,
+            num_bytes=each.bytes,
+            algorithm_gb_per_s=each.algorithm_gb_per_s,
+            bus_gb_per_s=each.bus_gb_per_s,
+            last_rank=each.last_rank,
+            matched=each.ranks[0].transfer_us is not None,
         )
-    return tuple(found)
+        for each in collectives
+    )
 
 
 def part_columns(

@@ -27,6 +27,8 @@ class Clocks:
     """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
     rates: Mapping[int, float | None] = field(default_factory=dict)
     """By how much each clock gains per unit of time, from the start of its trace on; `None`: unknown."""
+    bounds: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
+    """Between which it certainly does; `None`: unknown."""
 
     def realigned(self, rank: int, base_ns: int, origin_ns: int) -> Realigned:
         """From times since a rank's `base_ns` to those since `origin_ns`, on the lowest rank's clock."""

@@ -141,13 +141,12 @@ def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
 
 
 def stragglers(
-    collectives: Sequence[Collective], offsets: Mapping[int, int], ranks: Sequence[int]
+    collectives: Sequence[Collective], last_ranks: Sequence[int | None], ranks: Sequence[int]
 ) -> list[Straggler]:
-    """All ranks, sorted by how long the others waited for them."""
+    """All ranks, sorted by how long the others waited for them; `last_ranks` has that of each collective."""
     arrivals: Counter[int] = Counter()
     caused: Counter[int] = Counter()
-    for each in collectives:
-        last = last_rank(each, offsets)
+    for each, last in zip(collectives, last_ranks, strict=True):
         if last is not None:
             arrivals[last] += 1
             caused[last] += sum(waited_ns for rank, waited_ns in each.waits.items() if rank != last)

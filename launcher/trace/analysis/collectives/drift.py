@@ -20,8 +20,11 @@ SIGMAS = 5
 MAX_RATE = 1e-3
 """No working clock is further off; more is not drift."""
 
+MAX_BOUNDS = 16
+"""Collectives at either end of the traces that bound a rate."""
 Links = list[tuple[int, int]]
 """A time, and by how much one clock is ahead of the other then, in ns."""
+Bounds = tuple[float, float]
 
 
 def clock_rates(
@@ -59,8 +62,67 @@ def _by_collectives(collectives: Sequence[Sequence[Part]], least_ns: int) -> dic
         if parts[0].local.kind in SYNCHRONISING & SAME_SIZE:
             for part in parts[1:]:
                 links[parts[0].rank, part.rank].append((part.end_ns, part.end_ns - parts[0].end_ns))
-    rates = {pair: rate_of(same, least_ns) for pair, same in links.items()}
+    bounds = {pair: rate_bounds(same) for pair, same in _pairs(collectives).items()}
+    rates = {pair: _within(rate_of(same, least_ns), same, bounds.get(pair)) for pair, same in links.items()}
     return {pair: rate for pair, rate in rates.items() if rate is not None}
+
+
+def _within(rate: float | None, links: Links, bounds: Bounds | None) -> float | None:
+    """The rate within its bounds; the trend of the links where noise hides it but it can't be 0."""
+    if rate is None or bounds is None:
+        return rate
+    trend = rate or (0.0 if bounds[0] <= 0 <= bounds[1] else rate_of(links, 0, 0) or 0.0)
+    return min(max(trend, bounds[0]), bounds[1])
+
+
+def bounds_of_rates(collectives: Sequence[Sequence[Part]], ranks: Sequence[int]) -> dict[int, Bounds | None]:
+    """Between which rates each rank's clock runs against the lowest rank's, whatever the noise.
+
+    `None` where the two share too few collectives.
+    """
+    first, pairs = min(ranks), _pairs(collectives)
+    found = {rank: rate_bounds(pairs.get((first, rank), [])) for rank in ranks}
+    return found | {first: (0.0, 0.0)}
+
+
+def _pairs(collectives: Sequence[Sequence[Part]]) -> dict[tuple[int, int], list[tuple[Part, Part]]]:
+    found: defaultdict[tuple[int, int], list[tuple[Part, Part]]] = defaultdict(list)
+    for parts in collectives:
+        if parts[0].local.kind in SYNCHRONISING:
+            for part in parts[1:]:
+                found[parts[0].rank, part.rank].append((parts[0], part))
+    return found
+
+
+def rate_bounds(pairs: Sequence[tuple[Part, Part]]) -> Bounds | None:
+    """The least and the largest rate that collectives of two ranks allow; `None` if there are too few.
+
+    None leaves a collective before the other has come: so each bounds how far one clock is ahead, and two of
+    them, by the time between them, how much faster it runs.
+    """
+    if len(pairs) < 2:
+        return None
+    ordered = sorted(pairs, key=lambda pair: pair[0].end_ns)
+    half = len(ordered) // 2
+    early, late = (
+        sorted(some, key=lambda pair: pair[0].local.duration + pair[1].local.duration)[:MAX_BOUNDS]
+        for some in (ordered[:half], ordered[half:])
+    )
+    rates = [
+        _bounds(before, after) for before in early for after in late if before[0].end_ns < after[0].start_ns
+    ]
+    return (max(least for least, _ in rates), min(most for _, most in rates)) if rates else None
+
+
+def _bounds(before: tuple[Part, Part], after: tuple[Part, Part]) -> Bounds:
+    (mine, theirs), (my_next, their_next) = before, after
+    most_ns = (their_next.end_ns - my_next.start_ns) - (theirs.start_ns - mine.end_ns)
+    least_ns = (their_next.start_ns - my_next.end_ns) - (theirs.end_ns - mine.start_ns)
+    shortest, longest = my_next.start_ns - mine.end_ns, my_next.end_ns - mine.start_ns
+    return (
+        least_ns / (longest if least_ns > 0 else shortest),
+        most_ns / (shortest if most_ns > 0 else longest),
+    )
 
 
 def _by_messages(messages: Sequence[tuple[Part, Part]], least_ns: int) -> dict[tuple[int, int], float]:
@@ -80,7 +142,7 @@ def _both_ways(pairs: Set[tuple[int, int]]) -> Sequence[tuple[int, int]]:
     return [(a, b) for a, b in sorted(pairs) if a < b and (b, a) in pairs]
 
 
-def rate_of(links: Links, least_ns: int = MIN_CHANGE_NS) -> float | None:
+def rate_of(links: Links, least_ns: int = MIN_CHANGE_NS, sigmas: float = SIGMAS) -> float | None:
     """The change of the difference per unit of time; 0 if there is none; `None` if the links don't show it.
 
     Medians of the first and the last third: single late ends don't count.
@@ -97,7 +159,7 @@ def rate_of(links: Links, least_ns: int = MIN_CHANGE_NS) -> float | None:
     rate = change_ns / apart_ns
     rest = ahead - rate * (times - times[0])
     spread_ns = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
-    uncertain_ns = SIGMAS * 1.2533 * spread_ns * (2 / third) ** 0.5
+    uncertain_ns = sigmas * 1.2533 * spread_ns * (2 / third) ** 0.5
     if abs(change_ns) <= max(uncertain_ns, least_ns):
         return 0.0
     return rate if abs(rate) <= MAX_RATE else None

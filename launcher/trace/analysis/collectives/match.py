@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, steady
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
-from gpurun.launcher.trace.analysis.collectives.drift import clock_rates
+from gpurun.launcher.trace.analysis.collectives.drift import bounds_of_rates, clock_rates
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
 from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
@@ -81,6 +81,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     found = _sorted(ranks, {})
     numbers = [rank.rank for rank in ranks]
     rates = clock_rates(list(found.collectives.values()), _pairs(found), numbers)
+    bounds = bounds_of_rates([parts for parts in found.collectives.values() if len(parts) > 1], numbers)
     if any(rates.values()):
         found = _sorted(ranks, rates)
     clocks = _clocks(found, numbers)
@@ -103,7 +104,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     all_here = {rank.world_size for rank in ranks} == {len(ranks)}
     collectives = tuple(_collectives(good, all_here, clocks))
     unknown = len(found.unknown_groups), len(found.unknown_peers)
-    return Matched(collectives, replace(clocks, rates=rates), *unknown)
+    return Matched(collectives, replace(clocks, rates=rates, bounds=bounds), *unknown)
 
 
 def _with_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:

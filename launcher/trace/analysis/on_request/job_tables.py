@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from statistics import fmean
 
@@ -11,6 +11,7 @@ from gpurun.launcher.trace.analysis.collectives.match import Matched
 from gpurun.launcher.trace.analysis.critical.graph import RankTasks, join
 from gpurun.launcher.trace.analysis.critical.replay import critical_path
 from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.analysis.on_request.call_tree import operator_totals
 from gpurun.launcher.trace.analysis.on_request.feeding import Copies, Launches, thinned
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables
 from gpurun.launcher.trace.analysis.on_request.shapes import kernel_totals, shape_totals
@@ -21,13 +22,18 @@ Ranks = Sequence[tuple[int, Digest]]
 
 
 def with_tables(report: TraceReport, digests: Ranks, matched: Matched) -> TraceReport:
-    """The report with the tables that the digests were made for."""
+    """The report with the tables that the digests were made for, of the ranks that are given.
+
+    Of collectives, where only one rank is given, those that it takes part in, and its own waiting.
+    """
     tables = [(rank, digest.tables) for rank, digest in digests if digest.tables is not None]
     if not tables:
         return report
     kernels = [each.kernels for _, each in tables if each.kernels is not None]
     shapes = [each.shapes for _, each in tables if each.shapes is not None]
     in_steps = [each.step_shapes for _, each in tables if each.step_shapes is not None]
+    trees = [each.operators for _, each in tables if each.operators is not None]
+    step_trees = [each.step_operators for _, each in tables if each.step_operators is not None]
     copies = [each.copies for _, each in tables if each.copies is not None]
     feeding = [(rank, each.launches) for rank, each in tables if each.launches is not None]
     wanted = digests[0][1].show
@@ -36,7 +42,13 @@ def with_tables(report: TraceReport, digests: Ranks, matched: Matched) -> TraceR
         kernels_by_shape=kernel_totals(kernels) if "kernels" in wanted else None,
         shapes=shape_totals(shapes) if "shapes" in wanted else None,
         shapes_in_steps=shape_totals(in_steps) if in_steps else None,
-        collective_totals=_collectives(report.collectives) if "collectives" in wanted else None,
+        operators=operator_totals(trees) if "operators" in wanted else None,
+        operators_in_steps=operator_totals(step_trees) if step_trees else None,
+        collective_totals=(
+            _collectives(report.collectives, {rank for rank, _ in digests})
+            if "collectives" in wanted
+            else None
+        ),
         copies=_copies(copies) if "copies" in wanted else None,
         launches=_launches(feeding, digests, report.base_time_ns) if "launches" in wanted else None,
         critical_path=_path(tables, digests, matched),
@@ -65,19 +77,21 @@ def _copy(direction: str, rows: Sequence[Copies]) -> CopyTotal:
     )
 
 
-def _collectives(collectives: Iterable[CollectiveReport]) -> tuple[CollectiveTotal, ...]:
+def _collectives(collectives: Iterable[CollectiveReport], ranks: Set[int]) -> tuple[CollectiveTotal, ...]:
     """By group, operation, size and type; those with most transfer and waiting first."""
     found: defaultdict[tuple[object, ...], list[CollectiveReport]] = defaultdict(list)
     for each in collectives:
-        found[each.group, each.group_ranks, each.kind, each.bytes, each.dtype].append(each)
-    rows = [_collective(same) for same in found.values()]
+        if any(part.rank in ranks for part in each.ranks):
+            found[each.group, each.group_ranks, each.kind, each.bytes, each.dtype].append(each)
+    rows = [_collective(same, ranks) for same in found.values()]
     return tuple(sorted(rows, key=lambda row: -(row.wait_us or 0.0) - row.count * (row.transfer_us or 0.0)))
 
 
-def _collective(same: Sequence[CollectiveReport]) -> CollectiveTotal:
+def _collective(same: Sequence[CollectiveReport], ranks: Set[int]) -> CollectiveTotal:
     first = same[0]
     matched = [each for each in same if each.ranks[0].transfer_us is not None]
-    waits = [part.wait_us for each in matched for part in each.ranks if part.wait_us is not None]
+    parts = [part for each in matched for part in each.ranks if part.rank in ranks]
+    waits = [part.wait_us for part in parts if part.wait_us is not None]
     transfers = [each.ranks[0].transfer_us for each in matched]
     return CollectiveTotal(
         group=first.group,

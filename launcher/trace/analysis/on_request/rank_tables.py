@@ -10,6 +10,7 @@ import numpy as np
 from gpurun.launcher.trace.analysis.critical.cpu_tasks import cpu_tasks
 from gpurun.launcher.trace.analysis.critical.gpu_tasks import gpu_tasks
 from gpurun.launcher.trace.analysis.critical.tasks import Tasks
+from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
 from gpurun.launcher.trace.analysis.on_request.feeding import Copies, Launches, copies, launches
 from gpurun.launcher.trace.analysis.on_request.shapes import (
     KernelShape,
@@ -33,6 +34,9 @@ class RankTables:
     shapes: tuple[OpShape, ...] | None
     step_shapes: tuple[OpShape, ...] | None
     """Of what steps launched; `None` without steps, or if they were chosen."""
+    operators: tuple[CallNode, ...] | None
+    step_operators: tuple[CallNode, ...] | None
+    """Of what steps launched, as `step_shapes`."""
     copies: tuple[Copies, ...] | None
     launches: Launches | None
     tasks: Tasks | None
@@ -62,16 +66,19 @@ def rank_tables(
     """
     if not show:
         return None
-    ops_of = launching_ops(trace, work) if show & {"kernels", "shapes"} else np.empty(0, dtype=np.int64)
+    by_op = show & {"kernels", "shapes", "operators"}
+    ops_of = launching_ops(trace, work) if by_op else np.empty(0, dtype=np.int64)
+    has_own = bool(kept) and in_steps is not shown
+    choices = [shown, in_steps] if has_own and not in_steps.is_all else [shown]
+    shapes = [tuple(op_shapes(trace, work, ops_of, each, device)) for each in choices if "shapes" in show]
+    trees = call_trees(trace, work, ops_of, choices) if "operators" in show else []
     return RankTables(
         num_steps=len(kept),
         kernels=tuple(kernel_shapes(trace, work, ops_of, shown)) if "kernels" in show else None,
-        shapes=tuple(op_shapes(trace, work, ops_of, shown, device)) if "shapes" in show else None,
-        step_shapes=(
-            tuple(op_shapes(trace, work, ops_of, in_steps, device))
-            if "shapes" in show and kept and in_steps is not shown
-            else None
-        ),
+        shapes=shapes[0] if shapes else None,
+        step_shapes=shapes[-1] if shapes and has_own else None,
+        operators=trees[0] if trees else None,
+        step_operators=trees[-1] if trees and has_own else None,
         copies=tuple(copies(trace, shown.gpu)) if "copies" in show else None,
         launches=launches(trace, work, shown.gpu) if "launches" in show else None,
         tasks=_tasks(trace, work, [steps[i] for i in kept]) if "critical-path" in show else None,

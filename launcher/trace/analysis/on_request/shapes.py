@@ -10,13 +10,20 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.machine.accelerators import peak_gb_per_s, peak_tflop_per_s
 from gpurun.launcher.trace.analysis.nesting import nest, stretches
-from gpurun.launcher.trace.analysis.on_request.operator_work import Work, call_of, shapes_text, work_of
+from gpurun.launcher.trace.analysis.on_request.operator_work import (
+    Call,
+    Shape,
+    Work,
+    call_of,
+    shapes_text,
+    work_of,
+)
 from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.analysis.tables import Chosen, compute_ops
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind
 from gpurun.launcher.trace.kineto.columns import Trace
-from gpurun.launcher.trace.kineto.details import NO_SHAPES, decoded
+from gpurun.launcher.trace.kineto.details import NO_SHAPES, OpArguments, decoded
 from gpurun.launcher.trace.requested_tables import KernelTotal, ShapeTotal
 
 NO_OP = -1
@@ -27,7 +34,7 @@ _WORDS = {
     GpuKind.MEMCPY: "memcpy",
     GpuKind.MEMSET: "memcpy",
 }
-_PRECISIONS = {"c10::bfloat16": "bf16", "c10::half": "fp16", "float": "fp32", "double": "fp64"}
+_PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float": "fp32", "double": "fp64"}
 _TF32 = ("tf32", "s1688", "xmma_gemm_f32f32_tf32")
 """In names of kernels that compute float32 on tensor cores."""
 
@@ -82,7 +89,7 @@ def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen, devic
     assert trace.details is not None
     arguments = trace.details.of_op
     on_gpu = len(trace.gpu) > 0
-    device_ns = _device_ns(trace, ops_of, chosen) if on_gpu else _host_ns(trace)
+    device_ns = _device_ns(trace, ops_of, chosen) if on_gpu else own_host_ns(trace)
     runs = _runs(trace, work, ops_of, chosen) if on_gpu else chosen.ops.astype(np.int64)
     counted = np.flatnonzero((runs > 0) & (device_ns > 0) & (arguments != NO_SHAPES) & compute_ops(trace))
     width = len(trace.details.op_arguments) + 1
@@ -117,7 +124,7 @@ def _runs(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen) -> Int64:
     return np.bincount(ran, minlength=len(trace.ops))
 
 
-def _host_ns(trace: Trace) -> Int64:
+def own_host_ns(trace: Trace) -> Int64:
     """Each operator's own time on the CPU, without nested ones."""
     own = np.zeros(len(trace.ops), dtype=np.int64)
     for stretch in stretches(trace.ops):
@@ -146,12 +153,12 @@ def _op_shape(
     given = trace.details.op_arguments[number]
     call = call_of(decoded(given.dims), decoded(given.types), decoded(given.inputs))
     title = trace.op_names[name]
-    typed = [(shape, kind) for shape, kind in zip(call.shapes, call.types, strict=False) if shape and kind]
-    precision = _PRECISIONS.get(typed[0][1].lower()) if typed else None
+    types = [kind for _, kind in _typed(call)]
+    precision = _PRECISIONS.get(types[0].lower()) if types else None
     return OpShape(
         name=title,
         shapes=_shapes_text(trace, number),
-        types=", ".join(kind.removeprefix("c10::") for _, kind in typed),
+        types=", ".join(types),
         work=work_of(title, call),
         precision="tf32" if precision == "fp32" and is_tf32 else precision,
         count=count,
@@ -198,9 +205,24 @@ def kernel_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen) -
 def _shapes_text(trace: Trace, number: int) -> str:
     if trace.details is None or number == NO_SHAPES:
         return ""
-    return ", ".join(
-        text for text in map(shapes_text, decoded(trace.details.op_arguments[number].dims)) if text
-    )
+    return _shapes_of(trace.details.op_arguments[number])
+
+
+def _shapes_of(given: OpArguments) -> str:
+    return ", ".join(text for text in map(shapes_text, decoded(given.dims)) if text)
+
+
+def shapes_and_types(given: OpArguments) -> str:
+    """Of an operator's tensors: `64×3, 3×8 float`, each type once; empty without tensors."""
+    shapes = _shapes_of(given)
+    types = [kind for _, kind in _typed(call_of(decoded(given.dims), decoded(given.types), ()))]
+    return " ".join(filter(None, (shapes, ", ".join(dict.fromkeys(types))))) if shapes else ""
+
+
+def _typed(call: Call) -> list[tuple[Shape, str]]:
+    """Shape and type of each tensor."""
+    pairs = zip(call.shapes, call.types, strict=False)
+    return [(shape, kind.removeprefix("c10::")) for shape, kind in pairs if shape and kind]
 
 
 def shape_totals(ranks: Iterable[Sequence[OpShape]]) -> tuple[ShapeTotal, ...]:

@@ -14,11 +14,12 @@ from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.tensorboard_plugin.answers.where import parallelism_sentences
 from gpurun.launcher.tensorboard_plugin.timeline.format import INDEX_FILE, Header
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import build
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.collectives.group_kinds import kind_of_name
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.pipelines import Schedule, one_forward_one_backward
-from tests.unit.trace.trace_files import span, step
+from tests.unit.trace.trace_files import Event, rank_info, span, step, write
 
 STAGES, REPLICAS, SHARDS = 2, 2, 2
 STEP_US = 100_000
@@ -146,6 +147,28 @@ def test_drifting_clocks_are_aligned_to_the_microsecond(tmp_path: Path, seed: in
             starts[part.rank].append(part.start_us + report.base_time_ns / 1000)
     for rank, found in starts.items():
         assert sorted(found) == pytest.approx(sorted(job.starts_us[rank]), abs=1, rel=0)
+
+
+@pytest.mark.parametrize(("drift_ppm", "noise_us"), [(60, 20), (-25, 5), (3, 400), (0, 50)])
+def test_the_drift_of_gloo_is_within_its_bounds(tmp_path: Path, drift_ppm: float, noise_us: float) -> None:
+    """Less than 1 ms in 10 s; threads see the end late by chance."""
+    chance, events = random.Random(drift_ppm), dict[int, list[Event]]({0: [], 1: []})
+    for turn in range(40):
+        end = 250_000.0 * (1 + turn)
+        for rank in (0, 1):
+            came, left = end - chance.uniform(50, 90), end + chance.expovariate(1 / noise_us)
+            begin, done = (us * (1 + rank * drift_ppm / 1e6) for us in (came, left))
+            events[rank].append(span("user_annotation", "gloo:all_reduce", round(begin, 3), done - begin, 2))
+    for rank, each in events.items():
+        write(tmp_path / f"rank{rank}.json", [span("cpu_op", "aten::mm", 0, 9), *each], **rank_info(rank, 2))
+    report = analyse_paths([tmp_path])
+    found, bounds = report.clock_drift_ppm["1"], report.clock_drift_bounds_ppm["1"]
+    assert found is not None
+    assert bounds is not None
+    assert bounds[0] <= drift_ppm <= bounds[1]
+    assert bounds[0] <= found <= bounds[1]
+    assert bounds[1] - bounds[0] < 2 * (180 + noise_us) / 7  # 180 µs of both ranks, over 7 to 10 s
+    assert found == pytest.approx(drift_ppm, abs=5) or bounds[0] <= 0 <= bounds[1]
 
 
 def test_few_collectives_say_nothing_about_drift(tmp_path: Path) -> None:

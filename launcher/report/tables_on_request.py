@@ -1,0 +1,348 @@
+"""The tables of `gpurun trace --show`: columns, figures and sentences, the same in every report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from gpurun.launcher.report.terminal.layout import ms_text
+from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.trace.requested_tables import (
+    CollectiveTotal,
+    CopyTotal,
+    CriticalPath,
+    KernelTotal,
+    LaunchTotals,
+    OperatorTotal,
+    PathPart,
+    ShapeTotal,
+    Table,
+)
+from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural
+
+R = TypeVar("R")
+
+TITLES: Mapping[Table, str] = {
+    "kernels": "Kernels",
+    "shapes": "Shapes",
+    "operators": "Operators",
+    "collectives": "Collectives",
+    "copies": "Copies",
+    "launches": "Launches",
+    "critical-path": "Critical path",
+}
+_WORDS = {
+    "compute": "compute",
+    "transfer": "transfer",
+    "copies": "copies",
+    "input": "waiting for input",
+    "host": "the CPU: Python, operators, launches",
+    "latency": "from a launch, or the end of what was waited for, to the start",
+    "before": "until this rank's trace begins",
+}
+_WITHOUT = {
+    "compute": "compute",
+    "transfer": "the transfer of collectives",
+    "copies": "the copies",
+    "input": "waiting for input",
+    "host": "the CPU's time",
+    "latency": "the time until launched work starts",
+    "before": "the later begin of a rank's trace",
+}
+
+
+@dataclass(frozen=True)
+class Figure(Generic[R]):
+    """A column of numbers."""
+
+    title: str
+    of: Callable[[R], float | None]
+    """What it is sorted by."""
+    text: Callable[[float], str]
+
+    def cell(self, row: R) -> Cell:
+        value = self.of(row)
+        return Cell("-" if value is None else self.text(value), value)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as it is shown, and as a number."""
+
+    text: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A line of a table."""
+
+    cells: tuple[Cell, ...]
+    name: str = ""
+    depth: int = 0
+    """In a tree."""
+    curve: tuple[int, ...] = ()
+    """The GPU's queue over time."""
+    is_total: bool = False
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """Rows with their figures and a name."""
+
+    titles: tuple[str, ...]
+    """Of the figures."""
+    name_title: str
+    """Of the names; empty without any."""
+    rows: tuple[ShownRow, ...]
+    curve_title: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one of the tables on request comes to."""
+
+    tables: tuple[ShownTable, ...]
+    notes: tuple[str, ...]
+    """Why there is no table; else what the columns mean, and what follows from them."""
+
+
+def shown_table(report: TraceReport, name: Table) -> Shown:
+    """A table that the report was made with."""
+    return _TABLES[name](report)
+
+
+def _table(
+    figures: Sequence[Figure[R]],
+    name_title: str,
+    rows: Iterable[R],
+    name: Callable[[R], str] = lambda _: "",
+    depth: Callable[[R], int] = lambda _: 0,
+) -> ShownTable:
+    return ShownTable(
+        tuple(figure.title for figure in figures),
+        name_title,
+        tuple(ShownRow(tuple(figure.cell(row) for figure in figures), name(row), depth(row)) for row in rows),
+    )
+
+
+_one = partial(format_number, decimals=1)
+_two = partial(format_number, decimals=2)
+
+_KERNELS: tuple[Figure[KernelTotal], ...] = (
+    Figure("ms", lambda row: row.device_us, ms_text),
+    Figure("count", lambda row: row.count, format_count),
+    Figure("µs each", lambda row: row.device_us / row.count, _one),
+    Figure("least", lambda row: row.min_us, _one),
+    Figure("most", lambda row: row.max_us, _one),
+)
+
+
+def _kernels(report: TraceReport) -> Shown:
+    rows = report.kernels_by_shape
+    if not rows:
+        return Shown((), ("no work of a GPU",))
+    return Shown((_table(_KERNELS, "operator, shapes: kernel", rows, _launched_by),), ())
+
+
+def _launched_by(row: KernelTotal) -> str:
+    source = " ".join(text for text in ("CUDA graph" if row.graph else "", row.op, row.shapes) if text)
+    return f"{source}: {row.name}" if source else row.name
+
+
+_SHAPES: tuple[Figure[ShapeTotal], ...] = (
+    Figure("ms", lambda row: row.device_us, ms_text),
+    Figure("count", lambda row: row.count, format_count),
+    Figure("µs each", lambda row: row.device_us / row.count, _one),
+    Figure("TFLOP/s", lambda row: row.tflop_per_s, format_rate),
+    Figure("GB/s", lambda row: row.gb_per_s, _one),
+)
+
+
+def _shapes(report: TraceReport) -> Shown:
+    rows = report.shapes
+    if not rows:
+        text = "the traces have no shapes: record_shapes=True (profile: {shapes: true}) records them"
+        return Shown((), (text,))
+    table = ShownTable(
+        (*(figure.title for figure in _SHAPES), "roofline"),
+        "operator, shapes, types",
+        tuple(
+            ShownRow(
+                (*(figure.cell(row) for figure in _SHAPES), _roofline(row)),
+                f"{row.name} {row.shapes} {_types(row.types)}",
+            )
+            for row in rows
+        ),
+    )
+    return Shown((table,), ("FLOPs and bytes of matrix products, convolutions and attention only",))
+
+
+def _roofline(row: ShapeTotal) -> Cell:
+    percent = row.roofline_percent
+    return Cell("-" if percent is None else f"{percent:.0f} % {row.bound}", percent)
+
+
+def _types(types: str) -> str:
+    """One word where all tensors have the same type."""
+    return ", ".join(dict.fromkeys(types.split(", ")))
+
+
+_OPERATORS: tuple[Figure[OperatorTotal], ...] = (
+    Figure("ms", lambda row: row.total_us, ms_text),
+    Figure("self ms", lambda row: row.self_us, ms_text),
+    Figure("count", lambda row: row.count, format_count),
+)
+
+
+def _operators(report: TraceReport) -> Shown:
+    rows = report.operators
+    if not rows:
+        return Shown((), ("no operator or module takes any time",))
+    title = "modules and operators by caller, and their own time by shape"
+    table = _table(_OPERATORS, title, rows, lambda row: row.name, lambda row: row.depth)
+    return Shown((table,), ("ms: with all that it calls; self ms: what it launches, or computes, itself",))
+
+
+_COLLECTIVES: tuple[Figure[CollectiveTotal], ...] = (
+    Figure("bytes", lambda row: row.bytes, format_count),
+    Figure("count", lambda row: row.count, format_count),
+    Figure("µs", lambda row: row.transfer_us, _one),
+    Figure("GB/s", lambda row: row.algorithm_gb_per_s, _two),
+    Figure("bus GB/s", lambda row: row.bus_gb_per_s, _two),
+    Figure("spread µs", lambda row: row.arrival_spread_us, _one),
+    Figure("wait ms", lambda row: row.wait_us, ms_text),
+)
+
+
+def _collectives(report: TraceReport) -> Shown:
+    rows = report.collective_totals
+    if not rows:
+        return Shown((), ("no collectives",))
+    table = _table(_COLLECTIVES, "collective, group", rows, _collective_name)
+    return Shown((table,), ("spread: from the first rank's arrival to the last one's, mean",))
+
+
+def _collective_name(row: CollectiveTotal) -> str:
+    return f"{' '.join(filter(None, (row.kind, row.dtype)))}, {row.group}"
+
+
+_COPIES: tuple[Figure[CopyTotal], ...] = (
+    Figure("ms", lambda row: row.device_us, ms_text),
+    Figure("exposed", lambda row: row.exposed_us, ms_text),
+    Figure("count", lambda row: row.count, format_count),
+    Figure("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two),
+    Figure("GB/s", lambda row: row.gb_per_s, _two),
+)
+
+
+def _copies(report: TraceReport) -> Shown:
+    rows = report.copies
+    if not rows:
+        return Shown((), ("no copies",))
+    return Shown((_table(_COPIES, "direction", rows, lambda row: row.direction),), ())
+
+
+_LAUNCHES: tuple[Figure[LaunchTotals], ...] = (
+    Figure("rank", lambda row: row.rank, format_count),
+    Figure("50 %", lambda row: row.delay_percentiles_us[0], format_rate),
+    Figure("90 %", lambda row: row.delay_percentiles_us[1], format_rate),
+    Figure("99 %", lambda row: row.delay_percentiles_us[2], format_rate),
+    Figure("most", lambda row: row.delay_percentiles_us[3], format_rate),
+    Figure("queue", lambda row: row.queue_mean, _one),
+    Figure("most", lambda row: row.queue_max, format_count),
+    Figure("empty", lambda row: row.queue_empty_percent, format_percent),
+    Figure("short", lambda row: row.short_kernels, format_count),
+    Figure("ms", lambda row: row.short_us, ms_text),
+    Figure("slow", lambda row: row.slow_launches, format_count),
+)
+
+
+def _launches(report: TraceReport) -> Shown:
+    if not report.launches:
+        return Shown((), ("the traces have no launches",))
+    rows = tuple(
+        ShownRow(
+            tuple(figure.cell(row) for figure in _LAUNCHES),
+            curve=tuple(length for _, length in row.queue),
+        )
+        for row in report.launches
+    )
+    note = (
+        "delays from launch to start in µs; queue: pieces of work launched and not done, over time; "
+        "short: kernels below 10 µs; slow: kernels that took less time than launching them"
+    )
+    titles = tuple(figure.title for figure in _LAUNCHES)
+    return Shown((ShownTable(titles, "", rows, "queue over time, by rank"),), (note,))
+
+
+def _critical_path(report: TraceReport) -> Shown:
+    path = report.critical_path
+    if path is None or not path.length_us:
+        return Shown((), ("no critical path: the traces have no work",))
+    share = Figure[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one)
+    times = (Figure[PathPart]("ms", lambda row: row.path_us, ms_text), share)
+    tables = [_parts(path, times)]
+    if path.names:
+        gain = Figure[PathPart]("gain ms", lambda row: row.gain_us, ms_text)
+        title = "kernels and collectives on it"
+        tables.append(_table((*times, gain), title, path.names, lambda row: row.name or ""))
+    if len(report.ranks) > 1:
+        rank = Figure[PathPart]("rank", lambda row: row.rank, format_count)
+        tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: _WORDS[row.part]))
+    return Shown(tuple(tables), tuple(_sentences(path)))
+
+
+def _parts(path: CriticalPath, times: tuple[Figure[PathPart], ...]) -> ShownTable:
+    gain = Figure[PathPart]("without it: ms less", lambda row: row.gain_us, ms_text)
+    title = "critical path over all ranks"
+    table = _table((*times, gain), title, path.parts, lambda row: _WORDS[row.part])
+    whole = (Cell(ms_text(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
+    total = ShownRow(whole, _whole(path), is_total=True)
+    return ShownTable(table.titles, table.name_title, (*table.rows, total))
+
+
+def _whole(path: CriticalPath) -> str:
+    if path.num_steps < 2:
+        return "all"
+    return f"all, {plural(path.num_steps, 'step')}: {ms_text(path.length_us / path.num_steps)} ms each"
+
+
+def _sentences(path: CriticalPath) -> list[str]:
+    """What would be gained most by, and how sure that is."""
+    found = [f"{_gain_sentence(path)} Gains don't add up: with one part gone, another one becomes critical."]
+    if path.even_gain_us is not None:
+        found.append(
+            "If all ranks computed and copied equally long, "
+            f"the job would be {_of(path, path.even_gain_us)} shorter."
+        )
+    if path.guessed_waits:
+        found.append(
+            f"{plural(path.guessed_waits, 'wait')} of one stream for another follow from times alone: "
+            "the traces don't record them as cuda_sync events."
+        )
+    if path.contradictions:
+        found.append(f"{plural(path.contradictions, 'wait')} contradict others, and were left out.")
+    return found
+
+
+def _gain_sentence(path: CriticalPath) -> str:
+    best = max(path.parts, key=lambda row: (row.part != "compute", row.gain_us or 0.0))
+    return f"Without {_WITHOUT[best.part]} the job would be {_of(path, best.gain_us or 0.0)} shorter."
+
+
+def _of(path: CriticalPath, us: float) -> str:
+    return f"{ms_text(us) if us >= 0.5 else '0'} of {ms_text(path.length_us)} ms"
+
+
+_TABLES: Mapping[Table, Callable[[TraceReport], Shown]] = {
+    "kernels": _kernels,
+    "shapes": _shapes,
+    "operators": _operators,
+    "collectives": _collectives,
+    "copies": _copies,
+    "launches": _launches,
+    "critical-path": _critical_path,
+}

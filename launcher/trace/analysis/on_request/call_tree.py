@@ -1,0 +1,229 @@
+"""Modules and operators by which called which, with the time of the work that each launched."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpurun.launcher.trace.analysis.nesting import Nesting, nest, stretches
+from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
+from gpurun.launcher.trace.analysis.steps import Launched
+from gpurun.launcher.trace.analysis.tables import Chosen, compute_ops
+from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.kineto.columns import Spans, Trace
+from gpurun.launcher.trace.kineto.details import NO_SHAPES
+from gpurun.launcher.trace.requested_tables import OperatorTotal, RowKind
+
+MAX_DEPTH = 64
+"""What is nested deeper counts for the range at that depth."""
+MAX_ROWS = 10_000
+"""Of a rank, and of a report; those with most time."""
+ROOT = -1
+
+Place = tuple[RowKind, str]
+Path = tuple[Place, ...]
+"""From the outermost module or operator to the one that is meant."""
+OUTSIDE: Path = (("outside", "outside of all operators and modules"),)
+
+
+@dataclass(frozen=True)
+class CallNode:
+    """Calls along one path, on one rank."""
+
+    path: Path
+    count: int
+    self_ns: int
+
+
+@dataclass(eq=False)
+class _Tree:
+    """The node of every range and every piece of GPU work; −1 where it has none."""
+
+    of_module: Int64
+    of_op: Int64
+    of_work: Int64
+    nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Numbers, by that of the node around it and the number of its name: modules', then operators'.
+
+    A node comes after the one around it.
+    """
+
+    def number(self, outer: Int64, names: Int64) -> Int64:
+        """The nodes of ranges with these names, from the nodes around them."""
+        pairs, place = np.unique(np.stack([outer, names]), axis=1, return_inverse=True)
+        known = [self.nodes.setdefault(pair, len(self.nodes)) for pair in zip(*pairs.tolist(), strict=True)]
+        return np.array(known, dtype=np.int64)[place.reshape(-1)]
+
+
+def call_trees(
+    trace: Trace, work: Launched, ops_of: Int64, choices: Sequence[Chosen]
+) -> list[tuple[CallNode, ...]]:
+    """The nodes that have any time, for each of the choices.
+
+    Args:
+        trace: read with details, which have the shapes.
+        work: its GPU work.
+        ops_of: the operator that launched each piece, as `launching_ops` gives it.
+        choices: what to count.
+    """
+    tree = _tree(trace, work)
+    own_ns = None if len(trace.gpu) else np.where(compute_ops(trace), own_host_ns(trace), 0)
+    return [_nodes(trace, tree, ops_of, own_ns, chosen) for chosen in choices]
+
+
+def _tree(trace: Trace, work: Launched) -> _Tree:
+    sizes = (len(trace.modules), len(trace.ops), len(trace.gpu))
+    of_module, of_op, of_work = (np.full(size, ROOT, dtype=np.int64) for size in sizes)
+    tree = _Tree(of_module, of_op, of_work)
+    known = np.flatnonzero(work.is_known)
+    calls = work.call[known]
+    threads, times = trace.launches.thread[calls], trace.launches.start[calls]
+    for stretch in stretches(trace.ops, trace.modules):
+        modules = np.flatnonzero(stretch.holds(trace.modules.start))
+        ops = np.flatnonzero(stretch.holds(trace.ops.start))
+        spans = _together(trace, modules, ops)
+        nesting = nest(spans)
+        if nesting is None:
+            continue
+        found = _numbered(tree, nesting, spans.name.astype(np.int64))
+        tree.of_module[modules], tree.of_op[ops] = found[: len(modules)], found[len(modules) :]
+        asked = stretch.holds(times)
+        place = nesting.innermost(threads[asked], times[asked])
+        tree.of_work[known[asked]] = np.where(place >= 0, found[place], ROOT)
+    return tree
+
+
+def _together(trace: Trace, modules: Int64, ops: Int64) -> Spans:
+    """Modules first, so that one is around an operator that begins and ends with it."""
+    first, then = trace.modules, trace.ops
+    return Spans(
+        np.concatenate([first.start[modules], then.start[ops]]),
+        np.concatenate([first.duration[modules], then.duration[ops]]),
+        np.concatenate([first.name[modules], then.name[ops] + len(trace.module_names)]),
+        np.concatenate([first.thread[modules], then.thread[ops]]),
+    )
+
+
+def _numbered(tree: _Tree, nesting: Nesting, names: Int64) -> Int64:
+    """The node of each range, in the order of `names`."""
+    on_line = np.full(len(names), ROOT, dtype=np.int64)
+    names = names[nesting.order]
+    around = np.empty(0, dtype=np.int64)
+    for depth, level in enumerate(nesting.levels):
+        place = np.searchsorted(around, level) - 1
+        outer = np.where(place >= 0, on_line[around[place]] if len(around) else ROOT, ROOT)
+        on_line[level] = tree.number(outer, names[level]) if depth < MAX_DEPTH else outer
+        around = level
+    found = np.empty_like(on_line)
+    found[nesting.order] = on_line
+    return found
+
+
+def _nodes(
+    trace: Trace, tree: _Tree, ops_of: Int64, own_ns: Int64 | None, chosen: Chosen
+) -> tuple[CallNode, ...]:
+    """With `own_ns`, the time of each operator on the CPU; else the GPU's."""
+    if own_ns is None:
+        held = chosen.gpu & (tree.of_work >= 0)
+        nodes, ns = tree.of_work[held], trace.gpu.duration[held]
+        ops = ops_of[held]
+        ops = np.where((ops >= 0) & (np.append(tree.of_op, ROOT)[ops] == nodes), ops, ROOT)
+    else:
+        ops = np.flatnonzero(chosen.ops & (tree.of_op >= 0))
+        nodes, ns = tree.of_op[ops], own_ns[ops]
+    calls = np.concatenate([tree.of_module[chosen.modules], tree.of_op[chosen.ops]])
+    size = len(tree.nodes)
+    counts = np.bincount(calls[calls >= 0], minlength=size).tolist()
+    own = np.bincount(nodes, weights=ns, minlength=size).astype(np.int64).tolist()
+    kept = _longest(tree, own)
+    paths = _paths(trace, tree, kept)
+    found = [CallNode(paths[node], counts[node], own[node]) for node in kept]
+    found += _by_shapes(trace, tree, (ops, ns), chosen, paths)
+    return (*found, *_outside(trace, tree, chosen))
+
+
+def _longest(tree: _Tree, own: Sequence[int]) -> list[int]:
+    """The nodes with most time in them, none without the one around it."""
+    totals = list(own)
+    outer = [above for above, _ in tree.nodes]
+    for node in reversed(range(len(outer))):
+        if outer[node] >= 0:
+            totals[outer[node]] += totals[node]
+    some = [node for node, total in enumerate(totals) if total > 0]
+    return sorted(sorted(some, key=lambda node: (-totals[node], node))[:MAX_ROWS])
+
+
+def _paths(trace: Trace, tree: _Tree, kept: Sequence[int]) -> dict[int, Path]:
+    names: list[Place] = [("module", name) for name in trace.module_names]
+    names += [("op", name) for name in trace.op_names]
+    edges = list(tree.nodes)
+    found: dict[int, Path] = {ROOT: ()}
+    for node in kept:
+        outer, name = edges[node]
+        found[node] = (*found[outer], names[name])
+    return found
+
+
+def _by_shapes(
+    trace: Trace, tree: _Tree, launched: tuple[Int64, Int64], chosen: Chosen, paths: dict[int, Path]
+) -> Iterator[CallNode]:
+    """The operators' own time by the shapes and types of their arguments."""
+    if trace.details is None:
+        return
+    ops, ns = launched
+    arguments, width = np.append(trace.details.of_op, NO_SHAPES), len(trace.details.op_arguments) + 1
+
+    def keys(ops: Int64) -> Int64:
+        found: Int64 = tree.of_op[ops] * width + arguments[ops]
+        return found
+
+    known = (ops >= 0) & (arguments[ops] != NO_SHAPES)
+    unique, place = np.unique(keys(ops[known]), return_inverse=True)
+    own = np.bincount(place.reshape(-1), weights=ns[known], minlength=len(unique)).astype(np.int64)
+    called = np.flatnonzero(chosen.ops & (tree.of_op >= 0) & (arguments[:-1] != NO_SHAPES))
+    counts = dict(zip(*(each.tolist() for each in np.unique(keys(called), return_counts=True)), strict=True))
+    for key, self_ns in zip(unique.tolist(), own.tolist(), strict=True):
+        node, number = divmod(key, width)
+        text = shapes_and_types(trace.details.op_arguments[number])
+        if self_ns and text and node in paths:
+            yield CallNode((*paths[node], ("shapes", text)), counts.get(key, 0), self_ns)
+
+
+def _outside(trace: Trace, tree: _Tree, chosen: Chosen) -> Iterator[CallNode]:
+    left = chosen.gpu & (tree.of_work < 0)
+    if left.any():
+        yield CallNode(OUTSIDE, int(left.sum()), int(trace.gpu.duration[left].sum()))
+
+
+def operator_totals(ranks: Iterable[Sequence[CallNode]]) -> tuple[OperatorTotal, ...]:
+    """All ranks' nodes as rows of a tree: each below the one around it, those with most time first."""
+    sums: defaultdict[Path, list[int]] = defaultdict(lambda: [0, 0])
+    for node in (node for nodes in ranks for node in nodes):
+        sums[node.path][0] += node.count
+        sums[node.path][1] += node.self_ns
+    totals: defaultdict[Path, int] = defaultdict(int)
+    for path, (_, self_ns) in sums.items():
+        first = len(path) if path[-1][0] == "shapes" else 1  # whose time is in the operator's own
+        for end in range(first, len(path) + 1):
+            totals[path[:end]] += self_ns
+    kept = sorted(totals, key=lambda path: (-totals[path], len(path), path))[:MAX_ROWS]
+    return tuple(
+        OperatorTotal(len(path) - 1, *path[-1], sums[path][0], totals[path] / 1000, sums[path][1] / 1000)
+        for path in in_order(kept)
+    )
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Each path after the one around it, in the order in which those of one place come."""
+    inner: defaultdict[Path, list[Path]] = defaultdict(list)
+    for path in paths:
+        inner[path[:-1]].append(path)
+    found: list[Path] = []
+    waiting = inner[()][::-1]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += inner[found[-1]][::-1]
+    return found
